@@ -163,10 +163,14 @@ pub struct DataSection {
     /// Whether several rows of `messages_column` or `completion_column` stand in one sample of at most `max_length` tokens, each
     /// with attention and positions of its own. Default: false.
     pub packing: bool,
-    /// The labels in the order of their ids. Default: the pretrained model's `id2label`, else those of the training data,
-    /// sorted.
+    /// The labels in the order of their ids. Default: the pretrained model's `id2label`, else the ClassLabel of `datasets` in
+    /// parquet, else those of the training data, sorted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_names: Option<Vec<String>>,
+    /// Whether rows whose label says that there is none are left out, for tables: an empty field, null, NaN, -1, -100, and what
+    /// pandas reads as missing, such as `N/A`. For `token-classification` words are ignored by such a label. A label that
+    /// `label_names` names is a class. Default: false, such a row is an error.
+    pub skip_unlabeled: bool,
     /// Tokens that a row of a table or a window of `squad` is cut to, special ones included. Default: the model's number of
     /// positions, at most 512 (384 for `squad`, 1024 for instructions).
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
@@ -239,6 +243,7 @@ impl Default for DataSection {
             assistant_only_loss: false,
             packing: false,
             label_names: None,
+            skip_unlabeled: false,
             max_length: None,
             documents: Documents::File,
             document_end: DocumentEnd::Auto,

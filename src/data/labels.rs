@@ -1,18 +1,30 @@
 //! Labels of a table: names or numbers become class ids or values. Which names there are is settled once, by the config,
-//! the pretrained model or the training data, in this order; every other label is refused.
+//! the pretrained model, the features of `datasets` in the file or the training data, in this order; every other label is
+//! refused. A cell means the same in every format: text that spells a number or a boolean is one, and blanks around it mean
+//! nothing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kiln_models::config::Labels;
 use serde_json::Value;
 
+use super::IGNORED;
 use super::Label;
-use super::table::Cell;
+use super::table::{Cell, Place, written_list};
 use crate::base::error::{Error, Result};
 use crate::config::{Task, check_label_names};
 
 /// A column with more distinct values than this, or with a number above it, is no column of classes.
 pub const MAX_CLASSES: usize = 1000;
+
+/// Texts that pandas, and `load_dataset` with it, reads as a value that is missing.
+pub const MISSING: [&str; 19] = [
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
+    "NULL", "NaN", "None", "n/a", "nan", "null",
+];
+
+/// Ids that say "no label": `datasets` writes the first into splits without labels, and losses of PyTorch ignore the second.
+const NO_CLASS: [i128; 2] = [-1, IGNORED as i128];
 
 /// The labels that the label column of a table becomes.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,12 +43,50 @@ pub enum LabelRule {
     Choice,
 }
 
+/// How the label column of a table is read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LabelReader {
+    /// What labels become.
+    pub rule: LabelRule,
+    /// Whether a row without a label is left out, and a word without one ignored; else it is an error.
+    pub skip_unlabeled: bool,
+}
+
+impl LabelReader {
+    /// The label of a row; none where the row is left out.
+    ///
+    /// # Errors
+    /// As [`LabelRule::apply`], and a row or a word without a label where it is not left out.
+    pub fn read(&self, cell: Option<&Cell>) -> Result<Option<Label>> {
+        let label = self.rule.apply(cell)?;
+        if self.skip_unlabeled {
+            return Ok(label);
+        }
+        match (&self.rule, cell) {
+            (LabelRule::Tags(names), Some(Cell::List(cells))) => {
+                match cells.iter().find(|cell| matches!(names.id(cell), Ok(None))) {
+                    Some(cell) => Err(unlabeled(cell)),
+                    None => Ok(label),
+                }
+            }
+            _ if label.is_none() => Err(unlabeled(cell.unwrap_or(&Cell::Null))),
+            _ => Ok(label),
+        }
+    }
+
+    /// Everything that decides what [`read`](Self::read) gives, for the key of a cache.
+    pub fn describe(&self) -> String {
+        format!("{}, skip {}", self.rule.describe(), self.skip_unlabeled)
+    }
+}
+
 /// Names of classes, in the order of their ids.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelNames {
     names: Vec<String>,
+    /// The ids by what the names mean: `0.0` and `0`, `True` and `true` mean the same.
     ids: HashMap<String, i32>,
-    /// A number that is no name counts as an id; not where names are numbers themselves.
+    /// A number that is no name counts as an id: where names were given, and none is a number itself.
     accepts_ids: bool,
 }
 
@@ -44,78 +94,166 @@ pub struct LabelNames {
 #[derive(Debug, Clone, Default)]
 pub struct SeenLabels {
     values: BTreeSet<String>,
+    /// The first value that is no class.
+    refused: Option<(Place, Cell)>,
+    /// The first value that says that there is no label.
+    unlabeled: Option<(Place, Cell)>,
+    /// How often each spelling of "no label" stands there.
+    missing: BTreeMap<String, u64>,
+    /// The first boolean, the first number and the first name.
+    kinds: [Option<(Place, String)>; 3],
+    /// The first label with blanks around it.
+    blanks: Option<(Place, String)>,
+}
+
+/// What a cell says as a label, in whatever format it stands.
+struct Reading {
+    /// The same text for whatever means the same.
+    key: String,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Missing,
+    Boolean(bool),
+    Whole(i128),
+    Number(f64),
+    Name,
+    List,
+}
+
+impl Reading {
+    fn of(cell: &Cell) -> Self {
+        let (key, kind) = match cell {
+            Cell::Null => (String::new(), Kind::Missing),
+            Cell::List(_) => (String::new(), Kind::List),
+            Cell::Boolean(value) => (if *value { "True" } else { "False" }.into(), Kind::Boolean(*value)),
+            Cell::Integer(number) => (number.to_string(), Kind::Whole(*number)),
+            Cell::Number(number) => Self::of_number(*number),
+            Cell::Text(text) => Self::of_text(text.trim()),
+        };
+        Self { key, kind }
+    }
+
+    fn of_number(number: f64) -> (String, Kind) {
+        // A larger number may have been another one before it was rounded to 64 bits.
+        const EXACT: f64 = (1_u64 << 53) as f64;
+        match number {
+            _ if number.is_nan() => ("NaN".into(), Kind::Missing),
+            _ if number.fract() == 0.0 && number.abs() <= EXACT => {
+                (format!("{}", number as i128), Kind::Whole(number as i128))
+            }
+            _ => (number.to_string(), Kind::Number(number)),
+        }
+    }
+
+    fn of_text(text: &str) -> (String, Kind) {
+        if MISSING.contains(&text) {
+            return (text.into(), Kind::Missing);
+        }
+        // `inf` and `infinity` are numbers for Rust, and may be names here.
+        if text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first)) {
+            if let Ok(number) = text.parse::<i128>() {
+                return (number.to_string(), Kind::Whole(number));
+            }
+            if let Some(number) = text.parse().ok().filter(|_| text.contains(|c: char| c.is_ascii_digit())) {
+                return Self::of_number(number);
+            }
+        }
+        match text {
+            "True" | "true" | "TRUE" => ("True".into(), Kind::Boolean(true)),
+            "False" | "false" | "FALSE" => ("False".into(), Kind::Boolean(false)),
+            _ if written_list(text) => (text.into(), Kind::List),
+            _ => (text.into(), Kind::Name),
+        }
+    }
 }
 
 impl LabelRule {
-    /// The label of a row.
+    /// The label of a row; none where the cell says that there is none.
     ///
     /// # Errors
-    /// A row without a label, a label outside the map, a value that is no number.
-    pub fn apply(&self, cell: Option<&Cell>) -> Result<Label> {
-        match (self, cell) {
-            (Self::Nothing, _) => Ok(Label::None),
-            (Self::Several(_), None | Some(Cell::Null)) => {
-                Err(Error::data("the row has no label").help("write [] where none of the labels applies"))
+    /// A label outside the map, a value that is no number.
+    pub fn apply(&self, cell: Option<&Cell>) -> Result<Option<Label>> {
+        let Some(cell) = cell else {
+            return Ok((*self == Self::Nothing).then_some(Label::None));
+        };
+        Ok(match (self, cell) {
+            (Self::Nothing, _) => Some(Label::None),
+            (Self::Classes(names), cell) => names.id(cell)?.map(Label::Class),
+            (Self::Values, cell) => value(cell)?.map(Label::Value),
+            (Self::Tags(names), Cell::List(cells)) => {
+                let tags = cells.iter().map(|cell| Ok(names.id(cell)?.unwrap_or(IGNORED)));
+                Some(Label::Tokens(tags.collect::<Result<_>>()?))
             }
-            (_, None | Some(Cell::Null)) => {
-                Err(Error::data("the row has no label").help("every row needs one; leave out those without"))
-            }
-            (Self::Classes(names), Some(cell)) => names.id(cell).map(Label::Class),
-            (Self::Values, Some(cell)) => value(cell).map(Label::Value),
-            (Self::Tags(names), Some(Cell::List(cells))) => {
-                Ok(Label::Tokens(cells.iter().map(|cell| names.id(cell)).collect::<Result<_>>()?))
-            }
-            (Self::Tags(_), Some(other)) => Err(not_list(other)),
-            (Self::Several(names), Some(Cell::List(cells))) => {
+            (Self::Several(names), Cell::List(cells)) => {
                 let mut applies = vec![0.0; names.names.len()];
                 for cell in cells {
+                    let id = names.id(cell)?.ok_or_else(|| unlabeled(cell))?;
                     // A row of zeros and ones of three labels and more has one of them twice.
-                    if std::mem::replace(&mut applies[names.id(cell)? as usize], 1.0) > 0.0 {
-                        return Err(Error::data(format!("the label {:?} stands twice in the list", name_of(cell)?)).help(
+                    if std::mem::replace(&mut applies[id as usize], 1.0) > 0.0 {
+                        return Err(Error::data(format!(
+                            "the label {:?} stands twice in the list",
+                            Reading::of(cell).key
+                        ))
+                        .help(
                             "a table lists the labels that apply, by name or id; a vector with 0 or 1 for each label \
                              belongs in data.format = \"tokenized\"",
                         ));
                     }
                 }
-                Ok(Label::Multi(applies))
+                Some(Label::Multi(applies))
             }
-            (Self::Several(_), Some(other)) => Err(not_list(other)),
-            (Self::Choice, Some(cell)) => {
-                let number = match cell {
-                    Cell::Integer(number) => i32::try_from(*number).ok(),
-                    Cell::Text(text) => text.trim().parse().ok(),
-                    _ => None,
-                };
-                number.map(Label::Class).ok_or_else(|| {
-                    Error::data(format!("expected the number of the right choice, from 0, got {}", shown(cell)))
-                        .help("name the right column with data.label_column")
-                })
-            }
-        }
+            (Self::Tags(_) | Self::Several(_), other) if Reading::of(other).kind == Kind::Missing => None,
+            (Self::Tags(_) | Self::Several(_), other) => return Err(not_list(other)),
+            (Self::Choice, cell) => match Reading::of(cell).kind {
+                Kind::Missing => None,
+                Kind::Whole(number) if NO_CLASS.contains(&number) => None,
+                Kind::Whole(number) if (0..=i128::from(i32::MAX)).contains(&number) => {
+                    Some(Label::Class(number as i32))
+                }
+                _ => {
+                    let got = shown(cell);
+                    return Err(Error::data(format!("expected the number of the right choice, from 0, got {got}"))
+                        .help("name the right column with data.label_column"));
+                }
+            },
+        })
     }
 
-    /// Everything that decides what [`apply`](Self::apply) gives, for the key of a cache.
-    pub fn describe(&self) -> String {
+    fn describe(&self) -> String {
+        let of = |what: &str, names: &LabelNames| format!("{what} {:?}, ids {}", names.names, names.accepts_ids);
         match self {
             Self::Nothing => "nothing".into(),
             Self::Values => "values".into(),
-            Self::Classes(names) => format!("classes {:?}", names.names),
-            Self::Tags(names) => format!("tags {:?}", names.names),
-            Self::Several(names) => format!("several of {:?}", names.names),
+            Self::Classes(names) => of("classes", names),
+            Self::Tags(names) => of("tags", names),
+            Self::Several(names) => of("several of", names),
             Self::Choice => "choice".into(),
         }
     }
 }
 
 impl LabelNames {
-    /// Ids in the order of `names`.
+    /// Ids in the order of `names`, which somebody has given.
     ///
     /// # Errors
-    /// Fewer than two names, or one twice.
+    /// Fewer than two names, or two that mean the same.
     pub fn new(names: Vec<String>) -> Result<Self> {
         check_label_names(&names)?;
-        let ids = names.iter().cloned().zip(0..).collect::<HashMap<_, _>>();
-        let accepts_ids = names.iter().all(|name| name.parse::<i64>().is_err());
+        let readings = names.iter().map(|name| Reading::of_text(name.trim())).collect::<Vec<_>>();
+        let accepts_ids = !readings.iter().any(|(_, kind)| matches!(kind, Kind::Whole(_) | Kind::Number(_)));
+        let mut ids = HashMap::new();
+        for (id, (key, _)) in readings.into_iter().enumerate() {
+            if let Some(before) = ids.insert(key, id as i32) {
+                let (one, other) = (&names[before as usize], &names[id]);
+                return Err(Error::config(format!("{one:?} and {other:?} are one label")).help(
+                    "numbers of one value, True and true, and names that blanks alone tell apart are the same; name each \
+                     label once",
+                ));
+            }
+        }
         Ok(Self { names, ids, accepts_ids })
     }
 
@@ -135,6 +273,16 @@ impl LabelNames {
         &self.names
     }
 
+    /// Whether they are `LABEL_0`, `LABEL_1`, ...: what `transformers` writes where nobody has named the labels.
+    pub fn are_placeholders(&self) -> bool {
+        self.names.iter().enumerate().all(|(id, name)| *name == format!("LABEL_{id}"))
+    }
+
+    /// The first of `others` that is none of these names.
+    pub fn lacks<'a>(&self, others: &'a [String]) -> Option<&'a String> {
+        others.iter().find(|other| !self.ids.contains_key(&Reading::of_text(other.trim()).0))
+    }
+
     /// As the `config.json` of a model for `task` keeps them.
     pub fn to_model(&self, task: Task) -> Labels {
         let ids = || self.names.iter().enumerate();
@@ -146,14 +294,24 @@ impl LabelNames {
         }
     }
 
-    fn id(&self, cell: &Cell) -> Result<i32> {
-        let name = name_of(cell)?;
-        if let Some(id) = self.ids.get(&name) {
-            return Ok(*id);
+    /// The id of the label in `cell`; none where it says that there is no label.
+    fn id(&self, cell: &Cell) -> Result<Option<i32>> {
+        let Reading { key, kind } = Reading::of(cell);
+        if let Some(id) = self.ids.get(&key).filter(|_| !key.is_empty()) {
+            return Ok(Some(*id));
         }
-        match name.parse::<i32>() {
-            Ok(id) if self.accepts_ids && (0..self.names.len() as i32).contains(&id) => Ok(id),
-            _ => Err(Error::data(format!("the label {name:?} is outside the map; there are {}", self.listed()))
+        let number = match kind {
+            Kind::Whole(number) => Some(number),
+            // Where there are two labels, as for a model in Python.
+            Kind::Boolean(value) if self.names.len() == 2 => Some(value.into()),
+            _ => None,
+        };
+        match (kind, number) {
+            (Kind::Missing, _) => Ok(None),
+            (_, Some(number)) if NO_CLASS.contains(&number) => Ok(None),
+            (_, Some(id)) if self.accepts_ids && (0..self.names.len() as i128).contains(&id) => Ok(Some(id as i32)),
+            (Kind::Number(_) | Kind::List, _) => Err(not_a_class(cell)),
+            _ => Err(Error::data(format!("the label {key:?} is outside the map; there are {}", self.listed()))
                 .help("correct the row, or give every label in data.label_names")),
         }
     }
@@ -166,41 +324,98 @@ impl LabelNames {
 }
 
 impl SeenLabels {
-    /// Takes note of a label.
+    /// Takes note of the label of the row at `place`.
+    pub fn add(&mut self, cell: &Cell, place: &Place) {
+        if let Cell::List(cells) = cell {
+            return cells.iter().for_each(|cell| match cell {
+                Cell::List(_) => self.refuse(cell, place),
+                _ => self.add(cell, place),
+            });
+        }
+        let Reading { key, kind } = Reading::of(cell);
+        let at = match kind {
+            Kind::Number(_) | Kind::List => return self.refuse(cell, place),
+            Kind::Missing => None,
+            Kind::Whole(number) if NO_CLASS.contains(&number) => None,
+            Kind::Boolean(_) => Some(0),
+            Kind::Whole(_) => Some(1),
+            Kind::Name => Some(2),
+        };
+        let Some(at) = at else {
+            self.unlabeled.get_or_insert_with(|| (place.clone(), cell.clone()));
+            return *self.missing.entry(key).or_default() += 1;
+        };
+        if let Cell::Text(text) = cell
+            && text.trim() != text
+        {
+            self.blanks.get_or_insert_with(|| (place.clone(), text.clone()));
+        }
+        if !self.values.contains(&key) && self.values.len() <= MAX_CLASSES {
+            self.kinds[at].get_or_insert_with(|| (place.clone(), key.clone()));
+            self.values.insert(key);
+        }
+    }
+
+    fn refuse(&mut self, cell: &Cell, place: &Place) {
+        self.refused.get_or_insert_with(|| (place.clone(), cell.clone()));
+    }
+
+    /// How many labels say that there is none, where `names` are the names.
+    pub fn missing(&self, names: &LabelNames) -> u64 {
+        let named = |key: &String| !key.is_empty() && names.ids.contains_key(key);
+        self.missing.iter().filter(|(key, _)| !named(key)).map(|(_, count)| count).sum()
+    }
+
+    /// The values as names: whole numbers in the order of their size, anything else in alphabetical order, as `run_glue`
+    /// sorts them. Labels that say that there is none are passed over where `skip_unlabeled` is set.
     ///
     /// # Errors
-    /// A number that is not whole; more distinct values than classes can be.
-    pub fn add(&mut self, cell: &Cell) -> Result<()> {
-        if let Cell::List(cells) = cell {
-            return cells.iter().try_for_each(|cell| self.add(cell));
+    /// As [`LabelNames::new`]; a value that is no class; booleans and numbers in one column; a row without a label.
+    pub fn names(&self, skip_unlabeled: bool) -> Result<LabelNames> {
+        if let Some((place, cell)) = &self.refused {
+            return Err(not_a_class(cell).at(place));
         }
-        if *cell == Cell::Null {
-            return Ok(());
-        }
-        let name = name_of(cell)?;
-        if !self.values.contains(&name) {
-            self.values.insert(name);
+        if let Some((place, cell)) = self.unlabeled.as_ref().filter(|_| !skip_unlabeled) {
+            return Err(unlabeled(cell).at(place));
         }
         if self.values.len() > MAX_CLASSES {
             return Err(Error::data(format!("the label column has more than {MAX_CLASSES} different values"))
                 .help("name the right column with data.label_column, or give the labels in data.label_names"));
         }
-        Ok(())
-    }
-
-    /// The values as names: whole numbers in the order of their size, anything else in alphabetical order, as `run_glue`
-    /// sorts them.
-    ///
-    /// # Errors
-    /// As [`LabelNames::new`].
-    pub fn names(&self) -> Result<LabelNames> {
+        if let [Some((at, boolean)), Some((place, number)), _] = &self.kinds {
+            return Err(Error::data(format!(
+                "{place}: labels are both booleans and numbers: {number} here, {boolean} at {at}"
+            ))
+            .help("write all labels as booleans or all as numbers"));
+        }
         let mut names = self.values.iter().cloned().collect::<Vec<_>>();
-        if let Ok(numbers) = names.iter().map(|name| name.parse::<i64>()).collect::<std::result::Result<Vec<_>, _>>() {
+        if let Ok(numbers) = names.iter().map(|name| name.parse::<i128>()).collect::<std::result::Result<Vec<_>, _>>() {
             let mut sorted = numbers.into_iter().zip(names).collect::<Vec<_>>();
             sorted.sort();
             names = sorted.into_iter().map(|(_, name)| name).collect();
         }
-        LabelNames::new(names)
+        // A number that is no name is no id, whatever the names are: nobody has said which id a name has.
+        LabelNames::new(names).map(|names| LabelNames { accepts_ids: false, ..names })
+    }
+
+    /// What a reader should know of the labels, a sentence each.
+    pub fn remarks(&self) -> Vec<String> {
+        let mut remarks = Vec::new();
+        if let Some((place, text)) = &self.blanks {
+            remarks.push(format!("{place}: the label {text:?} is read without the blanks around it"));
+        }
+        if let [_, Some((number_at, number)), Some((name_at, name))] = &self.kinds {
+            remarks.push(format!(
+                "{number_at}: the label {number} is a number, and {name:?} at {name_at} is a name; both are names of classes"
+            ));
+        }
+        let mut lower = BTreeMap::new();
+        for value in &self.values {
+            if let Some(other) = lower.insert(value.to_lowercase(), value) {
+                remarks.push(format!("the labels {other:?} and {value:?} differ in case alone and are two classes"));
+            }
+        }
+        remarks
     }
 }
 
@@ -234,41 +449,63 @@ fn not_list(cell: &Cell) -> Error {
         .help("a column with lists is in JSON lines or parquet; name it with data.label_column")
 }
 
-/// A cell in a message.
+/// A cell in a message, a number alike in every format.
 fn shown(cell: &Cell) -> String {
-    match cell {
-        Cell::Text(text) => format!("{text:?}"),
-        Cell::Integer(number) => number.to_string(),
-        Cell::Number(number) => number.to_string(),
-        Cell::Null => "nothing".into(),
-        Cell::List(cells) => format!("a list of {}", cells.len()),
+    match (cell, Reading::of(cell)) {
+        (Cell::List(cells), _) => format!("a list of {}", cells.len()),
+        (Cell::Null, _) => "nothing".into(),
+        (_, Reading { key, kind: Kind::Boolean(_) | Kind::Whole(_) | Kind::Number(_) }) => key,
+        (Cell::Text(text), _) => format!("{text:?}"),
+        (_, Reading { key, .. }) => key,
     }
 }
 
-fn name_of(cell: &Cell) -> Result<String> {
-    match cell {
-        Cell::List(_) => Err(Error::data(format!("expected one label, got {}", shown(cell)))
-            .help("for several labels set data.task = \"multi-label-classification\"")),
-        Cell::Null => Err(Error::data("the row has no label")),
-        Cell::Text(text) => Ok(text.clone()),
-        Cell::Integer(integer) => Ok(integer.to_string()),
-        Cell::Number(number) if number.fract() == 0.0 && number.abs() < 1e15 => Ok((*number as i64).to_string()),
-        Cell::Number(number) => Err(Error::data(format!("expected a class, got the number {number}"))
-            .help("for numbers set data.task = \"regression\"")),
-    }
-}
-
-fn value(cell: &Cell) -> Result<f32> {
-    let number = match cell {
-        Cell::Integer(integer) => Some(*integer as f64),
-        Cell::Number(number) => Some(*number),
-        Cell::Text(text) => text.trim().parse::<f64>().ok(),
-        Cell::Null | Cell::List(_) => None,
+/// The error for a cell that says that there is no label.
+pub fn unlabeled(cell: &Cell) -> Error {
+    let message = match cell {
+        Cell::Null => "the row has no label".into(),
+        Cell::Text(text) if text.trim().is_empty() => "the row has no label".into(),
+        _ => format!("the row has no label: {} says that there is none", shown(cell)),
     };
-    number.map(|number| number as f32).filter(|number| number.is_finite()).ok_or_else(|| {
-        Error::data(format!("expected a finite number as label for the task regression, got {}", shown(cell)))
-            .help("name the right column with data.label_column")
+    Error::data(message).help(match cell {
+        Cell::Null => "every row needs one; data.skip_unlabeled = true leaves out those without; [] in a list says that no label applies",
+        _ => "data.skip_unlabeled = true leaves out such rows; if it is a class, name all classes in data.label_names",
     })
+}
+
+/// The error for a cell that no class can be.
+fn not_a_class(cell: &Cell) -> Error {
+    match cell {
+        Cell::List(_) => Error::data(format!("expected one label, got {}", shown(cell)))
+            .help("write the label itself, or for several labels set data.task = \"multi-label-classification\""),
+        Cell::Text(text) if written_list(text.trim()) => {
+            Error::data(format!("expected one label, got a list or an object written as text: {text:?}"))
+                .help("write it as a list in JSON lines or parquet, or take its label out into a column")
+        }
+        _ => Error::data(format!("expected a class, got the number {}", shown(cell))).help(
+            "for numbers set data.task = \"regression\"; if each number is a class, name all of them in data.label_names",
+        ),
+    }
+}
+
+fn value(cell: &Cell) -> Result<Option<f32>> {
+    let number = match Reading::of(cell).kind {
+        Kind::Missing => return Ok(None),
+        Kind::Whole(number) => Some(number as f32),
+        Kind::Number(number) => Some(number as f32),
+        Kind::Boolean(_) | Kind::Name | Kind::List => None,
+    };
+    match number.filter(|number| number.is_finite()) {
+        Some(number) => Ok(Some(number)),
+        None => Err(Error::data(format!(
+            "expected a finite number as label for the task regression, got {}",
+            shown(cell)
+        ))
+        .help(
+            "name the right column with data.label_column; a number is written as 1234.5, with a point and without \
+                     other separators",
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -282,40 +519,50 @@ mod tests {
 
     fn seen(cells: &[Cell]) -> LabelNames {
         let mut seen = SeenLabels::default();
-        cells.iter().for_each(|cell| seen.add(cell).unwrap());
-        seen.names().unwrap()
+        cells.iter().for_each(|cell| seen.add(cell, &Place::of_row(1)));
+        seen.names(false).unwrap()
     }
 
     #[test]
     fn names_and_numbers_are_ids() {
         let rule = LabelRule::Classes(LabelNames::new(vec!["neg".into(), "pos".into()]).unwrap());
-        for (cell, id) in [(text("pos"), 1), (text("0"), 0), (Cell::Integer(1), 1), (Cell::Number(1.0), 1)] {
-            assert_eq!(rule.apply(Some(&cell)).unwrap(), Label::Class(id));
+        for (cell, id) in [
+            (text("pos "), 1),
+            (text("0.0"), 0),
+            (Cell::Integer(1), 1),
+            (Cell::Number(1.0), 1),
+            (Cell::Boolean(true), 1),
+        ] {
+            assert_eq!(rule.apply(Some(&cell)).unwrap(), Some(Label::Class(id)));
         }
         for (cell, says) in [
             (text("neutral"), "\"neutral\" is outside the map; there are \"neg\", \"pos\""),
             (Cell::Integer(2), "\"2\" is outside the map"),
-            (Cell::Integer(-1), "\"-1\" is outside the map"),
             (Cell::Number(0.5), "got the number 0.5"),
-            (Cell::Null, "no label"),
         ] {
             let error = rule.apply(Some(&cell)).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
+        }
+        for none in
+            [Cell::Null, Cell::Integer(-1), Cell::Number(-100.0), Cell::Number(f64::NAN), text(" "), text("NULL")]
+        {
+            assert_eq!(rule.apply(Some(&none)).unwrap(), None, "{none:?}");
         }
     }
 
     #[test]
     fn the_data_shows_its_labels_in_order() {
-        assert_eq!(seen(&[text("10"), text("2"), Cell::Null, text("2")]).names(), ["2", "10"]);
+        assert_eq!(seen(&[text("10"), text("2.0"), text("2")]).names(), ["2", "10"]);
         assert_eq!(seen(&[text("b"), text("a"), text("10")]).names(), ["10", "a", "b"]);
         let stars = LabelRule::Classes(seen(&[Cell::Integer(1), Cell::Integer(2)]));
-        assert_eq!(stars.apply(Some(&text("1"))).unwrap(), Label::Class(0));
+        assert_eq!(stars.apply(Some(&text("1"))).unwrap(), Some(Label::Class(0)));
         assert!(stars.apply(Some(&text("0"))).is_err(), "a number that is no name is no id where names are numbers");
         let mut one = SeenLabels::default();
-        one.add(&text("a")).unwrap();
-        assert!(one.names().unwrap_err().to_string().contains("at least two labels"));
+        one.add(&text("a"), &Place::of_row(1));
+        assert!(one.names(false).unwrap_err().to_string().contains("at least two labels"));
         let mut many = SeenLabels::default();
-        assert!((0..2000).any(|i| many.add(&Cell::Integer(i)).is_err()));
+        (0..2000).for_each(|i| many.add(&Cell::Integer(i), &Place::of_row(1)));
+        assert!(many.names(false).unwrap_err().to_string().contains("more than 1000 different values"));
     }
 
     #[test]
@@ -332,13 +579,14 @@ mod tests {
     fn a_list_names_each_label_that_applies_once() {
         let rule = LabelRule::Several(LabelNames::new(vec!["a".into(), "b".into(), "c".into()]).unwrap());
         let list = |cells: &[Cell]| rule.apply(Some(&Cell::List(cells.to_vec())));
-        assert_eq!(list(&[]).unwrap(), Label::Multi(vec![0.0; 3]));
-        assert_eq!(list(&[text("c"), Cell::Integer(0)]).unwrap(), Label::Multi(vec![1.0, 0.0, 1.0]));
+        assert_eq!(list(&[]).unwrap(), Some(Label::Multi(vec![0.0; 3])));
+        assert_eq!(list(&[text("c"), Cell::Integer(0)]).unwrap(), Some(Label::Multi(vec![1.0, 0.0, 1.0])));
         let error = list(&[Cell::Integer(0), Cell::Integer(1), Cell::Integer(0)]).unwrap_err().to_string();
         assert!(error.contains("\"0\" stands twice") && error.contains("\"tokenized\""), "{error}");
         for none in [None, Some(&Cell::Null)] {
-            let error = rule.apply(none).unwrap_err().to_string();
-            assert!(error.contains("the row has no label") && error.contains("write []"), "{error}");
+            let error = LabelReader { rule: rule.clone(), skip_unlabeled: false }.read(none).unwrap_err().to_string();
+            assert!(error.contains("the row has no label") && error.contains("[] in a list"), "{error}");
+            assert_eq!(LabelReader { rule: rule.clone(), skip_unlabeled: true }.read(none).unwrap(), None);
         }
     }
 
@@ -352,9 +600,9 @@ mod tests {
 
     #[test]
     fn values_are_numbers() {
-        assert_eq!(LabelRule::Values.apply(Some(&text("2.5"))).unwrap(), Label::Value(2.5));
-        assert_eq!(LabelRule::Values.apply(Some(&Cell::Integer(3))).unwrap(), Label::Value(3.0));
-        for bad in [text("good"), text("nan"), text("")] {
+        assert_eq!(LabelRule::Values.apply(Some(&text("2.5"))).unwrap(), Some(Label::Value(2.5)));
+        assert_eq!(LabelRule::Values.apply(Some(&Cell::Integer(3))).unwrap(), Some(Label::Value(3.0)));
+        for bad in [text("good"), text("1e300"), text("1,000"), Cell::Boolean(true), Cell::Number(f64::INFINITY)] {
             assert!(LabelRule::Values.apply(Some(&bad)).unwrap_err().to_string().contains("finite number"));
         }
     }

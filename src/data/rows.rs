@@ -5,7 +5,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use super::labels::{LabelRule, SeenLabels};
+use super::labels::{LabelReader, LabelRule, SeenLabels};
 use super::store::{Column, Format, OnProgress, Store, Writer};
 use super::stream::{self, Made};
 use super::table::{Row, Table};
@@ -16,7 +16,7 @@ use crate::cache::mapped::Kind;
 use crate::cache::sources::changed;
 
 const FORMAT: Format = Format {
-    kind: Kind { magic: b"KILNROW4", name: "row store", extension: "rows" },
+    kind: Kind { magic: b"KILNROW5", name: "row store", extension: "rows" },
     columns: &["input_ids", "token_type_ids", "label"],
 };
 
@@ -55,7 +55,7 @@ impl Scan {
     /// Reads all of `table` once; `classes` says whether the label column holds classes.
     ///
     /// # Errors
-    /// A row of the table that cannot be read; a table without rows; labels that cannot be classes.
+    /// A row of the table that cannot be read; a table without rows.
     pub fn new(table: &Table, classes: bool) -> Result<Self> {
         let (mut bytes, mut rows, mut labels, mut hash) = (0, 0, SeenLabels::default(), Sha256::new());
         for row in table.rows() {
@@ -64,7 +64,7 @@ impl Scan {
             bytes += size(&row) as u64;
             add(&mut hash, &row);
             if let Some(cell) = row.label.as_ref().filter(|_| classes) {
-                labels.add(cell).map_err(|error| error.at(&row.place))?;
+                labels.add(cell, &row.place);
             }
         }
         if rows == 0 {
@@ -119,26 +119,30 @@ impl Scan {
 }
 
 impl RowStore {
-    /// The rows of `table` under `encoder`, with labels by `rule`: from the cache in `folder`, or encoded now.
+    /// The rows of `table` under `encoder`, with labels by `labels`: from the cache in `folder`, or encoded now.
     ///
     /// # Errors
-    /// Rows that cannot be read or are no longer those of `scan`; labels that `rule` refuses, with their place; a cache that
-    /// cannot be written; an interruption.
+    /// Rows that cannot be read or are no longer those of `scan`; labels that `labels` refuses, with their place; no row that
+    /// has a label; a cache that cannot be written; an interruption.
     pub fn build_or_open(
         folder: &Path,
         table: &Table,
         scan: &Scan,
         encoder: &RowEncoder,
-        rule: &LabelRule,
+        labels: &LabelReader,
         progress: &mut OnProgress<'_>,
     ) -> Result<Self> {
-        let key = key(scan, encoder, rule);
+        let key = key(scan, encoder, labels);
         let fill = |writer: &mut Writer<'_, '_>| {
-            scan.write_groups(table, writer, |writer, rows| write(writer, rows, encoder, rule))
+            scan.write_groups(table, writer, |writer, rows| write(writer, rows, encoder, labels))
         };
         let store = FORMAT.build_or_open(folder, key, progress, fill)?;
-        let rows = Self { max_len: store.longest(INPUT_IDS), store, rule: rule.clone() };
-        Ok(match rule {
+        let rows = Self { max_len: store.longest(INPUT_IDS), store, rule: labels.rule.clone() };
+        if rows.len() == 0 {
+            return Err(Error::data(format!("{}: no row has a label", table.files()[0].display()))
+                .help("name the right column with data.label_column"));
+        }
+        Ok(match labels.rule {
             LabelRule::Choice => {
                 Self { max_len: (0..rows.len()).map(|row| rows.tokens(row).0).max().unwrap_or(0), ..rows }
             }
@@ -201,11 +205,11 @@ impl RowStore {
 }
 
 /// The hash of everything the rows depend on.
-fn key(scan: &Scan, encoder: &RowEncoder, rule: &LabelRule) -> Sha256 {
+fn key(scan: &Scan, encoder: &RowEncoder, labels: &LabelReader) -> Sha256 {
     let mut hash = FORMAT.key();
     hash.update(scan.hash);
     hash.update(encoder.content_hash());
-    hash.update(rule.describe().as_bytes());
+    hash.update(labels.describe().as_bytes());
     hash
 }
 
@@ -220,18 +224,20 @@ fn add(hash: &mut Sha256, row: &Row) {
     }
 }
 
-/// The example of `row`, which `encoder` has encoded, with its label by `rule`.
+/// The example of `row`, which `encoder` has encoded, with its label by `labels`; none where the row is left out.
 ///
 /// # Errors
-/// A row without a token, and a label that `rule` refuses, with the place of the row.
-fn example(row: &Row, encoded: Encoded, encoder: &RowEncoder, rule: &LabelRule) -> Result<Example> {
+/// A row without a text, and a label that `labels` refuses, with the place of the row.
+fn example(row: &Row, encoded: Encoded, encoder: &RowEncoder, labels: &LabelReader) -> Result<Option<Example>> {
     let at = |error: Error| error.at(&row.place);
     let Encoded { ids, types, words, lens } = encoded;
-    if ids.is_empty() || row.parts.is_empty() && matches!(rule, LabelRule::Tags(_)) {
-        return Err(at(Error::data("the text is empty: it has no tokens").help("leave the row out")));
+    let Some(label) = labels.read(row.label.as_ref()).map_err(at)? else { return Ok(None) };
+    // Special tokens alone teach nothing of a text.
+    if ids.is_empty() || row.texts().all(|text| text.trim().is_empty()) {
+        return Err(at(Error::data("the text is empty: it has no tokens of its own").help("leave the row out")));
     }
-    let label = match rule.apply(row.label.as_ref()).map_err(at)? {
-        Label::Class(answer) if *rule == LabelRule::Choice => {
+    let label = match label {
+        Label::Class(answer) if labels.rule == LabelRule::Choice => {
             if usize::try_from(answer).map_or(true, |answer| answer >= lens.len()) {
                 let last = lens.len() - 1;
                 return Err(at(Error::data(format!("label: expected a choice from 0 to {last}, got {answer}"))));
@@ -245,32 +251,32 @@ fn example(row: &Row, encoded: Encoded, encoder: &RowEncoder, rule: &LabelRule) 
         Label::Tokens(tags) => Label::Tokens(on_first_pieces(&tags, &words).collect()),
         label => label,
     };
-    Ok(Example {
+    Ok(Some(Example {
         input_ids: ids.into_iter().map(|id| id as i32).collect(),
         attention_mask: None,
         token_type_ids: encoder.has_types().then(|| types.into_iter().map(i32::from).collect()),
         position_ids: None,
         label,
-    })
+    }))
 }
 
-/// The rows of `table` under `encoder`, with labels by `rule`, as a stream.
-pub fn streamed(table: Table, encoder: RowEncoder, rule: LabelRule) -> Made {
+/// The rows of `table` under `encoder`, with labels by `labels`, as a stream.
+pub fn streamed(table: Table, encoder: RowEncoder, labels: LabelReader) -> Made {
     let mut settings = Sha256::new_with_prefix("table");
     settings.update(encoder.content_hash());
-    settings.update(rule.describe().as_bytes());
+    settings.update(labels.describe().as_bytes());
     let longest = encoder.max_length();
     let encode = move |rows: &[Row]| {
         let examples = rows.iter().zip(encoder.encode(rows)?);
-        examples.map(|(row, encoded)| example(row, encoded, &encoder, &rule).map(Some)).collect()
+        examples.map(|(row, encoded)| example(row, encoded, &encoder, &labels)).collect()
     };
     stream::rows(table, Box::new(encode), longest, settings)
 }
 
 /// Appends `rows`.
-fn write(writer: &mut Writer<'_, '_>, rows: &[Row], encoder: &RowEncoder, rule: &LabelRule) -> Result<()> {
+fn write(writer: &mut Writer<'_, '_>, rows: &[Row], encoder: &RowEncoder, labels: &LabelReader) -> Result<()> {
     for (row, encoded) in rows.iter().zip(encoder.encode(rows)?) {
-        let example = example(row, encoded, encoder, rule)?;
+        let Some(example) = example(row, encoded, encoder, labels)? else { continue };
         let label = match example.label {
             Label::Choice { lens, answer } => {
                 std::iter::once(i64::from(answer)).chain(lens.iter().map(|len| *len as i64)).collect()
@@ -337,8 +343,9 @@ mod tests {
         Fixture { folder, table, tokenizer }
     }
 
-    fn rule() -> LabelRule {
-        LabelRule::Classes(LabelNames::new(vec!["neg".into(), "pos".into()]).unwrap())
+    fn rule() -> LabelReader {
+        let rule = LabelRule::Classes(LabelNames::new(vec!["neg".into(), "pos".into()]).unwrap());
+        LabelReader { rule, skip_unlabeled: false }
     }
 
     fn store(fixture: &Fixture, cache: &Path, max_length: usize) -> Result<RowStore> {
@@ -406,8 +413,8 @@ mod tests {
         let fixture = fixture();
         let scan = Scan::new(&fixture.table, true).unwrap();
         let encoder = |length| fixture.tokenizer.row_encoder(length, RowKind::Pair, true).unwrap();
-        let key = |length, rule: &LabelRule| key(&scan, &encoder(length), rule).finalize();
+        let key = |length, rule: &LabelReader| key(&scan, &encoder(length), rule).finalize();
         assert_ne!(key(8, &rule()), key(9, &rule()));
-        assert_ne!(key(8, &rule()), key(8, &LabelRule::Values));
+        assert_ne!(key(8, &rule()), key(8, &LabelReader { rule: LabelRule::Values, ..rule() }));
     }
 }

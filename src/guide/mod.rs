@@ -68,7 +68,7 @@ chapters! {
 
 /// The tables of names of other programs' files, in the order of the chapter [`other_files`].
 pub fn other_files_tables() -> Vec<&'static kiln_models::NameTable> {
-    Vec::new()
+    vec![&crate::data::table::FEATURES]
 }
 
 /// The README's samples are tested as the guide's are.

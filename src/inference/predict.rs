@@ -159,6 +159,7 @@ impl Predictor<'_> {
             text_pair: options.text_pair_column.clone(),
             choices: options.choice_columns.clone(),
             label: None,
+            class_names: false,
         };
         if task == Task::MultipleChoice && columns.choices.len() < 2 {
             return Err(Error::config("the task multiple-choice needs the columns with the choices")

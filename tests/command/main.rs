@@ -13,6 +13,7 @@ mod language_models;
 mod lora;
 mod predict;
 mod predict_agrees;
+mod labels;
 mod tables;
 mod streaming;
 mod variants;

@@ -11,7 +11,7 @@ use super::scripts::{Glue, Script};
 use crate::base::error::{Error, Result};
 use crate::config::settings::{Setting, value_in};
 use crate::config::{DataFormat, Task};
-use crate::data::labels::{MAX_CLASSES, label_names};
+use crate::data::labels::{MAX_CLASSES, MISSING, label_names};
 use crate::data::paths;
 use crate::data::table::{Cell, Columns, Table as Rows, column_names};
 use crate::session::model_folder::read_config;
@@ -207,8 +207,13 @@ fn classification(script: Script, glue: Option<&Glue>, known: &mut Known<'_>) ->
     let Some((text, format)) = text.zip(format).filter(|_| names.contains(&label) && !files.is_empty()) else {
         return Ok(());
     };
-    let columns = Columns { text: text.to_owned(), label: Some(label), ..Columns::default() };
-    match kind_of(Rows::of(files, format, columns), format, script) {
+    let columns = Columns { text: text.to_owned(), label: Some(label), class_names: true, ..Columns::default() };
+    let rows = Rows::of(files, format, columns);
+    // A ClassLabel has an order of its own.
+    if rows.class_names().is_ok_and(|names| names.is_some()) {
+        return Ok(());
+    }
+    match kind_of(rows, format, script) {
         Kind::Numbers => known.given.push(Setting::new("data.task", Task::Regression.name(), file)),
         Kind::Lists if !is_glue => {
             known.given.push(Setting::new("data.task", Task::MultiLabelClassification.name(), file));
@@ -271,8 +276,12 @@ fn kind_of(rows: Rows, format: DataFormat, script: Script) -> Kind {
                 has_number = true;
                 values.insert(value.to_string());
             }
+            Some(Cell::Boolean(value)) => {
+                texts += 1;
+                values.insert(if value { "True" } else { "False" }.to_owned());
+            }
             Some(Cell::Number(_)) => (has_number, has_fraction) = (true, true),
-            Some(Cell::Text(text)) if is_text && NOT_A_VALUE.contains(&text.as_str()) => is_missing = true,
+            Some(Cell::Text(text)) if is_text && MISSING.contains(&text.as_str()) => is_missing = true,
             Some(Cell::Text(text)) => {
                 match text.trim() {
                     number if !is_text || number.parse::<f64>().is_err() => texts += 1,
@@ -301,12 +310,6 @@ fn kind_of(rows: Rows, format: DataFormat, script: Script) -> Kind {
     }
     Kind::Classes(names)
 }
-
-/// The texts in CSV that `pandas` takes for a value that is missing.
-const NOT_A_VALUE: [&str; 18] = [
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
-    "NULL", "NaN", "None", "n/a", "nan",
-];
 
 /// The columns of words and of their labels by the rule of `run_ner.py`: `tokens` and `ner_tags` where there are such, else the first and
 /// the second.

@@ -194,6 +194,10 @@ fn table(data: &DataSection) -> Checked {
     }
     choices(data)?;
     instructions(data)?;
+    if data.skip_unlabeled && (!data.format.is_table() || matches!(data.task, Task::Clm | Task::Mlm)) {
+        let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
+        return Err(Complaint::new("data.skip_unlabeled", message).help("it belongs to labels in tables"));
+    }
     if !data.format.is_table() {
         let max_length = data.max_length.is_some() && data.format != DataFormat::Squad;
         let given = [("data.label_names", data.label_names.is_some()), ("data.max_length", max_length)];

@@ -46,14 +46,14 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
         let get = |index: usize| {
             text(&record, index, &format!("column {:?}", names[index])).map_err(|error| error.at(&place))
         };
-        let label = found.label.map(&get).transpose()?.map(|label| match label.is_empty() {
-            _ if words => spaced(&label),
+        let label = found.label.map(&get).transpose()?.map(|label| match label.trim().is_empty() {
             true => Cell::Null,
+            false if words => spaced(label),
             false => Cell::Text(label),
         });
         let text = of_kind(get(found.text)?);
         let (text, parts) = match words {
-            true => (String::new(), super::words(&names[found.text], spaced(&text))?),
+            true => (String::new(), super::words(&names[found.text], spaced(text)).map_err(|error| error.at(&place))?),
             false => (text, found.choices.iter().map(|at| get(*at)).collect::<Result<_>>()?),
         };
         Ok(Row { text, text_pair: found.text_pair.map(&get).transpose()?.map(of_kind), parts, label, place })

@@ -79,6 +79,8 @@ fn json(object: &Map<String, Value>, name: &str) -> Result<String> {
 fn text(object: &Map<String, Value>, name: &str) -> Result<String> {
     match &object[name] {
         Value::String(text) => Ok(text.clone()),
+        // A field of CSV has no other way to say it.
+        Value::Null => Ok(String::new()),
         other => Err(not_text(name, &other.to_string())),
     }
 }
@@ -86,9 +88,9 @@ fn text(object: &Map<String, Value>, name: &str) -> Result<String> {
 fn cell(name: &str, value: Value) -> Result<Cell> {
     match value {
         Value::Null => Ok(Cell::Null),
-        Value::Bool(value) => Ok(Cell::Integer(value.into())),
+        Value::Bool(value) => Ok(Cell::Boolean(value)),
         Value::String(text) => Ok(Cell::Text(text)),
-        Value::Number(number) => match number.as_i64() {
+        Value::Number(number) => match number.as_i128() {
             Some(integer) => Ok(Cell::Integer(integer)),
             None => Ok(Cell::Number(number.as_f64().unwrap_or(f64::NAN))),
         },

@@ -9,12 +9,16 @@
 //! Files of text may be archives of gzip or zstd.
 
 mod delimited;
+mod features;
 mod jsonl;
 mod parquet_rows;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+pub use features::FEATURES;
 
 use super::paths;
 use super::text_lines::{MAX_ROW_BYTES, too_long};
@@ -58,6 +62,8 @@ pub struct Columns {
     pub text_pair: Option<String>,
     /// The label.
     pub label: Option<String>,
+    /// Whether ids of the label are read as the names that the features of `datasets` in a file give them.
+    pub class_names: bool,
 }
 
 /// One row, only with the columns asked for.
@@ -86,8 +92,13 @@ impl Row {
 impl Row {
     /// The row of one or two texts, from no file.
     pub(super) fn of(text: &str, pair: Option<&str>) -> Self {
-        let place = Place { file: Path::new("rows").into(), unit: "row", number: 1 };
-        Self { place, text: text.into(), text_pair: pair.map(String::from), parts: Vec::new(), label: None }
+        Self {
+            place: Place::of_row(1),
+            text: text.into(),
+            text_pair: pair.map(String::from),
+            parts: Vec::new(),
+            label: None,
+        }
     }
 }
 
@@ -98,6 +109,14 @@ pub struct Place {
     /// `line` or `row`.
     unit: &'static str,
     number: u64,
+}
+
+#[cfg(test)]
+impl Place {
+    /// A row of no file.
+    pub(super) fn of_row(number: u64) -> Self {
+        Self { file: Path::new("rows").into(), unit: "row", number }
+    }
 }
 
 impl fmt::Display for Place {
@@ -113,8 +132,10 @@ pub enum Cell {
     Null,
     /// Text; in CSV and TSV every value is.
     Text(String),
+    /// True or false.
+    Boolean(bool),
     /// A whole number.
-    Integer(i64),
+    Integer(i128),
     /// Another number.
     Number(f64),
     /// Several values, of JSON and parquet, and of words in CSV and TSV.
@@ -136,9 +157,22 @@ fn words(name: &str, cell: Cell) -> Result<Vec<String>> {
         .help("words are a list in JSON and parquet; in CSV and TSV they are separated by spaces"))
 }
 
-/// The words of a field of CSV or TSV, or their labels.
-fn spaced(text: &str) -> Cell {
-    Cell::List(text.split_whitespace().map(|word| Cell::Text(word.into())).collect())
+/// The words of a field of CSV or TSV, or their labels. A list that another program has written as text stays text.
+fn spaced(text: String) -> Cell {
+    match written_list(text.trim()) {
+        true => Cell::Text(text),
+        false => Cell::List(text.split_whitespace().map(|word| Cell::Text(word.into())).collect()),
+    }
+}
+
+/// Whether `text` is a list or an object as Python or JSON writes it, such as `['a', 'b']`, and no name or word in brackets.
+pub(super) fn written_list(text: &str) -> bool {
+    let inner = |open, close| text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close)).map(str::trim_start);
+    let begins =
+        |inner: &str, more: &str| inner.starts_with(|first: char| more.contains(first) || first.is_ascii_digit());
+    inner('[', ']').is_some_and(|inner| inner.is_empty() || begins(inner, "'\"[{(-"))
+        || inner('{', '}').is_some_and(|inner| inner.is_empty() || begins(inner, "'\""))
+        || inner('(', ')').is_some_and(|inner| begins(inner, "'\""))
 }
 
 pub(super) type Rows = Box<dyn Iterator<Item = Result<Row>> + Send>;
@@ -165,6 +199,36 @@ impl Table {
     /// The columns that are read.
     pub fn columns(&self) -> &Columns {
         &self.columns
+    }
+
+    /// The names of the label's classes by the features of `datasets` in the files, in the order of the ids in the first file
+    /// that has any; none where no file names them.
+    ///
+    /// # Errors
+    /// A file that cannot be read; features that are refused; two files with other names.
+    pub fn class_names(&self) -> Result<Option<Vec<String>>> {
+        if self.format != DataFormat::Parquet || !self.columns.class_names || self.columns.label.is_none() {
+            return Ok(None);
+        }
+        let mut first: Option<(&PathBuf, Vec<String>)> = None;
+        for file in &self.files {
+            let Some(names) = parquet_rows::class_names(file, &self.columns)? else { continue };
+            match &first {
+                None => first = Some((file, names)),
+                // Their order may differ: each file is read by its own names.
+                Some((other, before)) if names.iter().collect::<BTreeSet<_>>() != before.iter().collect() => {
+                    return Err(Error::data(format!(
+                        "{}: the classes of {:?} are {names:?}, but in {} they are {before:?}",
+                        file.display(),
+                        self.columns.label.as_deref().unwrap_or_default(),
+                        other.display(),
+                    ))
+                    .help("write both files with one ClassLabel, or convert the labels into text"));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(first.map(|(_, names)| names))
     }
 
     /// The rows in order, read as they are asked for. After an error nothing more follows from that file. A signal is an error.
@@ -312,7 +376,7 @@ mod tests {
                     {\"text\": \"c\", \"label\": \"x\"}\n{\"text\": \"d\", \"label\": true}\n{\"text\": \"e\", \"label\": null}\n";
         let rows = read("a.jsonl", text.as_bytes(), DataFormat::Jsonl, columns()).unwrap();
         let labels = rows.iter().map(|row| row.label.clone().unwrap()).collect::<Vec<_>>();
-        let expected = [Cell::Integer(1), Cell::Number(0.5), Cell::Text("x".into()), Cell::Integer(1), Cell::Null];
+        let expected = [Cell::Integer(1), Cell::Number(0.5), Cell::Text("x".into()), Cell::Boolean(true), Cell::Null];
         assert_eq!(labels, expected);
         assert!(rows[1].place.to_string().ends_with("line 3"));
     }

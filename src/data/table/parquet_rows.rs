@@ -5,12 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parquet::basic::ConvertedType;
+use parquet::file::metadata::FileMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::{Type, TypePtr};
 
 use serde_json::Value;
 
+use super::features::{check, features, named};
 use super::{Cell, Columns, Place, Row, Rows, not_text, words};
 use crate::base::caught;
 use crate::base::error::{Error, Result};
@@ -46,7 +48,9 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
         Error::data(format!("{}: not a whole parquet file: {error}", file.display()))
             .help("its end holds the index: a download that was cut short must be made again")
     })?;
-    let schema = reader.metadata().file_metadata().schema();
+    let metadata = reader.metadata().file_metadata();
+    let class_names = names_of_classes(file, metadata, columns)?;
+    let schema = metadata.schema();
     let names = schema.get_fields().iter().map(|field| field.name().to_string()).collect::<Vec<_>>();
     columns.find(&names, file.display())?;
     // Of a column that is named twice, once as text and once as label, one copy is decoded.
@@ -72,6 +76,10 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
             let text = if as_json { Ok(json(get(name)).to_string()) } else { text(name, get(name)) };
             text.map_err(|error| error.at(&place))
         };
+        let label = |name: &str| match (cell(name, get(name))?, &class_names) {
+            (cell, Some(names)) => named(cell, names),
+            (cell, None) => Ok(cell),
+        };
         let (of_text, parts) = match columns.words {
             true => {
                 let name = &columns.text;
@@ -84,15 +92,31 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
             text: of_text,
             parts,
             text_pair: columns.text_pair.as_deref().map(text).transpose()?,
-            label: columns.label.as_ref().map(|name| cell(name, get(name))).transpose().map_err(|e| e.at(&place))?,
+            label: columns.label.as_ref().map(|name| label(name)).transpose().map_err(|e| e.at(&place))?,
             place,
         })
     })))
 }
 
+/// The names of the label's classes in the file at `path`, if it has any.
+pub(super) fn class_names(path: &Path, columns: &Columns) -> Result<Option<Vec<String>>> {
+    let opened = File::open(path).map_err(|error| read_error(path, &error))?;
+    // What is wrong with the file, the rows tell.
+    let Ok(Ok(reader)) = caught(|| SerializedFileReader::new(opened)) else { return Ok(None) };
+    names_of_classes(path, reader.metadata().file_metadata(), columns)
+}
+
+fn names_of_classes(path: &Path, metadata: &FileMetaData, columns: &Columns) -> Result<Option<Vec<String>>> {
+    match features(path, metadata)? {
+        Some(features) => check(columns, &features).map_err(|error| error.at(path.display())),
+        None => Ok(None),
+    }
+}
+
 fn text(name: &str, field: &Field) -> Result<String> {
     match field {
         Field::Str(text) => Ok(text.clone()),
+        Field::Null => Ok(String::new()),
         Field::Bytes(bytes) => String::from_utf8(bytes.data().to_vec())
             .map_err(|_| Error::data(format!("column {name:?}: expected UTF-8 text, got other bytes"))),
         other => Err(not_text(name, &other.to_string())),
@@ -126,15 +150,17 @@ fn json(field: &Field) -> Value {
 fn cell(name: &str, field: &Field) -> Result<Cell> {
     Ok(match field {
         Field::Null => Cell::Null,
-        Field::Bool(value) => Cell::Integer((*value).into()),
+        Field::Bool(value) => Cell::Boolean(*value),
         Field::Byte(value) => Cell::Integer((*value).into()),
         Field::Short(value) => Cell::Integer((*value).into()),
         Field::Int(value) => Cell::Integer((*value).into()),
-        Field::Long(value) => Cell::Integer(*value),
+        Field::Long(value) => Cell::Integer((*value).into()),
         Field::UByte(value) => Cell::Integer((*value).into()),
         Field::UShort(value) => Cell::Integer((*value).into()),
         Field::UInt(value) => Cell::Integer((*value).into()),
-        Field::Float(value) => Cell::Number((*value).into()),
+        Field::ULong(value) => Cell::Integer((*value).into()),
+        // The number that has these digits: 0.1 in 32 bits is 0.1 in a text.
+        Field::Float(value) => Cell::Number(value.to_string().parse().unwrap_or_else(|_| (*value).into())),
         Field::Double(value) => Cell::Number(*value),
         Field::Str(_) | Field::Bytes(_) => Cell::Text(text(name, field)?),
         Field::ListInternal(list) if !list.elements().iter().any(|it| matches!(it, Field::ListInternal(_))) => {

@@ -177,6 +177,8 @@ mod tests {
         let array = open(&format!("[{}]", rows.join(",")), Task::SequenceClassification).unwrap();
         let lines = open(&rows.join("\n"), Task::SequenceClassification).unwrap();
         assert_eq!(examples(&array), examples(&lines));
+        let floats = rows.map(|row| row.replace("\"labels\": 1", "\"labels\": 1.0")).join("\n");
+        assert_eq!(examples(&open(&floats, Task::SequenceClassification).unwrap()), examples(&lines));
         assert_eq!((array.len(), array.max_len(), array.num_tokens()), (2, 2, 3));
         assert_eq!(array.num_classes().unwrap(), 2);
         assert_eq!(open("{\"input_ids\": [1]}", Task::Clm).unwrap().num_classes().unwrap(), 0);

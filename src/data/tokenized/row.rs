@@ -229,7 +229,7 @@ fn label(row: &Row, task: Task, input_ids: &[i32], mask: Option<&[bool]>) -> Res
             }
             _ => expected("a list of numbers from 0 to 1, one for each label,", value),
         },
-        (Task::SequenceClassification, Some(value)) => match value.as_i64() {
+        (Task::SequenceClassification, Some(value)) => match whole(value) {
             Some(class) => Ok(Label::Class(ints("labels", &[class])?[0])),
             None => expected("a whole number", value),
         },
@@ -238,6 +238,12 @@ fn label(row: &Row, task: Task, input_ids: &[i32], mask: Option<&[bool]>) -> Res
             _ => expected("a finite number", value),
         },
     }
+}
+
+/// A whole number, which pandas writes as 1.0 where a column has had a gap.
+fn whole(value: &Value) -> Option<i64> {
+    let number = || value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 1e15);
+    value.as_i64().or_else(|| number().map(|number| number as i64))
 }
 
 /// The labels that are the ids themselves, where they are attended.

@@ -13,7 +13,7 @@ use crate::cache;
 use crate::config::Task;
 use crate::config::{DataSection, RunConfig};
 use crate::data::Dataset;
-use crate::data::labels::{LabelNames, LabelRule};
+use crate::data::labels::{LabelNames, LabelReader, LabelRule};
 use crate::data::rows::{self, RowStore, Scan};
 use crate::data::stream::Streamed;
 use crate::data::table::{Columns, Table};
@@ -40,15 +40,17 @@ fn rows(opening: &mut Opening<'_>, tokenizer: &Tokenizer, max_length: usize) -> 
     let encoder = encoder(tokenizer, data.task, &columns, max_length, &opening.model)?;
     let classes = data.task.has_label_names();
     if data.streaming && used == Use::Training {
-        let rule = settle_labels(config, &mut opening.model, "data.streaming", None)?;
         let table = Table::open(&data.train, data.format, columns.clone()).map_err(|error| error.at("data.train"))?;
-        let streamed = rows::streamed(table, encoder.clone(), rule.clone());
+        let labels = settle_labels(config, &mut opening.model, ("data.train", &table), None)?;
+        let streamed = rows::streamed(table, encoder.clone(), labels.clone());
         let train = Arc::new(Streamed::new(streamed, shuffle(config))?) as Arc<dyn Dataset>;
         let validation = |patterns: &[String]| -> Result<Arc<dyn Dataset>> {
             let table = Table::open(patterns, data.format, columns.clone())?;
             let scan = Scan::new(&table, classes)?;
             let folder = cache::folder_of(cache::ROWS)?;
-            Ok(Arc::new(RowStore::build_or_open(&folder, &table, &scan, &encoder, &rule, opening.progress)?))
+            let rows = RowStore::build_or_open(&folder, &table, &scan, &encoder, &labels, opening.progress)?;
+            tell_left_out(&table, &scan, &rows, &labels);
+            Ok(Arc::new(rows))
         };
         return Splits::streamed(config, train, validation);
     }
@@ -58,11 +60,12 @@ fn rows(opening: &mut Opening<'_>, tokenizer: &Tokenizer, max_length: usize) -> 
         let scan = Scan::new(&table, classes)?;
         Ok((table, scan))
     })?;
-    let (key, (_, scan)) = tables.first();
-    let rule = settle_labels(config, &mut opening.model, key, Some(scan))?;
+    let (key, (table, scan)) = tables.first();
+    let labels = settle_labels(config, &mut opening.model, (key, table), Some(scan))?;
     let folder = cache::folder_of(cache::ROWS)?;
     let rows = tables.map(|(table, scan)| {
-        let store = RowStore::build_or_open(&folder, &table, &scan, &encoder, &rule, opening.progress)?;
+        let store = RowStore::build_or_open(&folder, &table, &scan, &encoder, &labels, opening.progress)?;
+        tell_left_out(&table, &scan, &store, &labels);
         Ok(Arc::new(store) as Arc<dyn Dataset>)
     })?;
     rows.split_rows(config, used)
@@ -84,6 +87,7 @@ fn columns(data: &DataSection) -> Columns {
         text_pair: data.text_pair_column.clone(),
         choices: data.choice_columns.clone().unwrap_or_default(),
         label: Some(named(&data.label_column, label)),
+        class_names: data.task.has_label_names(),
     }
 }
 
@@ -108,29 +112,39 @@ pub(crate) fn encoder(
     tokenizer.row_encoder(max_length, kind, pairs && model.type_vocab_size().is_some_and(|types| types > 1))
 }
 
-/// Labels come from the config, else from the model, else from the training data, where these were read before.
-fn settle_labels(config: &RunConfig, model: &mut ModelConfig, key: &str, scan: Option<&Scan>) -> Result<LabelRule> {
-    if config.data.task == Task::Regression {
-        *model.labels_mut() = Labels { problem_type: Some("regression".into()), ..Labels::numbered(1) };
-        return Ok(LabelRule::Values);
+/// Tells how many rows, and words of rows, `labels` leaves out.
+fn tell_left_out(table: &Table, scan: &Scan, rows: &RowStore, labels: &LabelReader) {
+    let file = table.files()[0].display();
+    match scan.rows - rows.len() as u64 {
+        0 => {}
+        left => tracing::warn!("{file}: {left} of {} rows have no label and are left out", scan.rows),
     }
-    if config.data.task == Task::MultipleChoice {
-        return Ok(LabelRule::Choice);
+    if let LabelRule::Tags(names) = &labels.rule
+        && let ignored @ 1.. = scan.labels.missing(names)
+    {
+        tracing::warn!("{file}: labels of {ignored} words say that there is none, and these words are ignored");
+    }
+}
+
+/// How the labels of the training data, or else of the validation data, are read: `table` with its key, and its `scan` where it
+/// was read before. The model takes the labels.
+fn settle_labels(
+    config: &RunConfig,
+    model: &mut ModelConfig,
+    (key, table): (&str, &Table),
+    scan: Option<&Scan>,
+) -> Result<LabelReader> {
+    let task = config.data.task;
+    let reader = |rule| LabelReader { rule, skip_unlabeled: config.data.skip_unlabeled };
+    if task == Task::Regression {
+        *model.labels_mut() = Labels { problem_type: Some("regression".into()), ..Labels::numbered(1) };
+        return Ok(reader(LabelRule::Values));
+    }
+    if task == Task::MultipleChoice {
+        return Ok(reader(LabelRule::Choice));
     }
     let stated = model.labels().num_labels.filter(|_| config.model.fields.contains_key("num_labels"));
-    let names = match &config.data.label_names {
-        Some(names) => LabelNames::new(names.clone()).map_err(|error| error.at("data.label_names"))?,
-        None => match (LabelNames::of_model(model.labels())?, scan) {
-            (Some(names), _) => names,
-            (None, Some(scan)) => scan.labels.names().map_err(|error| error.at(key))?,
-            (None, None) => {
-                return Err(Error::config(
-                    "data.streaming: which labels there are is not known before the data are read",
-                )
-                .help("give them in data.label_names, in the order of their ids"));
-            }
-        },
-    };
+    let names = label_names(config, model, (key, table), scan)?;
     if let Some(stated) = stated.filter(|stated| *stated != names.names().len()) {
         return Err(Error::config(format!(
             "model.num_labels = {stated}, but there are {} labels: {:?}",
@@ -139,10 +153,51 @@ fn settle_labels(config: &RunConfig, model: &mut ModelConfig, key: &str, scan: O
         ))
         .help("leave model.num_labels out, or give every label in data.label_names"));
     }
-    *model.labels_mut() = names.to_model(config.data.task);
-    Ok(match config.data.task {
+    *model.labels_mut() = names.to_model(task);
+    Ok(reader(match task {
         Task::TokenClassification => LabelRule::Tags(names),
         Task::MultiLabelClassification => LabelRule::Several(names),
         _ => LabelRule::Classes(names),
-    })
+    }))
+}
+
+/// The names of labels are those of the config, else of the model, else of the ClassLabel of the file, else those that the data
+/// show. Where the file names classes, the names that come first must have all of them, in whatever order.
+fn label_names(
+    config: &RunConfig,
+    model: &ModelConfig,
+    (key, table): (&str, &Table),
+    scan: Option<&Scan>,
+) -> Result<LabelNames> {
+    let given = config.data.label_names.clone().map(LabelNames::new).transpose();
+    let given = given.map_err(|error| error.at("data.label_names"))?;
+    let of_model = LabelNames::of_model(model.labels())?;
+    let of_file = table.class_names().map_err(|error| error.at(key))?;
+    let (source, first) = match (given, of_model) {
+        (Some(names), _) => ("data.label_names", Some(names)),
+        // Nobody has named the labels of such a model.
+        (None, Some(names)) if of_file.is_some() && names.are_placeholders() => ("", None),
+        (None, of_model) => ("the id2label of the model", of_model),
+    };
+    match (first, of_file) {
+        (Some(names), Some(others)) => match names.lacks(&others) {
+            None => Ok(names),
+            Some(lacking) => Err(Error::config(format!(
+                "{source} has {:?}, but the ClassLabel of {} has {others:?}: {lacking:?} is not among the first",
+                names.names(),
+                table.files()[0].display()
+            ))
+            .help(format!("set data.label_names = {others:?}, in the order of the ids that you want"))),
+        },
+        (Some(names), None) => Ok(names),
+        (None, Some(names)) => LabelNames::new(names).map_err(|error| error.at(key)),
+        (None, None) => match scan {
+            Some(scan) => {
+                scan.labels.remarks().iter().for_each(|remark| tracing::warn!("{key}: {remark}"));
+                scan.labels.names(config.data.skip_unlabeled).map_err(|error| error.at(key))
+            }
+            None => Err(Error::config("data.streaming: which labels there are is not known before the data are read")
+                .help("give them in data.label_names, in the order of their ids")),
+        },
+    }
 }
