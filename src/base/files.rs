@@ -146,6 +146,22 @@ pub fn ending(path: &Path) -> Option<String> {
     name.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase())
 }
 
+/// Whether folders and patterns pass over an entry with this name: files and folders that begin with a dot (`.git`, `._train.csv`,
+/// `.ipynb_checkpoints`), and folders that begin with two underscores (`__MACOSX`, `__pycache__`), as `datasets` does.
+pub fn is_hidden(name: &str, is_folder: bool) -> bool {
+    name.starts_with('.') && !matches!(name, "." | "..") || is_folder && name.starts_with("__")
+}
+
+/// How many parts of `path`, which has `/` between folders, are hidden ([`is_hidden`]).
+pub fn hidden_parts(path: &str) -> usize {
+    let last = path.split('/').count() - 1;
+    path.split('/').enumerate().filter(|(at, part)| is_hidden(part, *at < last)).count()
+}
+
+/// Files that lie beside data and hold none of them, which `datasets` passes over.
+pub const DESCRIPTIONS: [&str; 6] =
+    ["README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
+
 /// The content of the file at `path`, which a user has named and which may be a pipe (`<(command)`, `/dev/stdin`), of at most
 /// `most` bytes: a device may have no end.
 ///

@@ -1,6 +1,7 @@
 //! Paths as configs write them: variables are expanded ([`variables`](crate::base::variables)), files of datasets on the Hub
 //! (`hf://datasets/..`) are downloaded, globs (`*`, `**`, `?`, `[..]`) become the files that match and folders the files in
-//! them that are written in the format of the data, in a fixed order.
+//! them that are written in the format of the data, in a fixed order. What is hidden is read only where a name or
+//! a pattern says so, as in `datasets`.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -10,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use glob::{MatchOptions, Pattern};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{ending, read_error};
+use crate::base::files::{DESCRIPTIONS, ending, is_hidden, read_error};
 use crate::base::variables::expand_text;
 use crate::config::DataFormat;
 use crate::hub;
@@ -100,8 +101,9 @@ pub fn format_of(path: &Path, is_answering: bool) -> Result<Option<DataFormat>> 
     let format = |ending: &String| match ending.as_str() {
         ending if is_answering && DataFormat::Squad.endings().contains(&ending) => Some(DataFormat::Squad),
         ending => {
-            let formats = [DataFormat::Csv, DataFormat::Tsv, DataFormat::Jsonl, DataFormat::Parquet, DataFormat::Text];
-            formats.into_iter().find(|format| format.endings().contains(&ending))
+            let tables = DataFormat::ALL.iter().copied().filter(|format| format.is_table());
+            let mut formats = tables.chain([DataFormat::Text]);
+            formats.find(|format| format.endings().contains(&ending))
         }
     };
     let mut formats = endings.iter().filter_map(format).collect::<Vec<_>>();
@@ -117,11 +119,10 @@ pub fn format_of(path: &Path, is_answering: bool) -> Result<Option<DataFormat>> 
     }
 }
 
-/// All files below `folder` but hidden ones, sorted.
+/// All files below `folder` but hidden ones and those that describe a dataset of `datasets` to it, sorted.
 fn visible(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     walk(folder.into(), &[Part::Folders, Part::Pattern(Pattern::new("*").expect("`*` is a pattern"))], files)?;
-    let is_hidden = |part: Component<'_>| part.as_os_str().to_string_lossy().starts_with('.');
-    files.retain(|file| !file.strip_prefix(folder).is_ok_and(|inner| inner.components().any(is_hidden)));
+    files.retain(|file| !file.file_name().is_some_and(|name| DESCRIPTIONS.iter().any(|known| name == *known)));
     files.sort();
     files.dedup();
     Ok(())
@@ -155,7 +156,7 @@ enum Part {
 }
 
 /// Adds the files below `folder` that `parts` name. The `glob` crate's own walk leaves out names that are not UTF-8; here they
-/// are matched with U+FFFD in place of what is no text.
+/// are matched with U+FFFD in place of what is no text. A pattern names what is hidden by the character that hides it: `.*`, `__*/a`.
 fn walk(folder: PathBuf, parts: &[Part], files: &mut Vec<PathBuf>) -> Result<()> {
     let Some((part, rest)) = parts.split_first() else {
         if folder.is_file() {
@@ -167,8 +168,11 @@ fn walk(folder: PathBuf, parts: &[Part], files: &mut Vec<PathBuf>) -> Result<()>
         Part::Name(name) => walk(folder.join(name), rest, files),
         Part::Pattern(pattern) => {
             for name in names(&folder)? {
-                if pattern.matches_with(&name.to_string_lossy(), MatchOptions::new()) {
-                    walk(folder.join(name), rest, files)?;
+                let text = name.to_string_lossy();
+                let is_named = |mark| text.starts_with(mark) && pattern.as_str().starts_with(mark);
+                let is_passed = is_hidden(&text, !rest.is_empty()) && !is_named(".") && !is_named("__");
+                if !is_passed && pattern.matches_with(&text, MatchOptions::new()) {
+                    walk(folder.join(&name), rest, files)?;
                 }
             }
             Ok(())
@@ -176,8 +180,9 @@ fn walk(folder: PathBuf, parts: &[Part], files: &mut Vec<PathBuf>) -> Result<()>
         Part::Folders => {
             walk(folder.clone(), rest, files)?;
             for name in names(&folder)? {
+                let is_passed = is_hidden(&name.to_string_lossy(), true);
                 let inner = folder.join(name);
-                if inner.is_dir() && !goes_round(&inner) {
+                if !is_passed && inner.is_dir() && !goes_round(&inner) {
                     walk(inner, parts, files)?;
                 }
             }
@@ -279,9 +284,13 @@ mod tests {
             "*/link/f*",
             "**/**/c.txt",
             "nothing*/a",
+            "x/.h/*",
+            "**/.hidden.txt",
         ] {
             let pattern = format!("{root}/{pattern}");
-            let mut theirs = glob::glob(&pattern).unwrap().map(|path| path.unwrap()).collect::<Vec<_>>();
+            let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
+            let theirs = glob::glob_with(&pattern, options).unwrap();
+            let mut theirs = theirs.map(|path| path.unwrap()).collect::<Vec<_>>();
             theirs.retain(|path| path.is_file());
             theirs.dedup();
             assert_eq!(matching(&pattern, DataFormat::Text).unwrap_or_default(), theirs, "{pattern}");
@@ -293,6 +302,35 @@ mod tests {
             std::os::unix::fs::symlink(folder.path(), folder.path().join("x/round")).unwrap();
             assert_eq!(all(), before, "a link that goes round is not followed");
         }
+    }
+
+    #[test]
+    fn what_is_hidden_is_read_where_it_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let hidden =
+            ["._a.csv", ".git/a.csv", ".ipynb_checkpoints/a-checkpoint.csv", "__MACOSX/a.csv", "x/__MACOSX/.b.csv"];
+        for name in ["a.csv", "x/b.csv", "x/__init__.csv"].iter().chain(&hidden) {
+            fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
+            fs::write(root.join(name), name).unwrap();
+        }
+        let found = |pattern: &str| {
+            let files = resolve(&[root.join(pattern).display().to_string()], DataFormat::Csv).unwrap();
+            let name = |file: &PathBuf| file.strip_prefix(root).unwrap().display().to_string();
+            files.iter().map(name).collect::<Vec<_>>()
+        };
+        // `datasets.data_files.resolve_pattern` finds the same.
+        for pattern in ["", "**/*", "**/*.csv"] {
+            assert_eq!(found(pattern), ["a.csv", "x/__init__.csv", "x/b.csv"], "{pattern}");
+        }
+        assert_eq!(found("*.csv"), ["a.csv"]);
+        assert_eq!(found("*/b.csv"), ["x/b.csv"]);
+        for name in hidden {
+            assert_eq!(found(name), [name]);
+        }
+        assert_eq!(found("._*"), ["._a.csv"]);
+        assert_eq!(found("__*/*"), ["__MACOSX/a.csv"]);
+        assert_eq!(found("**/__MACOSX/.*"), ["x/__MACOSX/.b.csv"]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::settings::HubSettings;
 use super::transfer::Session;
 use super::{offline_help, parse_id_as};
 use crate::base::error::{Error, Result};
+use crate::base::files::hidden_parts;
 
 /// The beginning of an address of a dataset.
 const SCHEME: &str = "hf://datasets/";
@@ -62,7 +63,7 @@ pub fn dataset_files_with(pattern: &str, settings: &HubSettings) -> Result<Vec<P
     let on_hub = info.siblings.into_iter().map(|file| file.rfilename).collect::<Vec<_>>();
     let names = choose(&patterns, &on_hub);
     if names.is_empty() {
-        let some = on_hub.iter().filter(|name| !name.starts_with('.')).take(8).cloned().collect::<Vec<_>>();
+        let some = on_hub.iter().filter(|name| hidden_parts(name) == 0).take(8).cloned().collect::<Vec<_>>();
         return Err(Error::data(format!("`{}` on {} has no file {path}", repo.name(), settings.shown_endpoint()))
             .help(format!("it has {}", some.join(", "))));
     }
@@ -120,7 +121,10 @@ fn patterns_of(path: &str, shown: &str) -> Result<Vec<Pattern>> {
 fn choose(patterns: &[Pattern], names: &[String]) -> Vec<String> {
     let options = MatchOptions { require_literal_separator: true, ..MatchOptions::default() };
     let of = |pattern: &Pattern| {
-        let mut found = names.iter().filter(|name| pattern.matches_with(name, options)).cloned().collect::<Vec<_>>();
+        // What is hidden has to be named.
+        let is_asked = |name: &&String| hidden_parts(name) == hidden_parts(pattern.as_str());
+        let matching = names.iter().filter(|name| pattern.matches_with(name, options)).filter(is_asked);
+        let mut found = matching.cloned().collect::<Vec<_>>();
         found.sort();
         found
     };
@@ -187,7 +191,11 @@ mod tests {
         assert_eq!(chosen("default/train", &["data/train-0.parquet", "train.csv"]), ["data/train-0.parquet"]);
         assert_eq!(chosen("train", &["train.jsonl", "test.jsonl"]), ["train.jsonl"]);
         assert_eq!(chosen("a/b/train", &["a/b/train/1.parquet", "a/b/train/0.parquet"]).len(), 2);
-        assert_eq!(chosen("*.csv", &["a.csv", "b/c.csv"]), ["a.csv"]);
+        assert_eq!(chosen("*.csv", &["a.csv", "b/c.csv", "._a.csv"]), ["a.csv"]);
+        let hidden = ["__MACOSX/a.csv", ".git/a.csv", ".x/.a.csv"];
+        assert_eq!(chosen("*/*.csv", &hidden), [""; 0]);
+        assert_eq!(chosen("__*/*.csv", &hidden), [hidden[0]]);
+        assert_eq!(chosen(".git/a.csv", &hidden), [hidden[1]]);
         assert_eq!(chosen("sst2/test", &glue), [""; 0]);
     }
 

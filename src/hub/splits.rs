@@ -11,7 +11,7 @@ use super::settings::HubSettings;
 use super::transfer::Session;
 use super::{offline_help, parse_id_as};
 use crate::base::error::{Error, Result};
-use crate::base::files::ending;
+use crate::base::files::{DESCRIPTIONS, ending, hidden_parts};
 use crate::base::variables::expand_text;
 
 /// The branch with a dataset's rows as parquet files, `CONFIGURATION/SPLIT/0000.parquet`.
@@ -134,7 +134,7 @@ pub fn dataset_split_with(
 /// The error of a dataset without the configuration that is wanted.
 fn refused(shown: &str, config: Option<&str>, configs: &[String], listed: &[String], endings: &[&str]) -> Error {
     if configs.is_empty() {
-        let some = listed.iter().filter(|name| !name.starts_with('.')).take(8).cloned().collect::<Vec<_>>().join(", ");
+        let some = listed.iter().filter(|name| hidden_parts(name) == 0).take(8).cloned().collect::<Vec<_>>().join(", ");
         let endings = endings.iter().map(|ending| format!(".{ending}")).collect::<Vec<_>>().join(", ");
         let error = Error::data(format!("{shown} has no file of a split that ends as data.format says ({endings})"));
         return error.help(format!("it has {some}; set data.format, or name files in data.train"));
@@ -154,8 +154,8 @@ fn choose(
     endings: &[&str],
 ) -> std::result::Result<Vec<String>, Vec<String>> {
     let has_ending = |name: &&String| ending(Path::new(name)).is_some_and(|ending| endings.contains(&&*ending));
-    let visible = |name: &&String| !name.split('/').any(|part| part.starts_with('.'));
-    let placed = listing.iter().filter(has_ending).filter(visible).map(|name| (place(name), name)).collect::<Vec<_>>();
+    let is_data = |name: &&String| hidden_parts(name) == 0 && !DESCRIPTIONS.iter().any(|known| is_named(name, known));
+    let placed = listing.iter().filter(has_ending).filter(is_data).map(|name| (place(name), name)).collect::<Vec<_>>();
     let of_splits = placed.iter().filter(|((_, split), _)| SPLITS.iter().any(|word| split.starts_with(word)));
     let configs = of_splits.map(|((config, _), _)| config.clone()).collect::<BTreeSet<_>>();
     let chosen = match config {
@@ -171,6 +171,11 @@ fn choose(
         names
     };
     Ok(split.names().iter().map(|name| of(name)).find(|names| !names.is_empty()).unwrap_or_default())
+}
+
+/// Whether the file `name` of a listing is called `file`, in whichever folder.
+fn is_named(name: &str, file: &str) -> bool {
+    name.rsplit('/').next() == Some(file)
 }
 
 /// The configuration and the split of the file `name`, by the rules of `datasets`: `CONFIGURATION/SPLIT-00000-of-00001.parquet`,

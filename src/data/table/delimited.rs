@@ -1,116 +1,251 @@
 //! CSV and TSV rows.
 
-use std::io::{self, Read};
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use csv::{ByteRecord, ErrorKind, ReaderBuilder};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, spaced, too_long};
 use crate::base::error::{Error, Result};
 use crate::base::files::{Decoded, read_error};
-use crate::data::text_chunks::{not_utf8, utf16};
+use crate::data::text_chunks::{MARK, not_utf8, utf16};
 
 /// The rows of `file`, whose fields `delimiter` separates. Quotes mean something only in CSV.
 pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows> {
     let path: Arc<Path> = file.into();
-    let opened = Decoded::open(file).map_err(|error| read_error(file, &error))?;
-    let left = Arc::new(AtomicUsize::new(MAX_ROW_BYTES));
-    let limited = Limited { file: opened, left: left.clone() };
-    let mut reader = ReaderBuilder::new().delimiter(delimiter).quoting(delimiter == b',').from_reader(limited);
-    let header = reader.byte_headers().map_err(|error| malformed(&path, 1, &error))?.clone();
-    if header.is_empty() {
+    let mut records = Records::open(path.clone(), delimiter)?;
+    if !records.read()? {
         return Err(Error::data(format!("{}: expected a first row with column names, got nothing", file.display())));
     }
-    // The reader takes a mark of UTF-8 away itself.
-    if let Some(byte) = header[0].first().filter(|byte| utf16(0, **byte).is_some()) {
+    if let Some(byte) = records.bytes.first().filter(|byte| utf16(0, **byte).is_some()) {
         return Err(not_utf8(file, 0, *byte));
     }
-    let place = Place { file: path.clone(), unit: "line", number: 1 };
-    let names = (0..header.len()).map(|index| text(&header, index, "the column names").map_err(|e| e.at(&place)));
-    let names = names.collect::<Result<Vec<_>>>()?;
-    let found = columns.find(&names, file.display())?;
+    let names = (0..records.ends.len()).map(|index| records.text(index, "the column names"));
+    let names = names.collect::<Result<Vec<_>>>().map_err(|error| error.at(records.place()))?;
+    let found = columns.find(&names, file.display()).map_err(|error| match other_delimiter(&names, delimiter) {
+        Some(help) => error.help(help),
+        None => error,
+    })?;
     let (words, json) = (columns.words, columns.json);
     let of_kind = move |text: String| if json { serde_json::Value::from(text).to_string() } else { text };
-    let mut records = reader.into_byte_records();
-    let records = std::iter::from_fn(move || {
-        left.store(MAX_ROW_BYTES, Ordering::Relaxed);
-        let line = records.reader().position().line();
-        records.next().map(|record| (line, record))
-    });
-    Ok(Box::new(records.map(move |(line, record)| {
-        let record = record.map_err(|error| malformed(&path, line, &error))?;
-        let number = record.position().map_or(line, csv::Position::line);
-        let place = Place { file: path.clone(), unit: "line", number };
-        let get = |index: usize| {
-            text(&record, index, &format!("column {:?}", names[index])).map_err(|error| error.at(&place))
+    Ok(Box::new(std::iter::from_fn(move || {
+        match records.read() {
+            Ok(false) => return None,
+            Ok(true) => {}
+            Err(error) => return Some(Err(error)),
+        }
+        let place = records.place();
+        let row = || {
+            let (expected, got) = (names.len(), records.ends.len());
+            if got != expected {
+                return Err(Error::data(format!("expected {expected} columns, as the first row names, got {got}"))
+                    .help("a CSV field that holds a comma stands in double quotes; a TSV field cannot hold a tab"));
+            }
+            if expected > 1 && (0..expected).all(|index| records.field(index) == names[index].as_bytes()) {
+                return Err(Error::data("expected a row, got the column names once more").help(
+                    "files were joined, each with its first row: delete this line, or name the files one by one",
+                ));
+            }
+            let get = |index: usize| records.text(index, &format!("column {:?}", names[index]));
+            let label = found.label.map(&get).transpose()?.map(|label| match label.trim().is_empty() {
+                true => Cell::Null,
+                false if words => spaced(label),
+                false => Cell::Text(label),
+            });
+            let text = of_kind(get(found.text)?);
+            let (text, parts) = match words {
+                true => (String::new(), super::words(&names[found.text], spaced(text))?),
+                false => (text, found.choices.iter().map(|at| get(*at)).collect::<Result<_>>()?),
+            };
+            let text_pair = found.text_pair.map(&get).transpose()?.map(of_kind);
+            Ok(Row { text, text_pair, parts, label, place: place.clone() })
         };
-        let label = found.label.map(&get).transpose()?.map(|label| match label.trim().is_empty() {
-            true => Cell::Null,
-            false if words => spaced(label),
-            false => Cell::Text(label),
-        });
-        let text = of_kind(get(found.text)?);
-        let (text, parts) = match words {
-            true => (String::new(), super::words(&names[found.text], spaced(text)).map_err(|error| error.at(&place))?),
-            false => (text, found.choices.iter().map(|at| get(*at)).collect::<Result<_>>()?),
-        };
-        Ok(Row { text, text_pair: found.text_pair.map(&get).transpose()?.map(of_kind), parts, label, place })
+        Some(row().map_err(|error| error.at(&place)))
     })))
 }
 
 /// The names in the first row of `file`; none where it cannot be read.
 pub(super) fn names(file: &Path, delimiter: u8) -> Vec<String> {
-    let Ok(opened) = Decoded::open(file) else { return Vec::new() };
-    let mut reader = ReaderBuilder::new().delimiter(delimiter).quoting(delimiter == b',').from_reader(opened);
-    let names = reader.headers().map(|header| header.iter().map(str::to_owned).collect());
+    let names = Records::open(file.into(), delimiter).and_then(|mut records| {
+        records.read()?;
+        (0..records.ends.len()).map(|index| records.text(index, "the column names")).collect()
+    });
     names.unwrap_or_default()
 }
 
-fn text(record: &ByteRecord, index: usize, what: &str) -> Result<String> {
-    let bytes = &record[index];
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        let at = error.valid_up_to();
-        Error::data(format!("{what}: expected UTF-8 text, got the byte 0x{:02x} at byte {at} of the field", bytes[at]))
-            .help("convert the file to UTF-8")
-    });
-    text.map(str::to_string)
+/// Advice for a table whose `names` are one name that holds another delimiter.
+fn other_delimiter(names: &[String], delimiter: u8) -> Option<&'static str> {
+    let [name] = names else { return None };
+    let has = |byte: u8| byte != delimiter && name.as_bytes().contains(&byte);
+    [
+        (b'\t', "tabs separate the names of the first row: set data.format = \"tsv\""),
+        (b',', "commas separate the names of the first row: set data.format = \"csv\""),
+        (b';', "semicolons separate the names of the first row: write the table with commas or tabs between columns"),
+    ]
+    .into_iter()
+    .find_map(|(byte, help)| has(byte).then_some(help))
 }
 
-/// A file of which no more is read than a row may have: the parser holds a row in memory whole.
-struct Limited {
-    file: Decoded,
-    /// Bytes that may still be read for this row.
-    left: Arc<AtomicUsize>,
+/// Splits a file into records as RFC 4180 says and pandas reads them, where `\n`, `\r\n` and `\r` end a line, and counts lines as an
+/// editor does. Parsers of other crates accept a quote that is not closed, and count the lines of records in other ways.
+struct Records {
+    path: Arc<Path>,
+    file: BufReader<Decoded>,
+    delimiter: u8,
+    /// The line of the next byte, from 1.
+    line: u64,
+    /// The last byte was a carriage return: a line feed after it ends the same line.
+    is_after_return: bool,
+    /// The line at which the record begins.
+    start: u64,
+    /// The fields of the record, one after another, and where each ends.
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+    /// Whether one of them stands in quotes.
+    is_quoted: bool,
 }
 
-impl Read for Limited {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.left.load(Ordering::Relaxed);
-        if left == 0 {
-            return Err(io::ErrorKind::FileTooLarge.into());
+/// What the next byte of a record belongs to.
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    /// No record yet.
+    Between,
+    /// The first byte of a field.
+    Begin,
+    /// A field, or the rest of one after its quotes.
+    Plain,
+    /// Text between quotes.
+    Quoted,
+    /// A quote within quotes: it ends them unless another one follows.
+    Quote,
+}
+
+impl Records {
+    fn open(path: Arc<Path>, delimiter: u8) -> Result<Self> {
+        let file = Decoded::open(&path).map_err(|error| read_error(&path, &error))?;
+        let file = BufReader::with_capacity(1 << 16, file);
+        let (bytes, ends) = (Vec::new(), Vec::new());
+        Ok(Self { path, file, delimiter, line: 1, is_after_return: false, start: 1, bytes, ends, is_quoted: false })
+    }
+
+    /// Reads the next record; false at the end. Lines of white space alone are passed over, as pandas passes them over.
+    fn read(&mut self) -> Result<bool> {
+        while self.read_one()? {
+            let is_blank = self.ends.len() == 1 && self.bytes.iter().all(u8::is_ascii_whitespace);
+            if self.is_quoted || !is_blank {
+                return Ok(true);
+            }
         }
-        let most = buffer.len().min(left);
-        let read = self.file.read(&mut buffer[..most])?;
-        self.left.store(left - read, Ordering::Relaxed);
-        Ok(read)
+        Ok(false)
+    }
+
+    fn read_one(&mut self) -> Result<bool> {
+        self.bytes.clear();
+        self.ends.clear();
+        self.is_quoted = false;
+        let (mut state, mut read, mut quote) = (State::Between, 0, 0);
+        loop {
+            let buffer = self.file.fill_buf().map_err(|error| read_error(&self.path, &error))?;
+            if buffer.is_empty() {
+                return match state {
+                    State::Between => Ok(false),
+                    State::Quoted => Err(self.not_closed(quote)),
+                    State::Begin | State::Plain | State::Quote => {
+                        self.ends.push(self.bytes.len());
+                        Ok(true)
+                    }
+                };
+            }
+            let (mut taken, mut is_whole) = (0, false);
+            while let (false, Some(&byte)) = (is_whole, buffer.get(taken)) {
+                taken += 1;
+                let ends_line = byte == b'\n' || byte == b'\r';
+                let line = self.line;
+                // The line feed of `\r\n` was counted with the carriage return.
+                self.line += u64::from(ends_line && !(byte == b'\n' && self.is_after_return));
+                self.is_after_return = byte == b'\r';
+                if state == State::Between {
+                    if ends_line {
+                        continue;
+                    }
+                    (self.start, state) = (line, State::Begin);
+                }
+                state = match (state, byte) {
+                    (State::Begin, b'"') if self.delimiter == b',' => {
+                        (quote, self.is_quoted) = (line, true);
+                        State::Quoted
+                    }
+                    (State::Quoted, b'"') => State::Quote,
+                    (State::Quoted, _) | (State::Quote, b'"') => {
+                        self.bytes.push(byte);
+                        State::Quoted
+                    }
+                    (_, byte) if byte == self.delimiter => {
+                        self.ends.push(self.bytes.len());
+                        State::Begin
+                    }
+                    _ if ends_line => {
+                        self.ends.push(self.bytes.len());
+                        is_whole = true;
+                        state
+                    }
+                    _ => {
+                        self.bytes.push(byte);
+                        // A byte-order mark before a record, of a file or of one that was joined to it, is no part of the field.
+                        let is_mark = byte == 0xbf && self.ends.is_empty() && self.bytes == MARK_BYTES;
+                        if is_mark {
+                            self.bytes.clear();
+                        }
+                        if is_mark { State::Begin } else { State::Plain }
+                    }
+                };
+            }
+            self.file.consume(taken);
+            if is_whole {
+                return Ok(true);
+            }
+            read += taken;
+            if read > MAX_ROW_BYTES {
+                let error = too_long(self.place());
+                let open = matches!(state, State::Quoted);
+                return Err(if open {
+                    error.help(format!("a quote opens in line {quote} and is not closed"))
+                } else {
+                    error
+                });
+            }
+        }
+    }
+
+    /// The error of a quote that opens in `line` and is open at the end of the file.
+    fn not_closed(&self, line: u64) -> Error {
+        Error::data(format!(
+            "{} line {line}: expected the quote that opens column {} to be closed, got the end of the file",
+            self.path.display(),
+            self.ends.len() + 1
+        ))
+        .help("a quote within a field in quotes is written twice; a field that begins with a quote stands in quotes")
+    }
+
+    fn place(&self) -> Place {
+        Place { file: self.path.clone(), unit: "line", number: self.start }
+    }
+
+    fn field(&self, index: usize) -> &[u8] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.bytes[start..self.ends[index]]
+    }
+
+    fn text(&self, index: usize, what: &str) -> Result<String> {
+        let bytes = self.field(index);
+        let text = std::str::from_utf8(bytes).map_err(|error| {
+            let at = error.valid_up_to();
+            let byte = bytes[at];
+            Error::data(format!("{what}: expected UTF-8 text, got the byte 0x{byte:02x} at byte {at} of the field"))
+                .help("convert the file to UTF-8")
+        });
+        text.map(str::to_string)
     }
 }
 
-/// The error for `file`, whose row at `line` cannot be read.
-fn malformed(file: &Arc<Path>, line: u64, error: &csv::Error) -> Error {
-    match error.kind() {
-        ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-            too_long(Place { file: file.clone(), unit: "line", number: line })
-        }
-        ErrorKind::Io(error) => Error::io(format!("read {}", file.display()), error),
-        ErrorKind::UnequalLengths { pos, expected_len, len } => {
-            let number = pos.as_ref().map_or(0, csv::Position::line);
-            let place = Place { file: file.clone(), unit: "line", number };
-            Error::data(format!("{place}: expected {expected_len} columns, as the first row names, got {len}"))
-                .help("a CSV field that holds a comma stands in double quotes; a TSV field cannot hold a tab")
-        }
-        _ => Error::data(format!("{}: {error}", file.display())),
-    }
-}
+/// [`MARK`] in UTF-8.
+const MARK_BYTES: [u8; MARK.len_utf8()] = [0xef, 0xbb, 0xbf];

@@ -1,10 +1,11 @@
 //! Tables of text: CSV, TSV, JSON lines and parquet, read row by row in a fixed order, so that a table may be larger than
 //! memory. Only the columns that a run names are kept. Nothing here knows tokens or what a label means.
 //!
-//! - CSV: RFC 4180, fields may stand in double quotes and span lines; the first row names the columns.
+//! - CSV: RFC 4180, fields may stand in double quotes and span lines; the first row names the columns. A quote that is not closed
+//!   is an error.
 //! - TSV: no quoting, a quote is a character like any other; a row is a line, the first names the columns.
-//! - JSONL: an object a line; every object must have the columns.
-//! - parquet: columns of strings, numbers and lists, as JSON nested ones too; uncompressed, Snappy, gzip or zstd.
+//! - JSONL: an object a line, or a file that is one list of objects or has it in `data`; every object must have the columns.
+//! - parquet: columns of strings, numbers and lists, as JSON nested ones too.
 //!
 //! Files of text may be archives of gzip or zstd.
 
@@ -338,6 +339,123 @@ mod tests {
     }
 
     #[test]
+    fn csv_is_split_as_pandas_splits_it() {
+        // `pandas.read_csv(text, keep_default_na=False, dtype=str)`.
+        for (text, rows) in [
+            ("label,text\n x,y\n", &[(" x", "y")][..]),
+            ("label,text\n  \n\nx,y\n", &[("x", "y")]),
+            ("label,text\n\"x\" ,y\n", &[("x ", "y")]),
+            ("label,text\n\"x\"z\"w\",y\n", &[("xz\"w\"", "y")]),
+            ("label,text\r\"x\r\ny\",2\r", &[("x\r\ny", "2")]),
+            ("label,text\n ,\"\"\n", &[(" ", "")]),
+            ("\u{feff}\"label\",text\r\n1,2", &[("1", "2")]),
+        ] {
+            let read = read("a.csv", text.as_bytes(), DataFormat::Csv, columns()).unwrap();
+            let expected = rows.iter().map(|(label, text)| (*text, Cell::Text((*label).into()))).collect::<Vec<_>>();
+            assert_eq!(cells(&read), expected.iter().map(|(text, cell)| (*text, cell)).collect::<Vec<_>>(), "{text:?}");
+        }
+        let one = Columns { text: "text".into(), ..Columns::default() };
+        let rows = read("a.csv", b"text\n \n\" \"\n\"\"\nx\n", DataFormat::Csv, one).unwrap();
+        assert_eq!(rows.iter().map(|row| row.text.as_str()).collect::<Vec<_>>(), [" ", "", "x"]);
+    }
+
+    #[test]
+    fn lines_are_those_of_an_editor() {
+        for end in ["\n", "\r\n", "\r"] {
+            let text = "label,text\n\n1,\"a\nb\n\"\n  \n2,c\n3,d\n".replace('\n', end);
+            let rows = read("a.csv", text.as_bytes(), DataFormat::Csv, columns()).unwrap();
+            let places = rows.iter().map(|row| row.place.number).collect::<Vec<_>>();
+            assert_eq!(places, [3, 7, 8], "{end:?}");
+            let open = text.replace("2,c", "2,\"c");
+            refused("a.csv", open.as_bytes(), DataFormat::Csv, &["a.csv line 7", "column 2", "end of the file"]);
+            let open = text.replace("\"a", "\"a\",\"\"");
+            refused("a.csv", open.as_bytes(), DataFormat::Csv, &["a.csv line 3", "expected 2 columns", "got 3"]);
+            let open = text.replace("2,c", "\"2\n\n\",\"c");
+            refused("a.csv", open.as_bytes(), DataFormat::Csv, &["a.csv line 9", "column 2"]);
+        }
+        let long = format!("label,text\n1,\"a\n{}", "x,y\n".repeat(MAX_ROW_BYTES / 4 + 1));
+        refused("a.csv", long.as_bytes(), DataFormat::Csv, &["line 2", "64 MiB", "a quote opens in line 2"]);
+    }
+
+    #[test]
+    fn files_that_were_joined_are_told_by_their_marks_and_names() {
+        let csv = "label,text\n1,a\n\u{feff}2,b\n\u{feff}\"3\",c\n";
+        let rows = read("a.csv", csv.as_bytes(), DataFormat::Csv, columns()).unwrap();
+        let labels = rows.iter().map(|row| row.label.clone().unwrap()).collect::<Vec<_>>();
+        assert_eq!(labels, ["1", "2", "3"].map(|label| Cell::Text(label.into())));
+        for second in ["label,text", "\u{feff}label,text", "\"label\",\"text\""] {
+            let csv = format!("label,text\r\n1,a\r\n{second}\r\n2,b\r\n");
+            refused("a.csv", csv.as_bytes(), DataFormat::Csv, &["line 3", "the column names once more", "one by one"]);
+        }
+        refused("a.tsv", b"label\ttext\n1\ta\nlabel\ttext\n", DataFormat::Tsv, &["line 3", "once more"]);
+        let lines = "{\"text\": \"a\", \"label\": 1}\n\u{feff}{\"text\": \"b\", \"label\": 2}\n\u{feff}\n";
+        assert_eq!(read("a.jsonl", lines.as_bytes(), DataFormat::Jsonl, columns()).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn another_delimiter_is_named() {
+        refused("a.csv", b"label\ttext\n1\ta\n", DataFormat::Csv, &["no column", "data.format = \"tsv\""]);
+        refused("a.tsv", b"label,text\n1,a\n", DataFormat::Tsv, &["no column", "data.format = \"csv\""]);
+        refused("a.csv", b"label;text\n1;a\n", DataFormat::Csv, &["no column", "semicolons"]);
+    }
+
+    #[test]
+    fn lists_of_rows_are_rows() {
+        let rows = |text: &str, format| {
+            let rows = read("a.json", text.as_bytes(), format, columns())?;
+            let cell = |row: &Row| (row.text.clone(), row.label.clone().unwrap(), row.place.number);
+            Ok::<_, Error>(rows.iter().map(cell).collect::<Vec<_>>())
+        };
+        let expected = [("a]\"}".to_owned(), Cell::Integer(1), 1), ("b".to_owned(), Cell::Integer(2), 2)];
+        let (one, two) = (r#"{"text": "a]\"}", "label": 1, "x": [{}]}"#, r#"{"label":2,"text":"b"}"#);
+        let indented =
+            "[\n {\n  \"text\": \"a]\\\"}\",\n  \"label\": 1\n },\n {\n  \"label\": 2,\n  \"text\": \"b\"\n }\n]\n";
+        for text in [
+            format!("{one}\n{two}\n"),
+            format!("[{one},{two}]"),
+            format!("\u{feff} [\n{one}\n,\r\n{two} ]\n"),
+            indented.to_owned(),
+            format!("{{\"data\": {indented}}}"),
+            format!("{{\"version\": {{\"data\": [1]}}, \"data\": [{one},{two}], \"more\": 1}}\n"),
+            format!("{{\n \"version\": \"a\",\n \"data\": {indented}\n}}"),
+        ] {
+            assert_eq!(rows(&text, DataFormat::Jsonl).unwrap(), expected, "{text}");
+        }
+        // A row that has a list called `data` beside its columns is a row.
+        let row = "{\"text\": \"a\", \"label\": 1, \"data\": [{\"text\": \"no\", \"label\": 2}]}";
+        assert_eq!(rows(row, DataFormat::Jsonl).unwrap(), [("a".to_owned(), Cell::Integer(1), 1)]);
+        // `datasets` calls the column of a list of texts `text`.
+        let texts = Columns { text: "text".into(), ..Columns::default() };
+        assert_eq!(read("a.json", b"[\"a\", \"b\"]", DataFormat::Jsonl, texts).unwrap()[1].text, "b");
+        assert_eq!(rows("[]", DataFormat::Jsonl).unwrap(), []);
+        for (text, parts) in [
+            (format!("[{one},\n{two}"), ["line 2", "the end of the list"]),
+            (format!("[{one},\n]"), ["line 2", "a row after the comma"]),
+            (format!("[{one}\n{two}]"), ["line 2", "a comma or the end"]),
+            (format!("[{one}]\n{two}"), ["line 2", "nothing after the list"]),
+            ("[\n{\"text\": \"a\",\n \"label\": }]".to_owned(), ["row 1", "line 3 column 11"]),
+            ("{\n \"text\": \"a\",\n \"label\": 1\n}\n".to_owned(), ["line 1", "not closed"]),
+        ] {
+            let error = rows(&text, DataFormat::Jsonl).unwrap_err().to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_json_does_not_have_are_named() {
+        let line =
+            |label: &str| format!("{{\"text\": \"a NaN \\\"NaN\", \"label\": {label}, \"other\": [NaN, -Infinity]}}\n");
+        let rows = read("a.jsonl", (line("1") + &line("-Infinity")).as_bytes(), DataFormat::Jsonl, columns()).unwrap();
+        let numbers = [Cell::Integer(1), Cell::Number(f64::NEG_INFINITY)];
+        assert_eq!(cells(&rows), [("a NaN \"NaN", &numbers[0]), ("a NaN \"NaN", &numbers[1])]);
+        let nan = read("a.json", format!("[{}]", line("NaN")).as_bytes(), DataFormat::Jsonl, columns()).unwrap();
+        assert!(matches!(nan[0].label, Some(Cell::Number(number)) if number.is_nan()));
+        let jsonl = DataFormat::Jsonl;
+        refused("a", b"{\"text\": NaN, \"label\": 1}", jsonl, &["line 1", "expected text, got NaN"]);
+        refused("a", b"{\"text\": \"x\", \"label\": nan}", jsonl, &["line 1: malformed JSON: column 25", "\"nan}\""]);
+    }
+
+    #[test]
     fn archives_are_read_as_what_they_hold() {
         use std::io::Write;
         let csv = "label,text\npos,one\nneg,two\n";
@@ -407,7 +525,8 @@ mod tests {
         refused("a", b"{\"text\": 3, \"label\": 1}", jsonl, &["line 1", "expected text, got 3"]);
         refused("a", b"{\"text\": \"x\", \"label\": [[1]]}", jsonl, &["line 1", "column \"label\"", "got [[1]]"]);
         refused("a", b"{\"text\": ", jsonl, &["line 1", "malformed JSON"]);
-        refused("a", b"[1]", jsonl, &["line 1", "expected an object"]);
+        refused("a", b"[1]", jsonl, &["row 1", "expected an object"]);
+        refused("a", b"1", jsonl, &["line 1", "expected an object"]);
         refused("a", b"{\"text\": \"\xff\"}", jsonl, &["line 1", "UTF-8"]);
         refused("a", b"no parquet", DataFormat::Parquet, &["not a whole parquet file"]);
     }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use parquet::basic::ConvertedType;
+use parquet::basic::{Compression, ConvertedType, LogicalType, Type as PhysicalType};
 use parquet::file::metadata::FileMetaData;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
@@ -21,9 +21,9 @@ use crate::base::files::read_error;
 /// The rows of `file`. Values that do not fit together make the library panic.
 pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
     let path: Arc<Path> = file.into();
-    let mut rows = Some(caught(|| open(&path, columns)).unwrap_or_else(|panic| Err(damaged(&path, &panic)))?);
+    let mut rows = Some(caught(|| open(&path, columns)).unwrap_or_else(|_| Err(damaged(&path)))?);
     Ok(Box::new(std::iter::from_fn(move || {
-        let row = caught(|| rows.as_mut()?.next()).unwrap_or_else(|panic| Some(Err(damaged(&path, &panic))));
+        let row = caught(|| rows.as_mut()?.next()).unwrap_or_else(|_| Some(Err(damaged(&path))));
         // A reader that has panicked is not used again.
         if !matches!(row, Some(Ok(_))) {
             rows = None;
@@ -44,9 +44,9 @@ pub(super) fn names(file: &Path) -> Vec<String> {
 fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
     let (file, path) = (&**path, path.clone());
     let opened = File::open(file).map_err(|error| read_error(file, &error))?;
-    let reader = SerializedFileReader::new(opened).map_err(|error| {
-        Error::data(format!("{}: not a whole parquet file: {error}", file.display()))
-            .help("its end holds the index: a download that was cut short must be made again")
+    let reader = SerializedFileReader::new(opened).map_err(|_| {
+        Error::data(format!("{}: not a whole parquet file: the index at its end cannot be read", file.display()))
+            .help("a download that was cut short must be made again")
     })?;
     let metadata = reader.metadata().file_metadata();
     let class_names = names_of_classes(file, metadata, columns)?;
@@ -63,13 +63,17 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
             format!("{}: column {:?}: expected text or numbers, got a nested type", path.display(), nested.name());
         return Err(Error::data(message));
     }
+    for field in &wanted {
+        check_types(field.name(), field).map_err(|error| error.at(file.display()))?;
+    }
+    check_codecs(&reader, columns).map_err(|error| error.at(file.display()))?;
     let projection = Type::group_type_builder(schema.name()).with_fields(wanted).build();
     let rows = projection.and_then(|projection| reader.into_iter().project(Some(projection)));
-    let rows = rows.map_err(|error| damaged(&path, &error))?;
+    let rows = rows.map_err(|_| damaged(&path))?;
     let columns = columns.clone();
     Ok(Box::new(rows.enumerate().map(move |(index, record)| {
         let place = Place { file: path.clone(), unit: "row", number: index as u64 + 1 };
-        let record = record.map_err(|error| damaged(&path, &error))?;
+        let record = record.map_err(|_| damaged(&path))?;
         let get = |name: &str| record.get_column_iter().find_map(|(column, field)| (column == name).then_some(field));
         let get = |name: &str| get(name).unwrap_or(&Field::Null);
         let text = |name: &str| {
@@ -113,6 +117,40 @@ fn names_of_classes(path: &Path, metadata: &FileMetaData, columns: &Columns) -> 
     }
 }
 
+/// Checks that the values of the column `name` are of types that are read. Others would be numbers without their unit, or make the
+/// library panic.
+fn check_types(name: &str, field: &Type) -> Result<()> {
+    if field.is_group() {
+        return field.get_fields().iter().try_for_each(|inner| check_types(name, inner));
+    }
+    let info = field.get_basic_info();
+    let kind = match (info.logical_type_ref(), info.converted_type()) {
+        (Some(LogicalType::Timestamp(_)), _)
+        | (_, ConvertedType::TIMESTAMP_MILLIS | ConvertedType::TIMESTAMP_MICROS) => "timestamp",
+        (Some(LogicalType::Time(_)), _) | (_, ConvertedType::TIME_MILLIS | ConvertedType::TIME_MICROS) => "time of day",
+        (Some(LogicalType::Date), _) | (_, ConvertedType::DATE) => "date",
+        (_, ConvertedType::INTERVAL) => "interval",
+        _ if field.get_physical_type() == PhysicalType::INT96 => "timestamp (int96)",
+        _ => return Ok(()),
+    };
+    Err(Error::data(format!("column {name:?}: expected text or numbers, got values of the type {kind}"))
+        .help("write the column as text or as a number, for example with `astype(str)` of pandas"))
+}
+
+/// Checks that the columns that are read are compressed by a codec that Kiln has.
+fn check_codecs(reader: &SerializedFileReader<File>, columns: &Columns) -> Result<()> {
+    let metadata = reader.metadata();
+    let chunks = metadata.row_groups().iter().flat_map(|group| group.columns());
+    for chunk in chunks.filter(|chunk| chunk.compression() == Compression::LZO) {
+        let root = chunk.column_path().parts().first().map(String::as_str).unwrap_or_default();
+        if columns.names().any(|name| name == root) {
+            return Err(Error::data(format!("column {root:?}: expected a codec such as snappy, zstd or lz4, got lzo"))
+                .help("write the file again with the codec zstd"));
+        }
+    }
+    Ok(())
+}
+
 fn text(name: &str, field: &Field) -> Result<String> {
     match field {
         Field::Str(text) => Ok(text.clone()),
@@ -136,8 +174,10 @@ fn json(field: &Field) -> Value {
         Field::UShort(value) => Value::from(*value),
         Field::UInt(value) => Value::from(*value),
         Field::ULong(value) => Value::from(*value),
+        Field::Float16(value) => Value::from(value.to_f64()),
         Field::Float(value) => Value::from(*value),
         Field::Double(value) => Value::from(*value),
+        Field::Decimal(_) => field.to_string().parse::<f64>().map_or(Value::Null, Value::from),
         Field::Null => Value::Null,
         Field::ListInternal(list) => list.elements().iter().map(json).collect(),
         Field::Group(row) => {
@@ -159,6 +199,11 @@ fn cell(name: &str, field: &Field) -> Result<Cell> {
         Field::UShort(value) => Cell::Integer((*value).into()),
         Field::UInt(value) => Cell::Integer((*value).into()),
         Field::ULong(value) => Cell::Integer((*value).into()),
+        Field::Float16(value) => Cell::Number(value.to_string().parse().unwrap_or_else(|_| value.to_f64())),
+        Field::Decimal(_) => match field.to_string().parse() {
+            Ok(whole) => Cell::Integer(whole),
+            Err(_) => Cell::Number(field.to_string().parse().unwrap_or(f64::NAN)),
+        },
         // The number that has these digits: 0.1 in 32 bits is 0.1 in a text.
         Field::Float(value) => Cell::Number(value.to_string().parse().unwrap_or_else(|_| (*value).into())),
         Field::Double(value) => Cell::Number(*value),
@@ -170,6 +215,7 @@ fn cell(name: &str, field: &Field) -> Result<Cell> {
     })
 }
 
-fn damaged(file: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::data(format!("{}: damaged parquet file: {error}", file.display()))
+fn damaged(file: &Path) -> Error {
+    Error::data(format!("{}: damaged parquet file: its columns cannot be decoded", file.display()))
+        .help("make the download or the export again")
 }
