@@ -238,6 +238,7 @@ pub fn columns(
         text_pair: pair.or_else(|| is_choice.then(|| "sent2".into())),
         words: task == Task::TokenClassification,
         json: false,
+        beside: Vec::new(),
         choices: match choices {
             [] if is_choice => (0..4).map(|choice| format!("ending{choice}")).collect(),
             named => named.to_vec(),

@@ -139,7 +139,8 @@ pub struct DataSection {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice_columns: Option<Vec<String>>,
     /// The column with conversations, for the task `clm` on `jsonl` and `parquet`: each a list of messages with `role` and
-    /// `content`, which the tokenizer's chat template writes as text. Not with `completion_column`. Default: none.
+    /// `content`, or `from` and `value`, which the tokenizer's chat template writes as text. Not with `completion_column`. Default:
+    /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub messages_column: Option<String>,
     /// The column with prompts, for the task `clm` on tables: texts, or lists of messages. Default: `prompt` where there is a
@@ -158,7 +159,8 @@ pub struct DataSection {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_only_loss: Option<bool>,
     /// Whether the loss counts the words of the assistant alone, where there is a `messages_column`: what a template encloses in `{%
-    /// generation %}`, or what the messages of the role `assistant` add. Default: false.
+    /// generation %}`, or what the messages of the role `assistant` add, but for those with `weight` 0 or `train` false. Default:
+    /// false.
     pub assistant_only_loss: bool,
     /// Whether several rows of `messages_column` or `completion_column` stand in one sample of at most `max_length` tokens, each
     /// with attention and positions of its own. Default: false.

@@ -156,6 +156,7 @@ impl Predictor<'_> {
             text: options.text_column.clone(),
             words: task == Task::TokenClassification,
             json: false,
+            beside: Vec::new(),
             text_pair: options.text_pair_column.clone(),
             choices: options.choice_columns.clone(),
             label: None,

@@ -423,11 +423,108 @@ fn packed_instructions_have_the_losses_that_they_have_alone() {
         (
             &["data.messages_column=prompt", "data.chat_template_path=template.jinja"],
             3,
-            "line 1: expected a list of messages",
+            "line 1: messages: expected a list of messages",
         ),
         (&["data.completion_column=completion", "data.max_length=4"], 3, "no token of the rows has a loss"),
         (&["data.completion_column=completion", "data.block_size=16"], 2, "data.block_size"),
     ] {
         fails(&mut run("refused", "plan", keys), code, &[says]);
     }
+}
+
+/// Rows of OpenAI's form, of ShareGPT's, with keys that are null and with the system message in a column are one conversation.
+#[test]
+fn forms_of_chat_rows_have_one_loss_or_are_refused() {
+    let folder = folder();
+    let folder = folder.path();
+    with_instructions(folder);
+    with_tokenizer(folder);
+    let write = |rows: &[Value]| {
+        let text = rows.iter().map(|row| format!("{row}\n")).collect::<String>();
+        std::fs::write(folder.join("validation.jsonl"), text).unwrap();
+    };
+    let template = "{% for m in messages %}<{{ m.role }}>{% if 'content' in m %}{{ m.content }}{% endif %}\
+                    {% if m.tool_calls is defined %}{{ m.tool_calls | tojson }}{% endif %}</>{% endfor %}\
+                    {% if tools %}{{ tools | tojson }}{% endif %}{% if documents %}{{ documents[0].text }}{% endif %}{{ style }}";
+    std::fs::write(folder.join("template.jinja"), template).unwrap();
+    let keys =
+        ["data.messages_column=messages", "data.chat_template_path=template.jinja", "data.assistant_only_loss=true"];
+    let run = |name: &str, verb: &str, more: &[&str]| {
+        let output = format!("run.output_dir={name}");
+        let always = ["trainer.eval_strategy=epoch", "trainer.max_steps=1", &output];
+        command(folder, verb, "gpt2.toml", &[&INSTRUCTIONS[..], &keys, &always, more].concat())
+    };
+    let said = |command: &mut Command| {
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        said
+    };
+    let (system, user, answer) = ("Be brief.", "Where?", "In Rome.");
+    let messages = json!([
+        { "role": "system", "content": system }, { "role": "user", "content": user }, { "role": "assistant", "content": answer }
+    ]);
+    let turns = json!([{ "from": "human", "value": user }, { "from": "gpt", "value": answer, "weight": 1 }]);
+    let nulls = json!([
+        { "role": "system", "content": system, "tool_calls": null, "name": null },
+        { "role": "user", "content": user, "tool_calls": null }, { "role": "assistant", "content": answer, "tool_calls": null }
+    ]);
+    let mut losses = Vec::new();
+    for (name, row) in [
+        ("openai", json!({ "messages": messages })),
+        ("sharegpt", json!({ "messages": turns, "system": system, "id": 7, "images": [] })),
+        ("nulls", json!({ "messages": nulls, "tools": null, "documents": null, "system": null })),
+    ] {
+        write(&[row]);
+        let said = said(&mut run(name, "train", &[]));
+        assert_eq!(said.contains("the column id is not learned"), name == "sharegpt", "{said}");
+        losses.push(eval_loss(folder, name));
+    }
+    assert!(losses.iter().all(|loss| *loss == losses[0]), "{losses:?}");
+    // A row that does not count has no loss; the other one is left.
+    let left_out = json!([{ "role": "user", "content": "x" }, { "role": "assistant", "content": "y", "weight": 0 }]);
+    write(&[json!({ "messages": messages }), json!({ "messages": left_out })]);
+    succeeds(&mut run("weights", "train", &[]));
+    assert_eq!(eval_loss(folder, "weights"), losses[0]);
+    // Arguments of the template that follow the answer are no part of the loss, unless all is.
+    let whole = ["data.assistant_only_loss=false"];
+    let mut losses = Vec::new();
+    for (name, more) in [
+        ("plain", json!({})),
+        ("tools", json!({ "tools": [{ "type": "function" }] })),
+        ("documents", json!({ "documents": [{ "text": "Rome is a city." }] })),
+        ("variables", json!({ "chat_template_kwargs": { "style": "short" } })),
+    ] {
+        let mut row = json!({ "messages": messages });
+        row.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        write(&[row]);
+        succeeds(&mut run(name, "train", &whole));
+        losses.push(eval_loss(folder, name));
+    }
+    losses.sort_by(f64::total_cmp);
+    losses.dedup();
+    assert_eq!(losses.len(), 4, "{losses:?}");
+    let refused = |row: Value, more: &[&str], says: &[&str]| {
+        write(&[json!({ "messages": messages }), row]);
+        fails(&mut run("refused", "plan", more), 3, says);
+    };
+    let image = json!([{ "role": "user", "content": [{ "type": "image" }] }]);
+    refused(
+        json!({ "messages": [{ "role": "user" }] }),
+        &[],
+        &["line 2", "message 1", "expected a content or tool_calls"],
+    );
+    refused(json!({ "messages": messages, "images": ["a.png"] }), &[], &["line 2", "column images", "text alone"]);
+    refused(json!({ "messages": messages, "system": "Be long." }), &[], &["line 2", "two system messages"]);
+    refused(json!({ "messages": image }), &[], &["line 2: message 1: part 1 of content"]);
+    refused(json!({ "messages": left_out }), &whole, &["line 2: message 2", "data.assistant_only_loss = true"]);
+    refused(json!({ "messages": messages, "input_ids": [1] }), &[], &["line 2", "data.format = \"tokenized\""]);
+    // What a template writes of the time is not kept.
+    let cached = || std::fs::read_dir(folder.join("kiln-cache/rows")).map_or(0, Iterator::count);
+    write(&[json!({ "messages": messages })]);
+    let before = cached();
+    std::fs::write(folder.join("template.jinja"), format!("{template}{{{{ strftime_now('%Y') }}}}")).unwrap();
+    let said = said(&mut run("clock", "train", &whole));
+    assert!(said.contains("the chat template writes the time"), "{said}");
+    assert_eq!(cached(), before);
 }

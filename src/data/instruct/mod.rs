@@ -3,11 +3,14 @@
 //! from a chat template gets no more special tokens, and a row that is too long loses its end.
 
 pub mod packed;
+mod python;
+pub mod rows;
 pub mod template;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -16,15 +19,16 @@ use tokenizers::parallelism::MaybeParallelIterator;
 use super::rows::Scan;
 use super::store::{Column, Format, OnProgress, Store, Writer};
 use super::stream::{self, Made};
-use super::table::{Row, Table};
+use super::table::{Columns, Row, Table};
 use super::tokenizer::Tokenizer;
 use super::{Dataset, Example, IGNORED, Label};
 use crate::base::error::{Error, Result};
 use crate::cache::mapped::Kind;
+use rows::{Beside, Message};
 use template::ChatTemplate;
 
 const FORMAT: Format = Format {
-    kind: Kind { magic: b"KILNSFT1", name: "store of instructions", extension: "rows" },
+    kind: Kind { magic: b"KILNSFT2", name: "store of instructions", extension: "rows" },
     columns: &["input_ids", "counts"],
 };
 
@@ -46,6 +50,14 @@ pub struct Encoder {
     pub completion_only_loss: bool,
     /// Whether the loss counts the words of the assistant alone, in conversations.
     pub assistant_only_loss: bool,
+    /// What was told of the rows.
+    pub told: Arc<Mutex<BTreeSet<String>>>,
+}
+
+/// The columns of rows whose texts stand in `text`, or in `text` and `text_pair`.
+pub fn columns(text: String, text_pair: Option<String>) -> Columns {
+    let beside = rows::COLUMNS.names.iter().map(|name| name.name.to_owned()).collect();
+    Columns { text, text_pair, json: true, beside, ..Columns::default() }
 }
 
 /// Tokens, and whether the loss of each counts.
@@ -57,9 +69,10 @@ struct Encoded {
 impl Encoder {
     /// The hash of everything that decides the tokens, besides the rows.
     fn hash_into(&self, hash: &mut Sha256) {
-        hash.update(self.tokenizer.content_hash());
-        let Self { max_length, completion_only_loss, assistant_only_loss, .. } = self;
-        let template = self.template.as_ref().map(ChatTemplate::source);
+        // Every field is named, so that a new one is not forgotten.
+        let Self { tokenizer, template, max_length, completion_only_loss, assistant_only_loss, told: _ } = self;
+        hash.update(tokenizer.content_hash());
+        let template = template.as_ref().map(|template| (template.source(), template.tokens()));
         hash.update(format!("{max_length} {completion_only_loss} {assistant_only_loss} {template:?}"));
     }
 
@@ -68,19 +81,63 @@ impl Encoder {
         let value = |text: &str| -> Result<Value> {
             serde_json::from_str(text).map_err(|error| Error::data(format!("malformed JSON: {error}")))
         };
+        let beside = match row.parts.first().map(|text| value(text)).transpose()? {
+            Some(Value::Object(columns)) => Beside::read(columns)?,
+            _ => Beside::default(),
+        };
+        self.tell(&beside.told);
         let mut encoded = match (value(&row.text)?, row.text_pair.as_deref().map(value).transpose()?) {
-            (Value::String(prompt), Some(Value::String(completion))) => self.texts(&prompt, completion)?,
-            (prompt @ Value::Array(_), Some(completion @ Value::Array(_))) => self.turns(&prompt, &completion)?,
+            (Value::String(prompt), Some(Value::String(completion))) => {
+                if beside.is_for_a_template() {
+                    return Err(Error::data(
+                        "the row has a column system, tools, documents or chat_template_kwargs, and its prompt is a text, \
+                         which no chat template writes",
+                    )
+                    .help("write prompt and completion as lists of messages, or leave the column out"));
+                }
+                self.texts(&prompt, completion)?
+            }
+            (prompt @ Value::Array(_), Some(completion @ Value::Array(_))) => {
+                self.turns(&prompt, &completion, &beside)?
+            }
             (_, Some(_)) => {
                 return Err(Error::data("expected prompt and completion to be two texts, or two lists of messages"));
             }
-            (messages, None) => self.conversation(&messages)?,
+            (messages, None) => self.conversation(&messages, &beside)?,
         };
         encoded.ids.truncate(self.max_length);
         encoded.counts.truncate(self.max_length);
         match encoded.ids.is_empty() {
             true => Err(Error::data("the row has no token").help("leave the row out")),
             false => Ok(encoded),
+        }
+    }
+
+    /// Says each of `lines` that was not said before.
+    fn tell(&self, lines: &[String]) {
+        for line in lines {
+            // A row that could not be read has left the set whole.
+            if self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
+                tracing::warn!("rows: {line}");
+            }
+        }
+    }
+
+    /// The messages of `value`, after the system message that stands beside them.
+    fn messages(&self, value: &Value, beside: &Beside, template: &ChatTemplate) -> Result<Vec<Message>> {
+        let (mut read, told) = rows::messages(value, |key| template.names(key))?;
+        self.tell(&told);
+        let Some(system) = &beside.system else { return Ok(read) };
+        match &read[0].keys["role"] {
+            role if role != "system" => {
+                let value = serde_json::json!([{ "role": "system", "content": system }]);
+                let (mut whole, _) = rows::messages(&value, |_| true)?;
+                whole.append(&mut read);
+                Ok(whole)
+            }
+            _ if read[0].keys.get("content").is_some_and(|content| content == system) => Ok(read),
+            _ => Err(Error::data("the column system and the first message are two system messages, and they differ")
+                .help("leave one of them out")),
         }
     }
 
@@ -91,34 +148,56 @@ impl Encoder {
         }
         let before = self.tokenizer.around()?.0;
         let whole = format!("{prompt}{completion}");
-        let of_prompt = self.ids(prompt)?.len() + before.len();
+        let of_prompt = [before.clone(), self.ids(prompt)?].concat();
         let ids = [before, self.ids(&whole)?].concat();
-        Ok(self.after_prompt(ids, of_prompt))
+        Ok(self.after_prompt(ids, &of_prompt))
     }
 
-    fn turns(&self, prompt: &Value, completion: &Value) -> Result<Encoded> {
+    fn turns(&self, prompt: &Value, completion: &Value, beside: &Beside) -> Result<Encoded> {
         let template = self.template()?;
-        let (prompt, completion) = (messages(prompt)?, messages(completion)?);
-        let whole = Value::from([prompt, completion].concat());
-        let of_prompt = self.ids(&template.render(&Value::from(prompt), true)?)?.len();
-        let ids = self.ids(&template.render(&whole, false)?)?;
-        Ok(self.after_prompt(ids, of_prompt))
+        let prompt = self.messages(prompt, beside, template).map_err(|error| error.at("prompt"))?;
+        let completion = self.messages(completion, &Beside::default(), template).map_err(|e| e.at("completion"))?;
+        let mut whole = prompt.clone();
+        whole.extend(completion);
+        if let Some(index) = whole.iter().position(|message| message.counts == Some(false)) {
+            return Err(Error::data(format!(
+                "message {}: it says that it does not count in the loss, and a completion counts whole",
+                index + 1
+            ))
+            .help(
+                "write the row as one list of messages, with data.messages_column and data.assistant_only_loss = true",
+            ));
+        }
+        let of_prompt = self.ids(&template.render(&list(&prompt), &beside.arguments, true)?)?;
+        let ids = self.ids(&template.render(&list(&whole), &beside.arguments, false)?)?;
+        Ok(self.after_prompt(ids, &of_prompt))
     }
 
-    /// All of `ids`, of which those of the prompt count where the loss is not that of the completion alone.
-    fn after_prompt(&self, ids: Vec<u32>, of_prompt: usize) -> Encoded {
+    /// All of `ids`, of which those of the prompt count where the loss is not that of the completion alone. A completion begins
+    /// where the tokens are no longer those of the prompt by itself, as in TRL.
+    fn after_prompt(&self, ids: Vec<u32>, of_prompt: &[u32]) -> Encoded {
+        let of_prompt = ids.iter().zip(of_prompt).take_while(|(one, other)| one == other).count();
         let counts = (0..ids.len()).map(|place| !self.completion_only_loss || place >= of_prompt).collect();
         Encoded { ids, counts }
     }
 
-    fn conversation(&self, value: &Value) -> Result<Encoded> {
+    fn conversation(&self, value: &Value, beside: &Beside) -> Result<Encoded> {
         let template = self.template()?;
-        messages(value)?;
+        let messages = self.messages(value, beside, template)?;
+        let (list, arguments) = (list(&messages), &beside.arguments);
         if !self.assistant_only_loss {
-            let ids = self.ids(&template.render(value, false)?)?;
+            if let Some(index) = messages.iter().position(|message| message.counts == Some(false)) {
+                return Err(Error::data(format!(
+                    "message {}: it says that it does not count in the loss, and here the whole text counts",
+                    index + 1
+                ))
+                .help("set data.assistant_only_loss = true"));
+            }
+            let ids = self.ids(&template.render(&list, arguments, false)?)?;
             return Ok(Encoded { counts: vec![true; ids.len()], ids });
         }
-        let (text, answers) = template.render_answers(value)?;
+        let (text, answers) = template.render_answers(&list, arguments)?;
+        let answers = without_uncounted(answers, &messages)?;
         let (ids, places) = self.tokenizer.encode_with_offsets(&text)?;
         let overlaps = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
         let counts = places.iter().map(|place| answers.iter().any(|answer| overlaps(place, answer))).collect();
@@ -137,11 +216,35 @@ impl Encoder {
     }
 }
 
-fn messages(value: &Value) -> Result<&[Value]> {
-    match value.as_array() {
-        Some(messages) if !messages.is_empty() && messages.iter().all(Value::is_object) => Ok(messages),
-        _ => Err(Error::data("expected a list of messages, each an object with role and content")),
+/// The messages as `apply_chat_template` takes them.
+fn list(messages: &[Message]) -> Value {
+    messages.iter().map(|message| Value::Object(message.keys.clone())).collect()
+}
+
+/// The places of `answers` but for those of messages that say that they do not count.
+fn without_uncounted(answers: Vec<Range<usize>>, messages: &[Message]) -> Result<Vec<Range<usize>>> {
+    if let Some(index) = messages.iter().position(|message| message.counts == Some(true) && !message.is_answer()) {
+        return Err(Error::data(format!(
+            "message {}: it says that it counts in the loss, and data.assistant_only_loss counts the assistant alone",
+            index + 1
+        ))
+        .help("leave the flag out of messages that are no answers"));
     }
+    let of_answers = messages.iter().filter(|message| message.is_answer()).map(|message| message.counts != Some(false));
+    let of_answers = of_answers.collect::<Vec<_>>();
+    if of_answers.iter().all(|counts| *counts) {
+        return Ok(answers);
+    }
+    if of_answers.len() != answers.len() {
+        return Err(Error::data(format!(
+            "the chat template marks {} parts of the text by {{% generation %}}, and there are {} answers, so the ones that \
+             do not count cannot be told",
+            answers.len(),
+            of_answers.len()
+        ))
+        .help("mark each answer once in the template"));
+    }
+    Ok(answers.into_iter().zip(of_answers).filter_map(|(place, counts)| counts.then_some(place)).collect())
 }
 
 /// Encoded rows on disk.
@@ -152,7 +255,8 @@ pub struct InstructionStore {
 }
 
 impl InstructionStore {
-    /// The rows of `table` under `encoder`: from the cache in `folder`, or encoded now.
+    /// The rows of `table` under `encoder`: from the cache in `folder`, or encoded now. Those of a template that writes the time are
+    /// not kept.
     ///
     /// # Errors
     /// Rows that cannot be read or encoded, with their place, or are no longer those of `scan`; rows none of whose tokens
@@ -167,7 +271,17 @@ impl InstructionStore {
         let mut key = FORMAT.key();
         key.update(scan.hash());
         encoder.hash_into(&mut key);
-        let store = FORMAT.build_or_open(folder, key, progress, |writer| write(writer, table, scan, encoder))?;
+        let fill = |writer: &mut Writer<'_, '_>| write(writer, table, scan, encoder);
+        let store = match &encoder.template {
+            Some(template) if template.reads_clock() => {
+                encoder.tell(&[
+                    "the chat template writes the time, so that the rows are encoded at every start and not kept"
+                        .into(),
+                ]);
+                FORMAT.temporary(progress, fill)?
+            }
+            _ => FORMAT.build_or_open(folder, key, progress, fill)?,
+        };
         Ok(Self { max_len: store.longest(INPUT_IDS), store })
     }
 }

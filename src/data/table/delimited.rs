@@ -25,6 +25,7 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
         Some(help) => error.help(help),
         None => error,
     })?;
+    let columns = columns.clone();
     let (words, json) = (columns.words, columns.json);
     let of_kind = move |text: String| if json { serde_json::Value::from(text).to_string() } else { text };
     Ok(Box::new(std::iter::from_fn(move || {
@@ -52,10 +53,15 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
                 false => Cell::Text(label),
             });
             let text = of_kind(get(found.text)?);
-            let (text, parts) = match words {
+            let (text, mut parts) = match words {
                 true => (String::new(), super::words(&names[found.text], spaced(text))?),
                 false => (text, found.choices.iter().map(|at| get(*at)).collect::<Result<_>>()?),
             };
+            parts.extend(columns.rest(names.iter().map(String::as_str), |name| {
+                let index = names.iter().position(|other| other == name).expect("the name is one of them");
+                let text = get(index)?;
+                Ok(if text.is_empty() { serde_json::Value::Null } else { serde_json::Value::String(text) })
+            })?);
             let text_pair = found.text_pair.map(&get).transpose()?.map(of_kind);
             Ok(Row { text, text_pair, parts, label, place: place.clone() })
         };

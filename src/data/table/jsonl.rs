@@ -151,13 +151,15 @@ fn row(value: Value, columns: &Columns, place: &Place) -> Result<Row> {
     }
     let text = |object: &_, name: &_| if columns.json { json(object, name) } else { text(object, name) };
     let text_pair = columns.text_pair.as_deref().map(|name| text(&object, name)).transpose()?;
-    let (text, parts) = match columns.words {
+    let (text, mut parts) = match columns.words {
         true => (String::new(), words(&columns.text, cell(&columns.text, object[&columns.text].clone())?)?),
         false => {
             let choices = columns.choices.iter().map(|name| text(&object, name));
             (text(&object, &columns.text)?, choices.collect::<Result<_>>()?)
         }
     };
+    let keys = object.keys().map(String::as_str);
+    parts.extend(columns.rest(keys, |name| Ok(object[name].clone()))?);
     let label = columns.label.as_ref().map(|name| cell(name, object.remove(name).unwrap_or_default())).transpose()?;
     Ok(Row { place: place.clone(), text, text_pair, parts, label })
 }

@@ -65,6 +65,9 @@ pub struct Columns {
     pub label: Option<String>,
     /// Whether ids of the label are read as the names that the features of `datasets` in a file give them.
     pub class_names: bool,
+    /// Columns that a file may have or not. Where there are any, the last part of a row is a JSON object with their values, in which
+    /// the other columns of the file stand with null.
+    pub beside: Vec<String>,
 }
 
 /// One row, only with the columns asked for.
@@ -76,7 +79,7 @@ pub struct Row {
     pub text: String,
     /// The second text, when a column was named for it.
     pub text_pair: Option<String>,
-    /// Its words, where the text is a list of them; else its choices, when columns were named for them.
+    /// Its words, where the text is a list of them; else its choices, when columns were named for them. See [`Columns::beside`].
     pub parts: Vec<String>,
     /// The label, when a column was named for it.
     pub label: Option<Cell>,
@@ -265,6 +268,23 @@ impl Columns {
     /// Every column that is read.
     fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.text).chain(&self.text_pair).chain(&self.choices).chain(&self.label).map(String::as_str)
+    }
+
+    /// The last part of a row: of the columns `existing` that are not read elsewhere, those of `beside` with what `value` gives.
+    fn rest<'a>(
+        &self,
+        existing: impl Iterator<Item = &'a str>,
+        mut value: impl FnMut(&str) -> Result<serde_json::Value>,
+    ) -> Result<Option<String>> {
+        if self.beside.is_empty() {
+            return Ok(None);
+        }
+        let mut rest = serde_json::Map::new();
+        for name in existing.filter(|name| self.names().all(|read| read != *name)) {
+            let is_asked_for = self.beside.iter().any(|beside| beside == name);
+            rest.insert(name.to_owned(), if is_asked_for { value(name)? } else { serde_json::Value::Null });
+        }
+        Ok(Some(serde_json::Value::Object(rest).to_string()))
     }
 
     /// Where each column stands among `existing`: text, pair, choices, label.

@@ -54,7 +54,9 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
     let names = schema.get_fields().iter().map(|field| field.name().to_string()).collect::<Vec<_>>();
     columns.find(&names, file.display())?;
     // Of a column that is named twice, once as text and once as label, one copy is decoded.
-    let wanted = schema.get_fields().iter().filter(|field| columns.names().any(|name| name == field.name()));
+    let wanted = schema.get_fields().iter().filter(|field| {
+        columns.names().any(|name| name == field.name()) || columns.beside.iter().any(|name| name == field.name())
+    });
     let wanted = wanted.cloned().collect::<Vec<_>>();
     let as_json = columns.json;
     let is_list = |field: &TypePtr| field.get_basic_info().converted_type() == ConvertedType::LIST;
@@ -84,7 +86,7 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
             (cell, Some(names)) => named(cell, names),
             (cell, None) => Ok(cell),
         };
-        let (of_text, parts) = match columns.words {
+        let (of_text, mut parts) = match columns.words {
             true => {
                 let name = &columns.text;
                 let words = cell(name, get(name)).and_then(|cell| words(name, cell));
@@ -92,6 +94,7 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
             }
             false => (text(&columns.text)?, columns.choices.iter().map(|name| text(name)).collect::<Result<_>>()?),
         };
+        parts.extend(columns.rest(names.iter().map(String::as_str), |name| Ok(json(get(name))))?);
         Ok(Row {
             text: of_text,
             parts,

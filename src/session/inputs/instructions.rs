@@ -14,7 +14,7 @@ use crate::data::instruct::template::ChatTemplate;
 use crate::data::instruct::{self, Encoder, InstructionStore};
 use crate::data::rows::Scan;
 use crate::data::stream::Streamed;
-use crate::data::table::{Columns, Table};
+use crate::data::table::Table;
 
 /// Tokens that rows are cut to unless something else is asked for: TRL's.
 const DEFAULT_MAX_LENGTH: usize = 1024;
@@ -27,13 +27,10 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let max_length = opening.max_length(DEFAULT_MAX_LENGTH)?;
     let data = &config.data;
     let columns = match (&data.messages_column, &data.completion_column) {
-        (Some(messages), _) => Columns { text: messages.clone(), json: true, ..Columns::default() },
-        (None, completion) => Columns {
-            text: data.prompt_column.clone().unwrap_or_else(|| "prompt".into()),
-            text_pair: completion.clone(),
-            json: true,
-            ..Columns::default()
-        },
+        (Some(messages), _) => instruct::columns(messages.clone(), None),
+        (None, completion) => {
+            instruct::columns(data.prompt_column.clone().unwrap_or_else(|| "prompt".into()), completion.clone())
+        }
     };
     let template = match &data.chat_template_path {
         Some(path) => {
@@ -50,6 +47,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
         max_length,
         completion_only_loss: data.completion_only_loss.unwrap_or(true),
         assistant_only_loss: data.assistant_only_loss,
+        told: Arc::default(),
     };
     let folder = cache::folder_of(cache::ROWS)?;
     let rows = if data.streaming && used == Use::Training {

@@ -84,6 +84,7 @@ fn columns(data: &DataSection) -> Columns {
         text: named(&data.text_column, text),
         words: data.task == Task::TokenClassification,
         json: false,
+        beside: Vec::new(),
         text_pair: data.text_pair_column.clone(),
         choices: data.choice_columns.clone().unwrap_or_default(),
         label: Some(named(&data.label_column, label)),
