@@ -1,6 +1,6 @@
-//! SQuAD's files: its JSON with articles, paragraphs and questions, and the rows of parquet and JSON lines that the Hub has
-//! of it, each a question with `id`, `question`, `context` and `answers`. `answer_start` counts characters (Unicode code points),
-//! as Python does.
+//! SQuAD's files: its JSON with articles, paragraphs and questions, as Haystack and cdQA write it too, and rows that are each a
+//! question with `id`, `question`, `context` and `answers`: in parquet, JSON lines, a JSON list, or the `data` of an object, as
+//! `run_qa.py` takes them. `answer_start` counts characters (Unicode code points), as Python does.
 
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader};
@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::{Decoded, ending};
@@ -17,12 +18,11 @@ use crate::data::table::{Columns, Row, Table};
 use crate::data::text_chunks::{MARK, not_utf8, utf16};
 
 /// An answer in a context.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The text, as it stands in the context.
     pub text: String,
     /// Its first character in the context.
-    #[serde(rename = "answer_start")]
     pub start: usize,
 }
 
@@ -44,38 +44,47 @@ pub struct Question {
 
 #[derive(Deserialize)]
 struct File {
-    data: Vec<Article>,
-    version: Option<String>,
+    data: Vec<Item>,
+    #[serde(default)]
+    version: Value,
 }
 
+/// An article, or a question by itself.
 #[derive(Deserialize)]
-struct Article {
-    paragraphs: Vec<Paragraph>,
+struct Item {
+    paragraphs: Option<Vec<Paragraph>>,
+    #[serde(default)]
+    context: Value,
+    #[serde(default)]
+    id: Value,
+    #[serde(default)]
+    question: Value,
+    #[serde(default)]
+    answers: Value,
+    #[serde(default)]
+    is_impossible: Value,
+    /// What Label Studio calls its answers.
+    annotations: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
 struct Paragraph {
-    context: String,
+    #[serde(default)]
+    context: Value,
     qas: Vec<Entry>,
 }
 
-#[derive(Deserialize)]
+/// What a file says of a question.
+#[derive(Deserialize, Default)]
 struct Entry {
-    id: String,
-    question: String,
     #[serde(default)]
-    answers: Vec<Answer>,
-    is_impossible: Option<bool>,
-}
-
-/// The answers of a row.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Answers {
-    /// A list for each field, as the Hub's parquet files have them.
-    Columns { text: Vec<String>, answer_start: Vec<usize> },
-    /// An object for each answer.
-    Rows(Vec<Answer>),
+    id: Value,
+    #[serde(default)]
+    question: Value,
+    #[serde(default)]
+    answers: Value,
+    #[serde(default)]
+    is_impossible: Value,
 }
 
 /// The questions of `files`, in order.
@@ -104,7 +113,7 @@ fn read_as(files: &[PathBuf], answered: bool) -> Result<Vec<Question>> {
             Some("parquet") => DataFormat::Parquet,
             Some("jsonl" | "ndjson") => DataFormat::Jsonl,
             _ => {
-                read_file(file, answered, &mut contexts, &mut questions)?;
+                rows.extend(read_file(file, answered, &mut contexts, &mut questions)?);
                 continue;
             }
         };
@@ -141,51 +150,160 @@ fn read_rows(
 ) -> Result<()> {
     let names = ["question", "context", "answers"].into_iter().take(if answered { 3 } else { 2 });
     let choices = names.map(str::to_owned).collect();
-    let columns = Columns { text: "id".into(), json: true, choices, ..Columns::default() };
+    let beside = vec!["is_impossible".to_owned()];
+    let columns = Columns { text: "id".into(), json: true, choices, beside, ..Columns::default() };
     for row in Table::of(vec![path.to_owned()], format, columns).rows() {
         let row = row.map_err(|error| match error.message().contains("there is no column") {
             true => error.help("rows of SQuAD have the columns id, question, context and answers"),
             false => error,
         })?;
-        questions.push(question(&row, contexts).map_err(|error| error.at(&row.place))?);
+        let read = of_row(&row, answered, contexts).map_err(|error| error.at(&row.place))?;
+        questions.push(read);
     }
     Ok(())
 }
 
-fn question(row: &Row, contexts: &mut HashSet<Arc<str>>) -> Result<Question> {
+fn of_row(row: &Row, answered: bool, contexts: &mut HashSet<Arc<str>>) -> Result<Question> {
     let value = |text: &str| -> Result<Value> {
         serde_json::from_str(text).map_err(|error| Error::data(format!("malformed JSON: {error}")))
     };
-    let text = |name: &str, json: &str| match value(json)? {
-        Value::String(text) => Ok(text),
-        other => Err(Error::data(format!("column {name:?}: expected text, got {other}"))),
+    let part = |index: usize| row.parts.get(index).map_or(Ok(Value::Null), |text| value(text));
+    let mut beside = match row.parts.last().map(|text| value(text)).transpose()? {
+        Some(Value::Object(columns)) => columns,
+        _ => Map::new(),
     };
-    let id = match value(&row.text)? {
-        Value::String(id) => id,
-        other => other.to_string(),
+    let entry = Entry {
+        id: value(&row.text)?,
+        question: part(0)?,
+        answers: if answered { part(2)? } else { Value::Null },
+        is_impossible: beside.remove("is_impossible").unwrap_or_default(),
     };
-    let context = shared(contexts, &text("context", &row.parts[1])?);
-    let answers = match row.parts.get(2).map(|json| value(json)).transpose()? {
-        None | Some(Value::Null) => Vec::new(),
-        Some(found) => {
-            let shown = found.to_string();
-            let wrong = || {
-                Error::data(format!("column \"answers\": expected texts with the places where they start, got {shown}"))
-                    .help("expected {\"text\": [..], \"answer_start\": [..]}, two lists of one length")
-            };
-            match serde_json::from_value(found).map_err(|_| wrong())? {
-                Answers::Columns { text, answer_start } if text.len() == answer_start.len() => {
-                    text.into_iter().zip(answer_start).map(|(text, start)| Answer { text, start }).collect()
-                }
-                Answers::Columns { .. } => return Err(wrong()),
-                Answers::Rows(answers) => answers,
+    let context = context(&part(1)?, contexts)?;
+    question(entry, context, answered)
+}
+
+fn context(value: &Value, contexts: &mut HashSet<Arc<str>>) -> Result<Arc<str>> {
+    Ok(shared(contexts, text_of("context", value)?))
+}
+
+fn text_of<'a>(name: &str, value: &'a Value) -> Result<&'a str> {
+    value.as_str().ok_or_else(|| expected(name, "a text", value))
+}
+
+fn expected(name: &str, what: &str, got: &Value) -> Error {
+    match got {
+        Value::Null => Error::data(format!("{name}: expected {what}, and there is none")),
+        got => Error::data(format!("{name}: expected {what}, got {got}")),
+    }
+}
+
+/// The question of `entry` about `context`; whether its file is of version 2.0 is for the caller to say.
+fn question(entry: Entry, context: Arc<str>, answered: bool) -> Result<Question> {
+    let id = match &entry.id {
+        Value::String(id) => id.clone(),
+        Value::Number(id) => id.to_string(),
+        other => return Err(expected("id", "a text or a number", other)),
+    };
+    let at = |error: Error| error.at(format_args!("question {id}"));
+    let text = text_of("question", &entry.question).map_err(at)?.to_owned();
+    let is_impossible = match &entry.is_impossible {
+        Value::Null | Value::Bool(false) => false,
+        Value::Bool(true) => true,
+        Value::Number(number) if number.as_f64() == Some(0.0) => false,
+        Value::Number(number) if number.as_f64() == Some(1.0) => true,
+        other => return Err(at(expected("is_impossible", "true or false", other))),
+    };
+    let answers = match answered && !is_impossible {
+        true => answers(&entry.answers, &context).map_err(at)?,
+        false => Vec::new(),
+    };
+    Ok(Question { id, text, context, answers, may_be_unanswerable: false })
+}
+
+/// The answers of `value`: a list of texts and one of places, as `datasets` has them, an object for each answer, or one alone.
+/// A text that is empty is no answer.
+fn answers(value: &Value, context: &str) -> Result<Vec<Answer>> {
+    let wrong = || {
+        expected("answers", "texts with the places where they start", value)
+            .help("expected {\"text\": [..], \"answer_start\": [..]}, two lists of one length")
+    };
+    let of = |object: &Value| -> Result<Vec<(Value, Value)>> {
+        match (object.get("text"), object.get("answer_start")) {
+            (Some(Value::Array(texts)), Some(Value::Array(starts))) if texts.len() == starts.len() => {
+                Ok(texts.iter().cloned().zip(starts.iter().cloned()).collect())
             }
+            (Some(text @ Value::String(_)), Some(start @ Value::Number(_))) => Ok(vec![(text.clone(), start.clone())]),
+            _ => Err(wrong()),
         }
     };
-    for answer in &answers {
-        check(answer, &context).map_err(|error| error.at(format_args!("question {id}")))?;
+    let pairs = match value {
+        Value::Null => Vec::new(),
+        Value::Array(answers) => answers.iter().map(of).collect::<Result<Vec<_>>>()?.concat(),
+        answers => of(answers)?,
+    };
+    let mut answers = Vec::new();
+    for (text, start) in pairs {
+        let text = text_of("answers.text", &text)?;
+        if !text.trim().is_empty() {
+            answers.push(found(text, &start, context)?);
+        }
     }
-    Ok(Question { id, text: text("question", &row.parts[0])?, context, answers, may_be_unanswerable: false })
+    Ok(answers)
+}
+
+/// The answer `text`, which is said to start at character `start` of `context`. It has to stand there, but for the kind and the
+/// number of white space: a span learned from another place would be another text.
+fn found(text: &str, start: &Value, context: &str) -> Result<Answer> {
+    let named = start.as_f64().filter(|start| start.fract() == 0.0);
+    let named = named.ok_or_else(|| expected("answers.answer_start", "the number of a character", start))?;
+    // Of a text that stands in the context once, the place can be told.
+    let once = context
+        .find(text)
+        .filter(|at| context[at + 1..].char_indices().all(|(next, _)| !context[at + 1 + next..].starts_with(text)));
+    let elsewhere = once.map(|at| format!("; it stands at character {}", context[..at].chars().count()));
+    let elsewhere = elsewhere.unwrap_or_default();
+    let Some(start) = (named >= 0.0).then_some(named as usize) else {
+        return Err(Error::data(format!(
+            "answers.answer_start: expected the place of {text:?}, got {named}{elsewhere}"
+        ))
+        .help(
+            "a question without an answer has no text; otherwise answer_start counts characters of the context from 0",
+        ));
+    };
+    let tail = context.char_indices().nth(start).map_or("", |(at, _)| &context[at..]);
+    if let Some((before, len)) = matched(tail, text) {
+        let text = tail.chars().skip(before).take(len).collect();
+        return Ok(Answer { text, start: start + before });
+    }
+    let stands = tail.chars().take(text.chars().count()).collect::<String>();
+    Err(Error::data(format!(
+        "the answer {text:?} is not in its context at character {start}; there stands {stands:?}{elsewhere}"
+    ))
+    .help("answer_start counts characters (not bytes) of the context from 0"))
+}
+
+/// How many characters of white space precede `text` at the beginning of `tail`, and how many of `tail` it has, if it stands there
+/// exactly, or with other white space.
+fn matched(tail: &str, text: &str) -> Option<(usize, usize)> {
+    if tail.starts_with(text) {
+        return Some((0, text.chars().count()));
+    }
+    let before = tail.chars().take_while(|c| c.is_whitespace()).count();
+    let (mut tail, mut text) = (tail.chars().skip(before).peekable(), text.trim().chars().peekable());
+    let mut len = 0;
+    while let Some(c) = text.next() {
+        let other = tail.next()?;
+        len += 1;
+        if c.is_whitespace() && other.is_whitespace() {
+            while text.next_if(|c| c.is_whitespace()).is_some() {}
+            while tail.next_if(|c| c.is_whitespace()).is_some() {
+                len += 1;
+            }
+        } else if c != other {
+            return None;
+        }
+    }
+    Some((before, len))
 }
 
 fn read_file(
@@ -193,7 +311,7 @@ fn read_file(
     answered: bool,
     contexts: &mut HashSet<Arc<str>>,
     questions: &mut Vec<Question>,
-) -> Result<()> {
+) -> Result<Vec<usize>> {
     let shown = path.display();
     let io = |error: std::io::Error| Error::io(format!("read {shown}"), &error);
     let mut opened = BufReader::new(Decoded::open(path).map_err(io)?);
@@ -202,54 +320,70 @@ fn read_file(
         return Err(not_utf8(path, 0, *byte));
     }
     let mark = if head.starts_with(MARK.encode_utf8(&mut [0; 3]).as_bytes()) { MARK.len_utf8() } else { 0 };
+    let is_list = head[mark..].iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     opened.consume(mark);
     // As a stream: what is no SQuAD shows at its beginning, however large it is.
-    let file: File = serde_json::from_reader(opened).map_err(|error| {
-        if error.is_io() {
-            return io(error.into());
+    let read = match is_list {
+        true => serde_json::from_reader(opened).map(|data| File { data, version: Value::Null }),
+        false => serde_json::from_reader(opened),
+    };
+    let file: File = read.map_err(|error| {
+        let place = format!("{shown} line {}, column {}", error.line(), error.column());
+        match error.classify() {
+            serde_json::error::Category::Io => io(error.into()),
+            serde_json::error::Category::Data => Error::data(format!("{place}: no SQuAD JSON"))
+                .help("expected {\"version\": .., \"data\": [{\"paragraphs\": [{\"context\": .., \"qas\": [..]}]}]}, or a list of \
+                       objects with id, question, context and answers"),
+            _ => Error::data(format!("{place}: malformed JSON")).help("is the file whole?"),
         }
-        Error::data(format!("{shown}: no SQuAD JSON: {error}"))
-            .help("expected {\"version\": .., \"data\": [{\"paragraphs\": [{\"context\": .., \"qas\": [..]}]}]}")
     })?;
-    let paragraphs = || file.data.iter().flat_map(|article| &article.paragraphs);
-    let states = |entry: &Entry| entry.is_impossible.is_some();
-    let version_2 = file.version.as_deref().is_some_and(|version| version.trim_start_matches('v').starts_with('2'))
-        || paragraphs().any(|paragraph| paragraph.qas.iter().any(states));
-    for paragraph in paragraphs() {
-        let context = shared(contexts, &paragraph.context);
-        for entry in &paragraph.qas {
-            let impossible = entry.is_impossible.unwrap_or(false);
-            let answers = if impossible || !answered { Vec::new() } else { entry.answers.clone() };
-            if answers.is_empty() && answered && !version_2 {
-                return Err(Error::data(format!("{shown}: question {}: it has no answer", entry.id))
-                    .help("questions without an answer are marked `\"is_impossible\": true` (SQuAD 2.0)"));
+    let (first, mut of_version_2) = (questions.len(), is_version_2(&file.version));
+    let mut rows = Vec::new();
+    for (index, item) in file.data.into_iter().enumerate() {
+        if let Some(paragraphs) = item.paragraphs {
+            for paragraph in paragraphs {
+                let context = context(&paragraph.context, contexts).map_err(|error| error.at(&shown))?;
+                for entry in paragraph.qas {
+                    of_version_2 |= !entry.is_impossible.is_null();
+                    questions.push(question(entry, context.clone(), answered).map_err(|error| error.at(&shown))?);
+                }
             }
-            for answer in &answers {
-                check(answer, &context).map_err(|error| error.at(format_args!("{shown}: question {}", entry.id)))?;
-            }
-            questions.push(Question {
-                id: entry.id.clone(),
-                text: entry.question.clone(),
-                context: context.clone(),
-                answers,
-                may_be_unanswerable: version_2,
-            });
+            continue;
+        }
+        let place = format!("{shown}: item {}", index + 1);
+        if item.annotations.is_some() {
+            return Err(Error::data(format!("{place}: it is a task of Label Studio, with annotations")).help(
+                "write each annotated question as an object with id, question, context and answers = \
+                       {\"text\": [..], \"answer_start\": [..]}; value.start of Label Studio is answer_start",
+            ));
+        }
+        let Item { id, question: text, answers, is_impossible, .. } = item;
+        of_version_2 |= !is_impossible.is_null();
+        rows.push(questions.len());
+        let entry = Entry { id, question: text, answers, is_impossible };
+        let context = context(&item.context, contexts).map_err(|error| {
+            error.at(&place).help("an article has paragraphs; a question has id, question, context and answers")
+        })?;
+        questions.push(question(entry, context, answered).map_err(|error| error.at(&place))?);
+    }
+    for index in first..questions.len() {
+        let question = &mut questions[index];
+        question.may_be_unanswerable = of_version_2;
+        if answered && !of_version_2 && question.answers.is_empty() && rows.binary_search(&index).is_err() {
+            return Err(Error::data(format!("{shown}: question {}: it has no answer", question.id))
+                .help("questions without an answer are marked `\"is_impossible\": true` (SQuAD 2.0)"));
         }
     }
-    Ok(())
+    Ok(rows)
 }
 
-/// An answer has to stand where it says: a span learned from it would be another text.
-fn check(answer: &Answer, context: &str) -> Result<()> {
-    let found = context.chars().skip(answer.start).take(answer.text.chars().count()).collect::<String>();
-    if found == answer.text && !answer.text.is_empty() {
-        return Ok(());
+/// Whether the `version` of a file is 2.0: `"v2.0"`, `"2"` or `2.0`.
+fn is_version_2(version: &Value) -> bool {
+    match version {
+        Value::String(version) => version.trim_start_matches(['v', 'V']).starts_with('2'),
+        Value::Number(version) => version.as_f64().is_some_and(|version| (2.0..3.0).contains(&version)),
+        _ => false,
     }
-    Err(Error::data(format!(
-        "the answer {:?} is not in its context at character {}; there stands {found:?}",
-        answer.text, answer.start
-    ))
-    .help("answer_start counts characters (not bytes) of the context from 0"))
 }
 
 #[cfg(test)]
@@ -304,11 +438,64 @@ mod tests {
             assert!(error.contains("line 1") && error.contains(part), "{error}");
         };
         refused(r#"{"text": ["city"], "answer_start": []}"#, "two lists of one length");
-        refused("3", "got 3");
+        refused("3", "question q9: answers: expected texts with the places where they start, got 3");
         refused(
             r#"{"text": ["city"], "answer_start": [13]}"#,
             "question q9: the answer \"city\" is not in its context",
         );
+    }
+
+    #[test]
+    fn forms_of_other_programs_are_read() {
+        let one = parse(&file(r#"{"id": "1", "question": "W?", "answers": [{"text": "city", "answer_start": 12}]}"#))
+            .unwrap();
+        // Numbers as ids, one answer by itself, whole numbers with a fraction, keys of Haystack.
+        for entry in [
+            r#"{"id": 1, "question": "W?", "answers": {"text": "city", "answer_start": 12.0}}"#,
+            r#"{"id": 1, "question": "W?", "answers": {"text": ["city"], "answer_start": [12]}, "is_impossible": null}"#,
+            r#"{"id": 1, "question": "W?", "answers": [{"answer_id": 4, "text": "city", "answer_start": 12, "answer_end": 16}]}"#,
+        ] {
+            assert_eq!(parse(&file(entry)).unwrap(), one, "{entry}");
+        }
+        // Rows in a list, and in `data` as run_qa.py takes them.
+        let row = |answers: &str| {
+            format!(r#"{{"id": 1, "question": "W?", "context": "Zürich is a city.", "answers": {answers}}}"#)
+        };
+        let answered = row(r#"{"text": ["city"], "answer_start": [12]}"#);
+        assert_eq!(parse(&format!("[{answered}]")).unwrap(), one);
+        assert_eq!(parse(&format!(r#"{{"version": 1.1, "data": [{answered}]}}"#)).unwrap(), one);
+        // No answer is no text, wherever it is said to start; a file of articles must be of version 2.0.
+        for nothing in [r#"{"text": [], "answer_start": []}"#, r#"{"text": [""], "answer_start": [-1]}"#, "null"] {
+            let both = parse(&format!("[{answered}, {}]", row(nothing))).unwrap();
+            assert!(
+                both.iter().all(|question| question.may_be_unanswerable) && both[1].answers.is_empty(),
+                "{nothing}"
+            );
+            let entry = format!(r#"{{"id": 1, "question": "W?", "answers": {nothing}}}"#);
+            assert!(parse(&file(&entry)).unwrap_err().to_string().contains("it has no answer"));
+            for version in ["2.0", "2", "\"v2.0\""] {
+                let of_version = file(&entry).replacen('{', &format!("{{\"version\": {version}, "), 1);
+                assert!(parse(&of_version).unwrap()[0].may_be_unanswerable, "{version}");
+            }
+        }
+        let impossible = row("[]").replacen('{', "{\"is_impossible\": 1, ", 1);
+        assert!(parse(&format!("[{impossible}]")).unwrap()[0].may_be_unanswerable);
+    }
+
+    #[test]
+    fn an_answer_with_other_white_space_is_that_of_the_context() {
+        for (context, text, start, found) in [
+            ("in New\u{a0} York.", "New York", 3, Some((3, "New\u{a0} York"))),
+            ("in New York.", " New\nYork ", 2, Some((3, "New York"))),
+            ("in New York.", "New York", 2, Some((3, "New York"))),
+            ("in New York.", "NewYork", 3, None),
+            ("in New", "New York", 3, None),
+            ("in New York.", " New", 2, Some((2, " New"))),
+        ] {
+            let answer = super::found(text, &Value::from(start), context).ok();
+            let expected = found.map(|(start, text)| Answer { text: text.into(), start });
+            assert_eq!(answer, expected, "{text:?} in {context:?}");
+        }
     }
 
     /// tests/fixtures/make_tables.py writes both, the first with pyarrow.
@@ -336,7 +523,34 @@ mod tests {
         );
         refused(&file(r#"{"id": "q8", "question": "W?", "answers": []}"#), "question q8: it has no answer");
         refused("{\"data\": []}", "found none");
-        refused("[1]", "no SQuAD JSON");
-        refused("{\"data\": [{}]}", "missing field `paragraphs`");
+        refused("[1]", "line 1, column 3: no SQuAD JSON");
+        refused("{\"data\": [{}]}", "item 1: context: expected a text, and there is none");
+        refused("{\"data\": [", "malformed JSON");
+        refused(r#"[{"id": 1, "annotations": [], "data": {"text": "a"}}]"#, "item 1: it is a task of Label Studio");
+        let with = |more: &str| file(&format!(r#"{{"id": 7, "question": "W?", {more}}}"#));
+        for (more, part) in [
+            (
+                r#""answers": [{"text": "city", "answer_start": -1}]"#,
+                "question 7: answers.answer_start: expected the place of \"city\", got -1; it stands at character 12",
+            ),
+            (
+                r#""answers": [{"text": "city", "answer_start": 1.5}]"#,
+                "question 7: answers.answer_start: expected the number of a character",
+            ),
+            (
+                r#""answers": [{"text": "city", "answer_start": 10}]"#,
+                "there stands \"a ci\"; it stands at character 12",
+            ),
+            (r#""answers": [{"text": 3, "answer_start": 11}]"#, "question 7: answers: expected texts"),
+            (r#""answers": [{"text": "city"}]"#, "question 7: answers: expected texts"),
+            (
+                r#""answers": [], "is_impossible": "no""#,
+                "question 7: is_impossible: expected true or false, got \"no\"",
+            ),
+        ] {
+            refused(&with(more), part);
+        }
+        refused(&file(r#"{"question": "W?", "answers": []}"#), "id: expected a text or a number, and there is none");
+        refused(&file(r#"{"id": "x", "answers": []}"#), "question x: question: expected a text, and there is none");
     }
 }

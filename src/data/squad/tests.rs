@@ -53,6 +53,32 @@ fn scores_are_those_of_the_official_scripts() {
 }
 
 #[test]
+fn rows_have_the_positions_of_run_qa() {
+    let fixture = &fixture()["rows"];
+    let folder = tempfile::tempdir().unwrap();
+    let vocab = fixture["vocab"].as_array().unwrap().iter().map(|word| format!("{}\n", word.as_str().unwrap()));
+    std::fs::write(folder.path().join("vocab.txt"), vocab.collect::<String>()).unwrap();
+    let encoder = Tokenizer::load(folder.path()).unwrap().window_encoder(64, 16, true).unwrap();
+    let rows = fixture["rows"].as_array().unwrap();
+    let lines = rows.iter().map(|row| format!("{row}\n")).collect::<String>();
+    for (name, text) in [
+        ("rows.json", serde_json::json!({ "version": 2.0, "data": rows }).to_string()),
+        ("list.json", fixture["rows"].to_string()),
+        ("rows.jsonl", lines),
+    ] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let questions = read(&[path]).unwrap();
+        let got = questions.iter().enumerate().map(|(index, question)| {
+            let windows = encoder.windows(index, question).unwrap();
+            serde_json::json!([question.id, windows[0].start, windows[0].end])
+        });
+        assert_eq!(got.collect::<Value>(), fixture["positions"], "{name}");
+        assert!(questions.iter().all(|question| question.may_be_unanswerable), "{name}");
+    }
+}
+
+#[test]
 fn offsets_are_moved_past_a_leading_space_once() {
     let folder = tempfile::tempdir().unwrap();
     let vocab = r#"{"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5, "ab": 6, "Ġ": 7, "Ġa": 8, "Ġab": 9}"#;
