@@ -68,11 +68,7 @@ chapters! {
 
 /// The tables of names of other programs' files, in the order of the chapter [`other_files`].
 pub fn other_files_tables() -> Vec<&'static kiln_models::NameTable> {
-    vec![
-        &crate::data::table::FEATURES,
-        &crate::data::instruct::rows::COLUMNS,
-        &crate::data::instruct::rows::MESSAGE,
-    ]
+    vec![&crate::data::table::FEATURES, &crate::data::instruct::rows::COLUMNS, &crate::data::instruct::rows::MESSAGE]
 }
 
 /// The README's samples are tested as the guide's are.
