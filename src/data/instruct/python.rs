@@ -753,12 +753,19 @@ struct Dump {
 
 impl Dump {
     fn write(&self, value: &Value, depth: usize, text: &mut String) -> Result<()> {
+        let scalar = match value.kind() {
+            ValueKind::None => Some("null".to_owned()),
+            ValueKind::Bool => Some(value.is_true().to_string()),
+            ValueKind::Number => Some(Self::number(value)?),
+            ValueKind::String => Some(self.quoted(value.as_str().unwrap_or_default())),
+            _ => None,
+        };
+        if let Some(scalar) = scalar {
+            text.push_str(&scalar);
+            return Ok(());
+        }
         let mut keys = None;
         let (open, close) = match value.kind() {
-            ValueKind::None => return Ok(text.push_str("null")),
-            ValueKind::Bool => return Ok(text.push_str(if value.is_true() { "true" } else { "false" })),
-            ValueKind::Number => return Ok(text.push_str(&Self::number(value)?)),
-            ValueKind::String => return Ok(self.quoted(value.as_str().unwrap_or_default(), text)),
             ValueKind::Seq | ValueKind::Iterable if lazy(value).is_none() => ('[', ']'),
             ValueKind::Map => {
                 keys = Some(value.try_iter()?.map(|key| Ok((Self::key(&key)?, key))).collect::<Result<Vec<_>>>()?);
@@ -788,7 +795,7 @@ impl Dump {
             }
             line(depth + 1, text);
             if let Some((key, _)) = keys.as_ref().map(|keys| &keys[index]) {
-                self.quoted(key, text);
+                text.push_str(&self.quoted(key));
                 text.push_str(&self.separators[1]);
             }
             self.write(item, depth + 1, text)?;
@@ -823,17 +830,16 @@ impl Dump {
         }
     }
 
-    fn quoted(&self, of: &str, text: &mut String) {
+    fn quoted(&self, of: &str) -> String {
         let json = serde_json::Value::from(of).to_string();
         if !self.is_ascii || json.is_ascii() {
-            return text.push_str(&json);
+            return json;
         }
-        for c in json.chars() {
-            match c.is_ascii() {
-                true => text.push(c),
-                false => text.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}"))),
-            }
-        }
+        let escaped = |c: char| match c.is_ascii() {
+            true => c.to_string(),
+            false => c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect(),
+        };
+        json.chars().map(escaped).collect()
     }
 }
 

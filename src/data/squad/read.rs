@@ -366,8 +366,7 @@ fn read_file(
         })?;
         questions.push(question(entry, context, answered).map_err(|error| error.at(&place))?);
     }
-    for index in first..questions.len() {
-        let question = &mut questions[index];
+    for (index, question) in questions.iter_mut().enumerate().skip(first) {
         question.may_be_unanswerable = of_version_2;
         if answered && !of_version_2 && question.answers.is_empty() && rows.binary_search(&index).is_err() {
             return Err(Error::data(format!("{shown}: question {}: it has no answer", question.id))
