@@ -62,14 +62,12 @@ impl LabelReader {
         if self.skip_unlabeled {
             return Ok(label);
         }
-        match (&self.rule, cell) {
-            (LabelRule::Tags(names), Some(Cell::List(cells))) => {
-                match cells.iter().find(|cell| matches!(names.id(cell), Ok(None))) {
-                    Some(cell) => Err(unlabeled(cell)),
-                    None => Ok(label),
-                }
+        match (&self.rule, cell, &label) {
+            (_, _, None) => Err(unlabeled(cell.unwrap_or(&Cell::Null))),
+            (LabelRule::Tags(names), Some(Cell::List(cells)), Some(Label::Tokens(tags))) if tags.contains(&IGNORED) => {
+                let ignored = cells.iter().find(|cell| matches!(names.id(cell), Ok(None)));
+                Err(unlabeled(ignored.unwrap_or(&Cell::Null)))
             }
-            _ if label.is_none() => Err(unlabeled(cell.unwrap_or(&Cell::Null))),
             _ => Ok(label),
         }
     }
@@ -190,7 +188,10 @@ impl LabelRule {
             (Self::Several(names), Cell::List(cells)) => {
                 let mut applies = vec![0.0; names.names.len()];
                 for cell in cells {
-                    let id = names.id(cell)?.ok_or_else(|| unlabeled(cell))?;
+                    let id = names.id(cell)?.ok_or_else(|| {
+                        Error::data(format!("{} in the list is no label", shown(cell)))
+                            .help("take it out of the list; if it is a class, name all classes in data.label_names")
+                    })?;
                     // A row of zeros and ones of three labels and more has one of them twice.
                     if std::mem::replace(&mut applies[id as usize], 1.0) > 0.0 {
                         return Err(Error::data(format!(
@@ -469,7 +470,10 @@ pub fn unlabeled(cell: &Cell) -> Error {
     };
     Error::data(message).help(match cell {
         Cell::Null => "every row needs one; data.skip_unlabeled = true leaves out those without; [] in a list says that no label applies",
-        _ => "data.skip_unlabeled = true leaves out such rows; if it is a class, name all classes in data.label_names",
+        _ => {
+            "data.skip_unlabeled = true leaves out such rows and ignores such words; if it is a class, name all classes in \
+             data.label_names"
+        }
     })
 }
 

@@ -2,6 +2,7 @@
 //! length.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sha2::{Digest, Sha256};
 
@@ -266,9 +267,18 @@ pub fn streamed(table: Table, encoder: RowEncoder, labels: LabelReader) -> Made 
     settings.update(encoder.content_hash());
     settings.update(labels.describe().as_bytes());
     let longest = encoder.max_length();
+    // How many there are is not known before the end.
+    let told = AtomicBool::new(false);
     let encode = move |rows: &[Row]| {
         let examples = rows.iter().zip(encoder.encode(rows)?);
-        examples.map(|(row, encoded)| example(row, encoded, &encoder, &labels)).collect()
+        let examples = examples.map(|(row, encoded)| {
+            let example = example(row, encoded, &encoder, &labels)?;
+            if example.is_none() && !told.swap(true, Ordering::Relaxed) {
+                tracing::warn!("{}: the row has no label and is left out, and so is every other such row", row.place);
+            }
+            Ok(example)
+        });
+        examples.collect()
     };
     stream::rows(table, Box::new(encode), longest, settings)
 }

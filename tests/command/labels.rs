@@ -268,6 +268,17 @@ fn rows_without_a_label_are_refused_or_left_out() {
     place.csv("validation.csv", &["", "-1"]);
     let validation = ["data.label_names=[\"some\", \"None\"]", "data.validation=[\"validation.csv\"]", skip];
     place.refuses(3, &validation, &["validation.csv: no row has a label", "data.label_column"]);
+    let stream = [skip, "data.streaming=true", "data.label_names=[\"some\", \"None\"]"];
+    place.csv("train.csv", &["some", "", "None"]);
+    let (says, names) = place.trains(&stream);
+    assert_eq!(names, ["some", "None"]);
+    assert!(says.contains("train.csv line 3: the row has no label and is left out"), "{says}");
+    place.write(
+        "train.jsonl",
+        "{\"text\": \"a\", \"label\": [\"b\", \"c\"]}\n{\"text\": \"a\", \"label\": [\"b\", null]}\n",
+    );
+    let several = ["data.task=multi-label-classification", "data.format=jsonl", "data.train=[\"train.jsonl\"]", skip];
+    place.refuses(3, &several, &["train.jsonl line 2: nothing in the list is no label", "take it out of the list"]);
     place.csv("train.csv", &["0.5", "N/A", "-1"]);
     let regression = ["data.task=regression", "data.skip_unlabeled=true"];
     let mut command = place.command(&regression);
