@@ -48,9 +48,9 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
             }
             let get = |index: usize| records.text(index, &format!("column {:?}", names[index]));
             let label = found.label.map(&get).transpose()?.map(|label| match label.trim().is_empty() {
-                true => Cell::Null,
-                false if words => spaced(label),
-                false => Cell::Text(label),
+                true if words || label.is_empty() => Cell::Null,
+                _ if words => spaced(label),
+                _ => Cell::Text(label),
             });
             let text = of_kind(get(found.text)?);
             let (text, mut parts) = match words {

@@ -96,7 +96,7 @@ fn value(bytes: &[u8], line: Option<u64>, is_first: bool) -> Result<Value> {
 }
 
 /// The error of a `text` that is no JSON.
-fn malformed(text: &str, line: Option<u64>, error: &serde_json::Error) -> Error {
+pub(in crate::data) fn malformed(text: &str, line: Option<u64>, error: &serde_json::Error) -> Error {
     let within = line.map_or(String::new(), |line| format!("line {} ", line + error.line() as u64 - 1));
     let rest = text.split('\n').nth(error.line() - 1).unwrap_or_default();
     let at = rest.char_indices().map(|(at, _)| at).find(|at| at + 1 >= error.column()).unwrap_or(rest.len());
@@ -146,7 +146,13 @@ fn row(value: Value, columns: &Columns, place: &Place) -> Result<Row> {
     let Value::Object(mut object) = value else {
         return Err(Error::data(format!("expected an object with the columns of the row, got {}", short(&value))));
     };
-    if let Some(name) = columns.names().find(|name| !object.contains_key(*name)) {
+    // Writers leave out what is null, so a column of labels is one that the first row has.
+    let may_lack = |name: &str| {
+        let is_label =
+            columns.label.as_deref() == Some(name) && columns.names().filter(|other| *other == name).count() == 1;
+        is_label && place.number > 1
+    };
+    if let Some(name) = columns.names().find(|name| !object.contains_key(*name) && !may_lack(name)) {
         return Err(missing(name, &object.keys().cloned().collect::<Vec<_>>()));
     }
     let text = |object: &_, name: &_| if columns.json { json(object, name) } else { text(object, name) };

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use features::FEATURES;
+pub(super) use jsonl::malformed;
 
 use super::paths;
 use super::text_lines::{MAX_ROW_BYTES, too_long};
@@ -541,7 +542,10 @@ mod tests {
             refused("a", &broken, format, &["line 3", "column \"text\"", "UTF-8"]);
         }
         let jsonl = DataFormat::Jsonl;
-        refused("a", b"{\"text\": \"x\", \"label\": 1}\n{\"text\": \"x\"}", jsonl, &["line 2", "no column \"label\""]);
+        refused("a", b"{\"text\": \"x\"}\n{\"text\": \"x\", \"label\": 1}", jsonl, &["line 1", "no column \"label\""]);
+        refused("a", b"{\"text\": \"x\", \"label\": 1}\n{\"label\": 1}", jsonl, &["line 2", "no column \"text\""]);
+        let rows = read("a", b"{\"text\": \"x\", \"label\": 1}\n{\"text\": \"y\"}", jsonl, columns()).unwrap();
+        assert_eq!(cells(&rows), [("x", &Cell::Integer(1)), ("y", &Cell::Null)]);
         refused("a", b"{\"text\": 3, \"label\": 1}", jsonl, &["line 1", "expected text, got 3"]);
         refused("a", b"{\"text\": \"x\", \"label\": [[1]]}", jsonl, &["line 1", "column \"label\"", "got [[1]]"]);
         refused("a", b"{\"text\": ", jsonl, &["line 1", "malformed JSON"]);

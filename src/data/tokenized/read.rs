@@ -175,5 +175,11 @@ impl<'de> Visitor<'de> for Elements<'_> {
 
 /// The error for a file that is no JSON.
 pub(super) fn malformed(file: &Path, error: &serde_json::Error) -> Error {
-    Error::data(format!("{}: malformed JSON: {error}", file.display()))
+    let place = format!("{}: malformed JSON: line {} column {}", file.display(), error.line(), error.column());
+    match error.is_eof() {
+        true => Error::data(format!("{place}: expected JSON that is closed, got the end of the file"))
+            .help("a download or an export that was cut short must be made again"),
+        false => Error::data(format!("{place}: expected JSON, got something else"))
+            .help("JSON has no NaN, no comma before a bracket and nothing after its value"),
+    }
 }

@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::base::error::{Error, Result, plain_words};
 use crate::config::Task;
 use crate::data::IGNORED;
+use crate::data::table::malformed;
 use crate::data::{Example, Label};
 
 /// A row as it is written.
@@ -46,8 +47,7 @@ pub(super) fn of_line(line: &str, task: Task) -> Result<Example> {
         return example(row, task);
     }
     let value = serde_json::from_str(line).map_err(|error| {
-        Error::data(format!("malformed JSON: {error}"))
-            .help("a file has a row on every line, or one JSON array of rows")
+        malformed(line, None, &error).help("a file has a row on every line, or one JSON array of rows")
     })?;
     of_value(value, task)
 }
