@@ -267,6 +267,8 @@ impl Exit {
         Some(match (kind, told) {
             (Some(kind), Some(error)) if kind != ErrorKind::Device || out_of_memory.is_none() => error.into_kind(kind),
             (_, Some(error)) if out_of_memory.is_some() => error.into_kind(ErrorKind::OutOfMemory),
+            // A launcher whose rank was ended by a signal has said so.
+            (_, Some(error)) if signal.is_none() => error.into_kind(kind.unwrap_or(ErrorKind::Device)),
             _ if signal == Some(SIGKILL) => Error::out_of_memory("the kernel killed its process (SIGKILL)"),
             _ => match (out_of_memory, Signal::ALL.iter().copied().find(|one| Some(one.number()) == signal)) {
                 (Some(words), _) => Error::out_of_memory(words),
@@ -529,6 +531,8 @@ mod tests {
     #[test]
     fn every_other_end_is_told_too() {
         assert_eq!(error("exit 101"), (7, "it crashed (exit status: 101), and said nothing".into()));
+        let launcher = "echo 'error: rank 1 was ended by SIGKILL' >&2; echo '  help: go on' >&2; exit 137";
+        assert_eq!(error(launcher), (7, "rank 1 was ended by SIGKILL\n  help: go on".into()));
         assert_eq!(error("echo a >&2; echo b >&2; exit 9"), (7, "it crashed (exit status: 9): b".into()));
         let (code, message) = error("kill -SEGV $$");
         assert!(code == 7 && message.starts_with("it crashed (signal: 11"), "{message}");

@@ -13,9 +13,9 @@ use clap::Args;
 use super::faults;
 use crate::base::distributed::World;
 use crate::base::distributed::environment::{self, Hosts};
-use crate::base::distributed::launch::Launch;
 #[cfg(unix)]
 use crate::base::distributed::launch::{Ended, Said};
+use crate::base::distributed::launch::{Launch, Node};
 #[cfg(unix)]
 use crate::base::error::ErrorKind;
 use crate::base::error::{Error, Result};
@@ -37,6 +37,19 @@ pub(super) struct LaunchArgs {
     /// The launcher: mpirun of Open MPI or MPICH
     #[arg(long, value_name = "PROGRAM", default_value = "mpirun")]
     mpirun: PathBuf,
+    /// The number of machines, each of which starts its own ranks by such a command. They need no shell between them, but
+    /// MPICH's library, whose ranks meet at --master-addr
+    #[arg(long, value_name = "N", requires_all = ["node_rank", "master_addr"], conflicts_with = "hosts")]
+    nnodes: Option<usize>,
+    /// The number of this machine among those of --nnodes, from 0
+    #[arg(long, value_name = "N", requires = "nnodes")]
+    node_rank: Option<usize>,
+    /// The machine of --nnodes that has the number 0
+    #[arg(long, value_name = "HOST", requires = "nnodes")]
+    master_addr: Option<String>,
+    /// The port at which ranks meet there, or one of the seven ports after it; MASTER_PORT by default, and else 29500
+    #[arg(long, value_name = "PORT", requires = "nnodes")]
+    master_port: Option<u16>,
     /// Seconds that the ranks have to save a checkpoint when they are told to stop; a second signal ends them at once
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     grace: u64,
@@ -74,6 +87,25 @@ pub(super) fn run_launch(args: &LaunchArgs) -> Result<()> {
     if let Some(found) = environment::find()? {
         return Err(Error::config(format!("kiln launch: {} has started this process already", found.variables))
             .help("leave `launch -n N --` out: mpirun and srun start `kiln train FILE` themselves"));
+    }
+    if let (Some(nodes), Some(node_rank), Some(master_addr)) = (args.nnodes, args.node_rank, &args.master_addr) {
+        let node = Node {
+            ranks: args.ranks.unwrap_or(nodes),
+            nodes,
+            node_rank,
+            master_addr: master_addr.clone(),
+            master_port: match (args.master_port, std::env::var("MASTER_PORT")) {
+                (Some(port), _) => port,
+                (None, Ok(text)) => text.trim().parse().map_err(|_| {
+                    Error::config(format!("MASTER_PORT: expected a port from 1 to 65535, got {text:?}"))
+                        .help("unset it, or give --master-port")
+                })?,
+                (None, Err(_)) => 29500,
+            },
+        };
+        signals::install()?;
+        let commands = node.commands(&this_program()?, &args.command)?;
+        std::process::exit(watch_over_all(commands, Duration::from_secs(args.grace))?);
     }
     let launch = args.launch()?;
     let mut command = launch.command(&this_program()?, &args.command)?;
@@ -183,6 +215,86 @@ fn watch_over(command: &mut std::process::Command, grace: Duration, is_over_host
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Runs `commands`, each a rank by its number, passes a signal on to them, after which they have `grace`, says what no rank has said of
+/// the end, and returns the exit code of the first that failed. The others end by themselves when they hear of it; those that do
+/// not are ended.
+#[cfg(unix)]
+fn watch_over_all(commands: Vec<(usize, std::process::Command)>, grace: Duration) -> Result<i32> {
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
+    use std::process::{Child, Stdio};
+    use std::time::Instant;
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    /// Ranks that have been told to end are killed after that.
+    const KILLED_AFTER: Duration = Duration::from_secs(5);
+    fn send(children: &mut [(usize, Child)], number: i32) {
+        for (_, child) in children {
+            let pid = Pid::from_raw(child.id().cast_signed());
+            // The number of one that has ended may be another's.
+            if let (Ok(None), Some(pid), Some(signal)) = (child.try_wait(), pid, Signal::from_named_raw(number)) {
+                let _ = kill_process(pid, signal);
+            }
+        }
+    }
+    let mut children = Vec::new();
+    for (rank, mut command) in commands {
+        // A group of its own: a terminal's signals reach it once, through this process.
+        command.process_group(0).stdin(Stdio::null());
+        #[cfg(target_os = "linux")]
+        crate::base::process::end_with_parent(&mut command, Signal::TERM);
+        match command.spawn() {
+            Ok(child) => children.push((rank, child)),
+            Err(error) => {
+                send(&mut children, signals::Signal::Terminate.number());
+                return Err(Error::start(command.get_program().display(), &error));
+            }
+        }
+    }
+    let (mut told, mut failed, mut is_ending) = (None, None, false);
+    loop {
+        let mut lives = false;
+        for (rank, child) in &mut children {
+            match child.try_wait().map_err(|error| Error::io("wait for a rank", &error))? {
+                None => lives = true,
+                Some(status) if !status.success() && failed.is_none() => failed = Some((*rank, status, Instant::now())),
+                Some(_) => {}
+            }
+        }
+        if !lives {
+            break;
+        }
+        if let (None, Some(signal)) = (told, signals::received()) {
+            told = Some((signal, Instant::now()));
+            send(&mut children, signal.number());
+        }
+        // A rank that is left alone hears of it within seconds, unless it waits for one that has never come.
+        let over = [told.map(|(_, since)| since + grace), failed.map(|(_, _, since)| since + 2 * STAYS)];
+        if let Some(over) = over.into_iter().flatten().min().filter(|over| Instant::now() > *over) {
+            match is_ending {
+                false => send(&mut children, signals::Signal::Terminate.number()),
+                true if Instant::now() > over + KILLED_AFTER => send(&mut children, Signal::KILL.as_raw()),
+                true => {}
+            }
+            is_ending = true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let Some((rank, status, _)) = failed else { return Ok(0) };
+    if let Some(signal) = status.signal() {
+        let end = End { code: 128 + signal, told: told.map(|(signal, _)| signal), is_ended: is_ending };
+        if let Some(error) = end.unsaid(Some((rank, Ended::Signal(signal))), false) {
+            faults::complain_last(&error);
+        }
+    }
+    Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
+}
+
+#[cfg(not(unix))]
+fn watch_over_all(_commands: Vec<(usize, std::process::Command)>, _grace: Duration) -> Result<i32> {
+    Err(Error::config("--nnodes: ranks meet so on Unix alone"))
 }
 
 /// Whether the process `pid` has a handler for the signal `number`; true where the system does not tell. Hydra has none for SIGUSR2 and

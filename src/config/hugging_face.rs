@@ -537,7 +537,7 @@ pub(crate) const ARGUMENTS: &[Argument] = {
             Old,
             WHOLE,
             "[-1, 0, 1]",
-            "a run has one device: multiply `gradient_accumulation_steps` by it, or set `batch.global_batch_size`",
+            "`kiln launch -n N -- train FILE` starts a process for each device",
         ),
         honoured("adafactor", Old, FLAG, "true sets `trainer.optim = \"adafactor\"`"),
         refused(
@@ -603,7 +603,7 @@ pub(crate) const ARGUMENTS: &[Argument] = {
             Older,
             WHOLE,
             "[-1, 0, 1]",
-            "a run has one device: multiply `gradient_accumulation_steps` by it, or set `batch.global_batch_size`",
+            "`kiln launch -n N -- train FILE` starts a process for each device",
         ),
         refused("sharded_ddp", Older, FLAG_OR_NAMES, "[\"\", [], false]", LAUNCHER),
         no_effect("split_batches", Older, FLAG, NONE_FALSE, ONE_DEVICE),

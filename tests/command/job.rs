@@ -180,7 +180,7 @@ fn values_are_read_as_the_texts_that_they_are() {
 #[test]
 fn what_is_not_known_or_cannot_be_read_is_refused_together() {
     let root = Root::small(&json!({
-        "learning_rat": "1e-4", "n_layer": "two", "fp16": "maybe", "per_device_train_batch_size": "-1", "n_gpus": "4",
+        "learning_rat": "1e-4", "n_layer": "two", "fp16": "maybe", "per_device_train_batch_size": "-1", "n_gpus": "four",
         "model.n_heads_": "1", "sagemaker_training_compiler_enable": "true", "save_steps": {"a": [1]}, "deepspeed": "ds.json",
         "max_run": "-3", "warmup_steps": "0x10", "line_by_line": "True", "push_to_hub_token": "hf_secret", "hub_tokn": "\u{1b}[2J",
     }));
@@ -193,7 +193,7 @@ fn what_is_not_known_or_cannot_be_read_is_refused_together() {
             "fp16 = \"maybe\": ",
             "expected true or false",
             "per_device_train_batch_size = \"-1\"",
-            "n_gpus = \"4\": a run has one device",
+            "n_gpus = \"four\": expected a number of GPUs",
             "model.n_heads_ = \"1\": unknown; did you mean `model.n_head",
             "sagemaker_training_compiler_enable = \"true\": unknown; did you mean `sagemaker_training_compiler_enabled`?",
             "save_steps = {\"a\":[1]}: ",
@@ -239,11 +239,10 @@ fn a_contract_that_cannot_be_read_is_refused() {
     root.write("input/config/inputdataconfig.json", "{\"train\": {\"TrainingInputMode\": \"Pipe\"}}");
     root.fails(2, &["the channel train has TrainingInputMode \"Pipe\"", "FastFile"]);
     root.write("input/config/inputdataconfig.json", "{\"train\": {\"TrainingInputMode\": \"File\"}}");
-    root.write(
-        "input/config/resourceconfig.json",
-        "{\"current_host\": \"algo-1\", \"hosts\": [\"algo-1\", \"algo-2\"]}",
-    );
-    root.fails(2, &["the job has 2 machines (algo-1, algo-2)"]);
+    for current in ["", "\"current_host\": \"algo-3\", "] {
+        root.write("input/config/resourceconfig.json", format!("{{{current}\"hosts\": [\"algo-2\", \"algo-1\"]}}"));
+        root.fails(2, &["the job has 2 machines (algo-1, algo-2), and current_host of resourceconfig.json"]);
+    }
     root.write("input/config/resourceconfig.json", "{\"current_host\": \"algo-1\", \"hosts\": [\"algo-1\"]}");
     root.write("input/data/a/a.toml", "");
     root.write("input/data/b/b.toml", "");
@@ -498,6 +497,124 @@ fn metric_definitions_take_what_a_job_prints() {
         let run = if file == "none.json" { "output/data" } else { "nowhere" };
         fails(kiln(&folder).args(["metrics", run, "--definitions", file]), 2, &[part]);
     }
+}
+
+/// A step of eight rows, whatever number of ranks shares it.
+fn shared(more: &Value) -> Root {
+    let mut all = json!({"batch.global_batch_size": 8, "max_steps": 12, "save_steps": 2});
+    all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Root::small(&all)
+}
+
+#[test]
+fn a_job_trains_in_the_ranks_that_it_is_given() {
+    let straight = shared(&json!({}));
+    straight.succeeds();
+    let root = shared(&json!({"sagemaker_torch_distributed_enabled": "true"}));
+    root.fails(2, &["sagemaker_torch_distributed_enabled asks for a process for each GPU, and neither SM_NUM_GPUS"]);
+    let root = shared(&json!({"n_gpus": "2", "num_gpus": 4}));
+    root.fails(2, &["num_gpus = 4: `n_gpus` gives another number than 4: 2"]);
+    let root = shared(&json!({"sagemaker_parameter_server_enabled": "true"}));
+    root.fails(2, &["no server has parameters"]);
+    // GPUs that are not there are not used in silence.
+    let root = shared(&json!({}));
+    let said = succeeds(root.job().env("SM_NUM_GPUS", "4"));
+    assert!(
+        said.contains("SM_NUM_GPUS = 4: the run computes on the CPU, in one process on each machine; n_gpus = 4"),
+        "{said}"
+    );
+    let mut wrong = root.job();
+    fails(wrong.env("SM_NUM_GPUS", "four"), 2, &["SM_NUM_GPUS: expected a number of GPUs, got \"four\""]);
+
+    let Some(_) = crate::common::ranks::mpirun() else { return };
+    // Four ranks with one micro-batch each add as one process with four does.
+    let four = json!({
+        "n_gpus": "4", "sagemaker_program": "\"launch_sm_training_compiler.py\"", "training_script": "run_clm.py",
+        "data.documents": "file", "document_end": "eos",
+    });
+    let root = shared(&four);
+    let said = root.succeeds();
+    assert!(said.contains("8 = 2 x 1 micro-batch x 4 devices"), "{said}");
+    assert!(model(&root) == model(&straight));
+    for (gpus, more) in [
+        (Some("2"), json!({"sagemaker_distributed_dataparallel_enabled": "true"})),
+        (Some("2"), json!({"sagemaker_pytorch_xla_multi_worker_enabled": "true"})),
+        (None, json!({"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"})),
+    ] {
+        let root = shared(&more);
+        let mut job = root.job();
+        if let Some(gpus) = gpus {
+            job.env("SM_NUM_GPUS", gpus);
+        }
+        let said = succeeds(&mut job);
+        assert!(said.contains("8 = 2 x 2 micro-batches x 2 devices"), "{said}");
+    }
+    // The type of the machine says how many GPUs it has.
+    let root = shared(&json!({"sagemaker_torch_distributed_enabled": "true"}));
+    let machine = json!({"current_host": "algo-1", "hosts": ["algo-1"], "current_instance_type": "ml.g5.12xlarge"});
+    root.write("input/config/resourceconfig.json", machine.to_string());
+    let said = root.succeeds();
+    assert!(said.contains("micro-batch x 4 devices"), "{said}");
+    assert!(model(&root) == model(&straight));
+}
+
+/// Two machines that are one: each has a root of its own, and the ranks of both meet at the first. A rank that is killed ends the job on
+/// both, and the next start continues it to the bits of an undisturbed one.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_machines_of_a_job_train_together() {
+    use std::time::{Duration, Instant};
+
+    let Some(library) = crate::torchrun::library(&crate::torchrun::MPICH) else { return };
+    let more = json!({"n_gpus": 2, "max_steps": 60});
+    let straight = shared(&json!({"max_steps": 60}));
+    straight.succeeds();
+    // In the order of the sorted list, in which 127.0.0.1 is the first.
+    let hosts = ["127.0.0.1", "localhost"];
+    let roots = hosts.map(|host| {
+        let root = shared(&more);
+        let resources =
+            json!({"current_host": host, "hosts": ["localhost", "127.0.0.1"], "network_interface_name": "eth0"});
+        root.write("input/config/resourceconfig.json", resources.to_string());
+        root
+    });
+    let start = || {
+        let port = crate::torchrun::port();
+        [0, 1].map(|host| {
+            let root: &Root = &roots[host];
+            let file = std::fs::File::create(root.path("said")).unwrap();
+            let mut job = root.job();
+            job.env("MASTER_PORT", &port).env("KILN_MPI", library).env("KILN_MPI_TIMEOUT", "60");
+            job.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap()
+        })
+    };
+    let said = |host: usize| roots[host].read("said");
+    let ends = |jobs: [std::process::Child; 2]| jobs.map(|job| crate::torchrun::code_within(150, job));
+    // A rank of the second machine is killed when there is a checkpoint.
+    let jobs = start();
+    let asked = Instant::now();
+    let checkpoint = roots[0].path("checkpoints/run/checkpoints");
+    let victim = loop {
+        assert!(asked.elapsed() < Duration::from_secs(120), "{} {}", said(0), said(1));
+        let is_saved = std::fs::read_dir(&checkpoint).is_ok_and(|entries| entries.count() > 0);
+        let second = roots[1].path("output/data/config.toml").display().to_string();
+        let found = Command::new("pgrep").args(["-f", &format!("kiln train {second}")]).output().unwrap();
+        let found = String::from_utf8(found.stdout).unwrap();
+        match found.lines().next_back() {
+            Some(pid) if is_saved => break pid.to_owned(),
+            _ => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert!(Command::new("kill").args(["-KILL", &victim]).status().unwrap().success());
+    let codes = ends(jobs);
+    if codes != [Some(0); 2] {
+        assert!(codes.iter().all(|code| *code == Some(7)), "{codes:?} {} {}", said(0), said(1));
+        assert!(roots[1].read("output/failure").contains("was ended by SIGKILL"), "{}", said(1));
+    }
+    assert_eq!(ends(start()), [Some(0); 2], "{} {}", said(0), said(1));
+    assert!(said(0).contains("Training seconds: ") && !said(1).contains("Training seconds"), "{}", said(1));
+    assert!(model(&roots[0]) == model(&straight), "the final weights differ");
+    assert!(!roots[1].path("model/config.json").exists() && !roots[1].path("checkpoints/job.json").exists());
 }
 
 /// The hyperparameters of Hugging Face's and SageMaker's notebooks, whose models and data are on the Hub: there is no network here,

@@ -11,7 +11,7 @@ use crate::common::small_run::{train, write};
 use crate::common::{fails, succeeds};
 
 /// The first of `libraries` that the loader knows; none, which is said.
-fn library(libraries: &[&'static str]) -> Option<&'static str> {
+pub(crate) fn library(libraries: &[&'static str]) -> Option<&'static str> {
     let known = ["ldconfig", "/sbin/ldconfig"].iter().find_map(|program| Command::new(program).arg("-p").output().ok());
     let known = known.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let found = libraries.iter().find(|name| known.contains(&format!("{name} ")));
@@ -22,7 +22,7 @@ fn library(libraries: &[&'static str]) -> Option<&'static str> {
 }
 
 /// A port that was free.
-fn port() -> String {
+pub(crate) fn port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
@@ -59,7 +59,7 @@ fn said(folder: &Path, rank: usize) -> String {
 }
 
 /// The exit code of a process that ends within `seconds`.
-fn code_within(seconds: u64, mut child: Child) -> Option<i32> {
+pub(crate) fn code_within(seconds: u64, mut child: Child) -> Option<i32> {
     let asked = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -73,7 +73,7 @@ fn code_within(seconds: u64, mut child: Child) -> Option<i32> {
     }
 }
 
-const MPICH: [&str; 2] = ["libmpich.so.12", "libmpi.so.12"];
+pub(crate) const MPICH: [&str; 2] = ["libmpich.so.12", "libmpi.so.12"];
 
 #[test]
 fn the_variables_of_torchrun_make_a_world() {

@@ -18,6 +18,70 @@ pub struct Launch {
     pub mpirun: PathBuf,
 }
 
+/// The ranks of one machine of several where no mpirun starts those of all: they meet at the machine of rank 0 by the variables of
+/// torchrun, and the library has to be one of MPICH's interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// How many ranks there are on all machines.
+    pub ranks: usize,
+    /// How many machines there are.
+    pub nodes: usize,
+    /// The number of this one, from 0.
+    pub node_rank: usize,
+    /// The machine of rank 0.
+    pub master_addr: String,
+    /// The port at which the ranks meet there, or one of the seven after it.
+    pub master_port: u16,
+}
+
+impl Node {
+    /// The ranks of this machine, each with the command that starts `program` with `args` as that rank.
+    ///
+    /// # Errors
+    /// Ranks that do not fill the machines evenly, a number of this machine that is none, and too little memory for a rank.
+    pub fn commands(&self, program: &std::path::Path, args: &[String]) -> Result<Vec<(usize, Command)>> {
+        mpi::check_memory()?;
+        if self.node_rank >= self.nodes {
+            return Err(Error::config(format!(
+                "--node-rank {}: expected a number below that of the machines, --nnodes {}",
+                self.node_rank, self.nodes
+            )));
+        }
+        let per_node = per_machine(self.ranks, self.nodes)?;
+        let threads = (host::threads() / per_node).max(1).to_string();
+        let command = |local_rank: usize| {
+            let rank = self.node_rank * per_node + local_rank;
+            let mut command = Command::new(program);
+            command.args(args);
+            let numbers = [
+                ("RANK", rank),
+                ("WORLD_SIZE", self.ranks),
+                ("LOCAL_RANK", local_rank),
+                ("LOCAL_WORLD_SIZE", per_node),
+            ];
+            command.envs(numbers.map(|(name, number)| (name, number.to_string())));
+            command.env("MASTER_ADDR", &self.master_addr).env("MASTER_PORT", self.master_port.to_string());
+            if !threads_are_set() {
+                command.env("RAYON_NUM_THREADS", &threads);
+            }
+            process::without_driver(&mut command);
+            (rank, command)
+        };
+        Ok((0..per_node).map(command).collect())
+    }
+}
+
+/// The ranks of each of `machines`, which share `ranks` of them evenly.
+fn per_machine(ranks: usize, machines: usize) -> Result<usize> {
+    if ranks == 0 || !ranks.is_multiple_of(machines) {
+        return Err(Error::config(format!(
+            "-n {ranks}: expected a number of ranks that {machines} machines share evenly"
+        ))
+        .help(format!("-n {}", ranks.max(1).next_multiple_of(machines))));
+    }
+    Ok(ranks / machines)
+}
+
 /// Whose mpirun it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -62,14 +126,8 @@ impl Launch {
     }
 
     fn options(&self, kind: Kind, is_root: bool, threads: usize, threads_are_set: bool) -> Result<Vec<String>> {
-        let (ranks, machines) = (self.ranks, self.hosts.len().max(1));
-        if ranks == 0 || !ranks.is_multiple_of(machines) {
-            return Err(Error::config(format!(
-                "-n {ranks}: expected a number of ranks that {machines} machines share evenly"
-            ))
-            .help(format!("-n {}", ranks.max(1).next_multiple_of(machines))));
-        }
-        let per_machine = ranks / machines;
+        let ranks = self.ranks;
+        let per_machine = per_machine(ranks, self.hosts.len().max(1))?;
         let mut options = Vec::new();
         let mut add = |more: &[&str]| options.extend(more.iter().map(|option| (*option).to_owned()));
         let count = ranks.to_string();

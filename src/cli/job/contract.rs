@@ -46,8 +46,12 @@ pub(super) struct Contract {
     /// Names and values, as they were given, each name once.
     pub(super) hyperparameters: Vec<(String, Json)>,
     pub(super) channels: Vec<Channel>,
-    /// The machines of the job.
+    /// The machines of the job, sorted, so that each has the same list.
     pub(super) hosts: Vec<String>,
+    /// The name of this one.
+    current_host: Option<String>,
+    /// The GPUs of this one, and what says so.
+    pub(super) gpus: Option<(usize, String)>,
     /// All of them are this one: they talk by its loopback interface, as those of a local job do.
     pub(super) is_local: bool,
     /// The folder of the trained model.
@@ -111,17 +115,41 @@ impl Contract {
                 .or_insert_with(|| Channel { name: name.to_lowercase(), path: path.into() })
                 .path = path.into();
         }
-        let Resources { hosts, network_interface_name: network } =
+        let Resources { mut hosts, current_host, current_instance_type, network_interface_name: network } =
             resources(&config.join("resourceconfig.json"), variables)?;
+        hosts.sort();
+        let gpus = gpus(variables, current_instance_type.as_deref())?;
         Ok(Self {
             hyperparameters,
             channels: channels.into_values().collect(),
             hosts,
+            current_host,
+            gpus,
             is_local: network.as_deref() == Some(LOOPBACK),
             model: folder("SM_MODEL_DIR", "model"),
             output: folder("SM_OUTPUT_DATA_DIR", "output/data"),
             checkpoints: root.join("checkpoints"),
             root: root.into(),
+        })
+    }
+
+    /// The number of this machine among those of the job.
+    ///
+    /// # Errors
+    /// A job of several machines that does not tell which one this is.
+    pub(super) fn own(&self) -> Result<usize> {
+        if self.hosts.len() < 2 || self.is_local {
+            return Ok(0);
+        }
+        let own = self.current_host.as_ref().and_then(|own| self.hosts.iter().position(|host| host == own));
+        own.ok_or_else(|| {
+            let current = self.current_host.as_deref().unwrap_or("nothing");
+            Error::config(format!(
+                "the job has {} machines ({}), and current_host of resourceconfig.json (or SM_CURRENT_HOST) names {current}",
+                self.hosts.len(),
+                self.hosts.join(", ")
+            ))
+            .help("give the name of this machine, as it is in the list of hosts")
         })
     }
 
@@ -209,17 +237,49 @@ pub(in crate::cli) const LOOPBACK: &str = "lo";
 struct Resources {
     #[serde(default)]
     hosts: Vec<String>,
+    current_host: Option<String>,
+    current_instance_type: Option<String>,
     network_interface_name: Option<String>,
+}
+
+/// The GPUs of this machine, as `SM_NUM_GPUS` or the type of an instance tells.
+fn gpus(variables: &BTreeMap<String, String>, machine: Option<&str>) -> Result<Option<(usize, String)>> {
+    if let Some(text) = variables.get("SM_NUM_GPUS").filter(|text| !text.is_empty()) {
+        let number = text.trim().parse().map_err(|_| {
+            Error::config(format!("SM_NUM_GPUS: expected a number of GPUs, got {text:?}"))
+                .help("unset it or correct it")
+        })?;
+        return Ok(Some((number, format!("SM_NUM_GPUS = {number}"))));
+    }
+    Ok(machine.and_then(|machine| gpus_of(machine).map(|number| (number, format!("{machine} has {number} GPUs")))))
+}
+
+/// The GPUs of SageMaker's instances that have any, by the type's name.
+fn gpus_of(machine: &str) -> Option<usize> {
+    let (family, size) = machine.strip_prefix("ml.")?.split_once('.')?;
+    Some(match (family, size) {
+        ("p2", "8xlarge") | ("p3", "16xlarge") | ("p3dn" | "p4d" | "p4de", "24xlarge") => 8,
+        ("p5" | "p5e" | "p5en" | "g5" | "g6" | "g6e", "48xlarge") | ("g4dn", "metal") => 8,
+        ("p2", "16xlarge") => 16,
+        ("p3", "8xlarge") | ("g4dn" | "g5" | "g6" | "g6e", "12xlarge") | ("g5" | "g6" | "g6e", "24xlarge") => 4,
+        ("p2" | "p3" | "p5" | "g4dn" | "g5" | "g6" | "g6e", _) => 1,
+        _ => return None,
+    })
 }
 
 fn resources(path: &Path, variables: &BTreeMap<String, String>) -> Result<Resources> {
     if let Some(resources) = read::<Resources>(path)? {
         return Ok(resources);
     }
-    let network_interface_name = variables.get("SM_NETWORK_INTERFACE_NAME").cloned();
-    let Some(text) = variables.get("SM_HOSTS").filter(|text| !text.is_empty()) else { return Ok(Resources::default()) };
-    let hosts = serde_json::from_str(text).map_err(|error| Error::config(format!("SM_HOSTS: {error}")))?;
-    Ok(Resources { hosts, network_interface_name })
+    let variable = |name: &str| variables.get(name).filter(|text| !text.is_empty());
+    let hosts = variable("SM_HOSTS").map(|text| serde_json::from_str(text));
+    let hosts = hosts.transpose().map_err(|error| Error::config(format!("SM_HOSTS: {error}")))?;
+    Ok(Resources {
+        hosts: hosts.unwrap_or_default(),
+        current_host: variable("SM_CURRENT_HOST").cloned(),
+        current_instance_type: variable("SM_CURRENT_INSTANCE_TYPE").cloned(),
+        network_interface_name: variable("SM_NETWORK_INTERFACE_NAME").cloned(),
+    })
 }
 
 /// The entries of a JSON object in their order, names that are there twice included.
@@ -257,5 +317,27 @@ impl<'de> Deserialize<'de> for Pairs {
             }
         }
         deserializer.deserialize_map(Reader)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::gpus_of;
+
+    #[test]
+    fn instances_have_their_gpus() {
+        for (machine, gpus) in [
+            ("ml.p3.2xlarge", Some(1)),
+            ("ml.p3.8xlarge", Some(4)),
+            ("ml.p3.16xlarge", Some(8)),
+            ("ml.p4d.24xlarge", Some(8)),
+            ("ml.g4dn.12xlarge", Some(4)),
+            ("ml.g5.16xlarge", Some(1)),
+            ("ml.g5.48xlarge", Some(8)),
+            ("ml.c5.4xlarge", None),
+            ("local_gpu", None),
+        ] {
+            assert_eq!(gpus_of(machine), gpus, "{machine}");
+        }
     }
 }

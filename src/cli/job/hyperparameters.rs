@@ -26,8 +26,19 @@ pub(super) struct Hyperparameters {
     pub(super) price: Option<f64>,
     /// The script whose rules hold for what is left open.
     pub(super) script: Option<Script>,
+    /// The processes that are asked for.
+    pub(super) ranks: Asked,
     /// The task of GLUE.
     pub(super) glue: Option<&'static Glue>,
+}
+
+/// The processes that hyperparameters ask for.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// So many on each machine, and what says so.
+    pub(super) per_machine: Option<(usize, String)>,
+    /// One for each GPU, by this name.
+    pub(super) switch: Option<&'static str>,
 }
 
 /// Sections whose keys may stand without the section's name, in the order in which they are looked through.
@@ -570,19 +581,39 @@ impl Reader<'_> {
         }
     }
 
+    /// The processes of each machine, as far as they are asked for.
     fn devices(&mut self) {
-        for name in ["n_gpus", "num_gpus"] {
+        let mut number = |name: &str, least: i64| {
+            let value = self.more(name)?;
+            let number = text(&value).and_then(|text| text.trim().parse::<i64>().ok());
+            // TrainingArguments writes -1 for a number that it has not looked for.
+            match number.filter(|number| *number >= least || (name.ends_with("n_gpu") && *number == -1)) {
+                Some(number) => usize::try_from(number).ok().map(|number| (number, name.to_owned(), value)),
+                None => {
+                    self.refuse(name, &value, "expected a number of GPUs");
+                    None
+                }
+            }
+        };
+        let gpus = ["n_gpus", "num_gpus", "n_gpu", "_n_gpu"].map(|name| number(name, 0));
+        let processes = number("sagemaker_mpi_num_of_processes_per_host", 1);
+        let mut gpus = gpus.into_iter().flatten();
+        if let Some((first, by, _)) = gpus.next() {
+            for (other, name, value) in gpus.filter(|(other, ..)| *other != first) {
+                self.refuse(&name, &value, &format!("`{by}` gives another number than {other}: {first}"));
+            }
+            self.found.ranks.per_machine = Some((first.max(1), format!("{by} = {first}")));
+        }
+        for name in scripts::DISTRIBUTIONS {
             let Some(value) = self.more(name) else { continue };
-            match text(&value).and_then(|text| text.parse::<i64>().ok()) {
-                Some(0 | 1) => {
-                    self.leave(name, &value, "a run takes the best device that there is; `device.kind` names one")
+            match flag(&value) {
+                Some(true) if name == scripts::MPI && self.found.ranks.per_machine.is_none() => {
+                    let (count, _, _) = processes.clone().unwrap_or((1, String::new(), Json::Null));
+                    self.found.ranks.per_machine = Some((count, format!("{name}, {count} processes per host")));
                 }
-                Some(2..) => {
-                    let why =
-                        "a run has one device; for the same batch multiply gradient_accumulation_steps by the number";
-                    self.refuse(name, &value, why);
-                }
-                _ => self.refuse(name, &value, "expected a number of GPUs"),
+                Some(true) => self.found.ranks.switch = Some(name),
+                Some(false) => {}
+                None => self.refuse(name, &value, "expected true or false"),
             }
         }
     }

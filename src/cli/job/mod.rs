@@ -24,10 +24,11 @@ use crate::base::files::write_whole;
 use crate::base::process::{Child, scratch, this_program};
 use crate::base::signals;
 use crate::config::settings::Setting;
-use crate::config::{self, OnExisting, RunConfig, Task, Validation};
+use crate::config::{self, DeviceKind, OnExisting, RunConfig, Task, Validation};
 use crate::data::paths;
+use crate::engine::device;
 use contract::{Channel, Contract, ROOT};
-use hyperparameters::Hyperparameters;
+use hyperparameters::{Asked, Hyperparameters};
 use results::{Clock, Failure};
 use rules::Known;
 
@@ -99,24 +100,15 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
         std::env::vars_os().map(|(name, value)| [name, value].map(|text| text.to_string_lossy().into_owned()));
     let variables = variables.map(|[name, value]| (name, value)).filter(|(name, _)| name.starts_with("SM_"));
     let mut contract = Contract::read(root, &variables.collect::<BTreeMap<_, _>>())?;
-    if contract.hosts.len() > 1 && !contract.is_local {
-        return Err(Error::config(format!(
-            "the job has {} machines ({}), and `kiln job` trains on one",
-            contract.hosts.len(),
-            contract.hosts.join(", ")
-        ))
-        .help(
-            "start it with one instance; `kiln launch` and mpirun train on several machines, and `kiln submit --local` tries the \
-             job in as many processes of one machine",
-        ));
-    }
+    let own = contract.own()?;
     let folder = scratch()?;
     for channel in &mut contract.channels {
         if let Some(model) = unpacked(channel, folder.path())? {
             channel.path = model;
         }
     }
-    let (config, Hyperparameters { left, price: hyper, .. }) = config_of(&contract)?;
+    let (config, Hyperparameters { mut left, price: hyper, ranks: asked, .. }) = config_of(&contract)?;
+    let ranks = ranks(&contract, &config, &asked, &mut left)?;
     let of_variable = std::env::var("KILN_PRICE_PER_HOUR").ok().filter(|text| !text.is_empty());
     let price = match (&args.price_per_hour, of_variable) {
         (Some(text), _) => Some(price(text).map_err(|error| error.at("--price-per-hour"))?),
@@ -130,8 +122,9 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
     let file = contract.output.join(CONFIG);
     write_whole(&file, config.to_toml()?.as_bytes())?;
     left.iter().chain(&config.no_effect).try_for_each(|line| say(format!("hyperparameters: {line}")))?;
-    let mut clock = Clock::start(&contract.checkpoints)?;
-    let ended = train(&contract, &file, folder.path(), &mut clock);
+    // The folder of checkpoints is that of the first machine: rank 0 alone writes.
+    let mut clock = Clock::start((own == 0).then_some(&contract.checkpoints))?;
+    let ended = train(&contract, own, ranks, &file, folder.path(), &mut clock);
     let published = match &ended {
         Ok(Ended { error: None, .. }) => results::publish(&contract, &config.run.output_dir),
         _ => {
@@ -143,19 +136,73 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
         }
     };
     clock.stop()?;
-    clock.lines(price).into_iter().try_for_each(say)?;
+    if own == 0 {
+        clock.lines(price, contract.hosts.len().max(1)).into_iter().try_for_each(say)?;
+    }
     published.and(ended)
 }
 
-/// Trains in a process of its own, so that no end of it goes untold.
-fn train(contract: &Contract, config: &Path, folder: &Path, clock: &mut Clock) -> Result<Ended> {
+/// The processes of each machine: as many as hyperparameters ask for, else one for each GPU of the machine. Adds what people should
+/// know to `said`.
+///
+/// # Errors
+/// A switch that asks for one for each GPU, where nothing tells how many there are.
+fn ranks(contract: &Contract, config: &RunConfig, asked: &Asked, said: &mut Vec<String>) -> Result<usize> {
+    match (&asked.per_machine, asked.switch, &contract.gpus) {
+        (Some((1, by)), _, Some((gpus @ 2.., given))) => {
+            said.push(format!("{by}: the run takes one device, although {given}; n_gpus = {gpus} takes all"));
+            Ok(1)
+        }
+        (Some((count, _)), ..) => Ok(*count),
+        (None, Some(_), Some((gpus, _))) => Ok((*gpus).max(1)),
+        (None, Some(name), None) => Err(Error::config(format!(
+            "hyperparameter {name} asks for a process for each GPU, and neither SM_NUM_GPUS nor the instance's type tells how many there \
+             are"
+        ))
+        .help("give the number for each machine by the hyperparameter n_gpus")),
+        (None, None, Some((gpus @ 2.., given))) => {
+            let device = device::select(config.device.kind, config.device.index)?.kind;
+            if device != DeviceKind::Cpu {
+                return Ok(*gpus);
+            }
+            said.push(format!(
+                "{given}: the run computes on the CPU, in one process on each machine; n_gpus = {gpus} asks for as many processes"
+            ));
+            Ok(1)
+        }
+        (None, None, _) => Ok(1),
+    }
+}
+
+/// Trains in a process of its own, so that no end of it goes untold: on the machine numbered `own` of the job, in `ranks` processes on
+/// each.
+fn train(
+    contract: &Contract,
+    own: usize,
+    ranks: usize,
+    config: &Path,
+    folder: &Path,
+    clock: &mut Clock,
+) -> Result<Ended> {
     signals::install()?;
     let mut command = Command::new(this_program()?);
-    if contract.hosts.len() > 1 {
-        // A rank for each machine of the job, all of them here.
+    let machines = contract.hosts.len().max(1);
+    let all = ranks * machines;
+    if all > 1 {
+        command.args(["launch", "-n", &all.to_string()]);
+        match machines {
+            1 => &mut command,
+            // All of them are this one.
+            _ if contract.is_local => command.args(["--hosts", "localhost"]),
+            _ => command
+                .args(["--nnodes", &machines.to_string(), "--node-rank", &own.to_string()])
+                .args(["--master-addr", &contract.hosts[0]]),
+        };
+        command.arg("--");
+    }
+    if let Some(current) = contract.hosts.get(own) {
         let hosts = serde_json::to_string(&contract.hosts).expect("names are JSON");
-        command.args(["launch", "-n", &contract.hosts.len().to_string(), "--hosts", "localhost", "--"]);
-        command.env("SM_HOSTS", hosts).env("SM_CURRENT_HOST", &contract.hosts[0]);
+        command.env("SM_HOSTS", hosts).env("SM_CURRENT_HOST", current);
     }
     command.arg("train").arg(config).args(["--log-format", "dict"]).envs(contract.variables());
     let mut child = Child::start_aloud(&mut command, &folder.join("said"))?;

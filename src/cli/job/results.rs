@@ -106,7 +106,8 @@ fn copy(from: &Path, to: &Path, takes: &dyn Fn(&str) -> bool) -> Result<()> {
 /// The seconds of a job, over all its starts. A start that is killed counts as far as was written last.
 #[derive(Debug)]
 pub(super) struct Clock {
-    file: PathBuf,
+    /// None on a machine that keeps no checkpoints.
+    file: Option<PathBuf>,
     begun: Instant,
     written: Instant,
     starts: Starts,
@@ -120,18 +121,19 @@ struct Starts {
 }
 
 impl Clock {
-    /// Begins to count a start of the job whose folder of checkpoints is `folder`.
+    /// Begins to count a start of the job whose folder of checkpoints is `folder`; without one it is kept nowhere.
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub(super) fn start(folder: &Path) -> Result<Self> {
-        let file = folder.join(JOB);
+    pub(super) fn start(folder: Option<&PathBuf>) -> Result<Self> {
+        let file = folder.map(|folder| folder.join(JOB));
         // A file that says nothing is no reason not to train.
-        let starts = fs::read(&file).ok().and_then(|bytes| serde_json::from_slice::<Starts>(&bytes).ok());
+        let read = file.as_ref().and_then(|file| fs::read(file).ok());
+        let starts = read.and_then(|bytes| serde_json::from_slice::<Starts>(&bytes).ok());
         let mut starts = starts.unwrap_or_default();
         starts.seconds.push(0.0);
         let clock = Self { file, begun: Instant::now(), written: Instant::now(), starts };
-        write_json(&clock.file, &clock.starts)?;
+        clock.write()?;
         Ok(clock)
     }
 
@@ -153,12 +155,17 @@ impl Clock {
         if let Some(last) = self.starts.seconds.last_mut() {
             *last = self.begun.elapsed().as_secs_f64();
         }
-        write_json(&self.file, &self.starts)
+        self.write()
     }
 
-    /// The lines at the end, in the words of SageMaker's Python SDK; with the `price` of an hour, the cost too.
-    pub(super) fn lines(&self, price: Option<f64>) -> Vec<String> {
-        let seconds = self.starts.seconds.iter().sum::<f64>().ceil();
+    fn write(&self) -> Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| write_json(file, &self.starts))
+    }
+
+    /// The lines at the end, in the words of SageMaker's Python SDK, which counts the seconds of each of `machines`; with the `price` of
+    /// an hour of one, the cost too.
+    pub(super) fn lines(&self, price: Option<f64>, machines: usize) -> Vec<String> {
+        let seconds = self.starts.seconds.iter().sum::<f64>().ceil() * machines as f64;
         let mut lines = vec![format!("Training seconds: {seconds}"), format!("Billable seconds: {seconds}")];
         if let Some(price) = price {
             lines.push(format!("Cost: {:.4} ({seconds} seconds at {price} an hour)", seconds / 3600.0 * price));

@@ -24,6 +24,7 @@ const CACHE: &str = "HF_HOME names the folder of the Hub's files, KILN_CACHE tha
 const ACCESS: &str = "HF_TOKEN gives access to private models";
 const CODE: &str = "Kiln runs no code of a model";
 const PLATFORM: &str = "it belongs to the platform";
+const OPTIONS: &str = "`kiln launch` starts the ranks, with options of its own";
 const RESULTS: &str = "a job writes its model to SM_MODEL_DIR, other results to SM_OUTPUT_DATA_DIR";
 const RESUMES: &str =
     "a job continues from its folder of checkpoints where there is one, and begins where there is none";
@@ -95,6 +96,8 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     ("training_script", More),
     ("n_gpus", More),
     ("num_gpus", More),
+    ("n_gpu", More),
+    ("_n_gpu", More),
     ("training_dir", Key("data.train")),
     ("test_dir", Key("data.validation")),
     ("model_dir", Nothing(RESULTS)),
@@ -123,11 +126,31 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     ("sagemaker_s3_output", Nothing(PLATFORM)),
     // Of a tuning job.
     ("_tuning_objective_metric", Nothing(PLATFORM)),
-    ("sagemaker_distributed_dataparallel_enabled", Off("leave it out: a run has one device")),
-    ("sagemaker_mpi_enabled", Off("leave it out: a run has one process")),
-    ("sagemaker_torch_distributed_enabled", Off("leave it out: a run has one process")),
-    ("sagemaker_parameter_server_enabled", Off("leave it out: a run has one process")),
+    ("sagemaker_distributed_dataparallel_enabled", More),
+    ("sagemaker_pytorch_xla_multi_worker_enabled", More),
+    ("sagemaker_pytorch_ddp_enabled", More),
+    ("sagemaker_torch_distributed_enabled", More),
+    ("sagemaker_mpi_enabled", More),
+    ("sagemaker_mpi_num_of_processes_per_host", More),
+    ("sagemaker_mpi_custom_mpi_options", Nothing(OPTIONS)),
+    ("sagemaker_distributed_dataparallel_custom_mpi_options", Nothing(OPTIONS)),
+    (
+        "sagemaker_parameter_server_enabled",
+        Off("leave it out: ranks sum their gradients, and no server has parameters"),
+    ),
 ];
+
+/// The switches by which SageMaker's estimators ask for several processes, one for each GPU.
+pub(super) const DISTRIBUTIONS: [&str; 5] = [
+    "sagemaker_distributed_dataparallel_enabled",
+    "sagemaker_pytorch_xla_multi_worker_enabled",
+    "sagemaker_pytorch_ddp_enabled",
+    "sagemaker_torch_distributed_enabled",
+    MPI,
+];
+
+/// The one of them that says by itself how many processes a machine has.
+pub(super) const MPI: &str = "sagemaker_mpi_enabled";
 
 /// The reason why any other name that begins with `sagemaker_` changes nothing.
 pub(super) const OTHERS_OF_THE_PLATFORM: &str = PLATFORM;

@@ -68,7 +68,7 @@ pub(super) fn run_submit(args: &SubmitArgs) -> Result<()> {
         let request = sagemaker::request(&job).map_err(at)?;
         if job.instance_count > 1 {
             tracing::warn!(
-                "instance_count: the entry point `kiln job` trains on one machine, and refuses a job of {}",
+                "instance_count: the {} machines train together, and the image needs MPICH's library for that (libmpich12)",
                 job.instance_count
             );
         }
