@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use crate::error::{Error, Result};
 use crate::ops::gelu::Activation;
 
+pub use fields::CONFIG_NAMES;
 pub(crate) use fields::ELECTRA_SUMMARY_DROPOUT;
 pub use variant::{BertVariant, Gpt2Variant};
 
@@ -126,6 +127,8 @@ pub struct Gpt2Config {
     pub attention_types: Vec<(Vec<String>, usize)>,
     /// Tokens that a local layer of GPT-Neo attends to, the own among them. Default 256.
     pub window_size: usize,
+    /// Whether the output of a language model is the token embedding again. Default true.
+    pub tie_word_embeddings: bool,
     /// The id that padding uses, if any.
     pub pad_token_id: Option<u32>,
     /// Labels of a classification head.
@@ -178,6 +181,8 @@ pub struct BertConfig {
     pub layer_norm_eps: f64,
     /// Standard deviation of new weights. Default 0.02.
     pub initializer_range: f64,
+    /// Whether the output of a language model is the token embedding again. Default true.
+    pub tie_word_embeddings: bool,
     /// The id that padding uses. Default 0; RoBERTa, CamemBERT and XLM-RoBERTa 1.
     pub pad_token_id: Option<u32>,
     /// Labels of a classification head.
@@ -192,7 +197,7 @@ pub struct BertConfig {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Labels {
-    /// Number of labels; `id2label` wins when both are given, as in `transformers`. Default 2.
+    /// Number of labels, where `id2label` does not name them. Default 2.
     #[serde(skip_serializing)]
     pub num_labels: Option<usize>,
     /// Label names by id (`"0"`, `"1"`, ...).
@@ -210,6 +215,38 @@ impl Labels {
     /// How many logits the head has.
     pub fn num_labels(&self) -> usize {
         self.id2label.as_ref().map(Map::len).or(self.num_labels).unwrap_or(2)
+    }
+
+    /// Checks what a head that classifies goes by: `id2label` names the ids from 0 without a gap, and `label2id` says the same.
+    ///
+    /// # Errors
+    /// Ids that are others, and a name with two ids.
+    pub fn check(&self) -> Result<()> {
+        let Some(names) = &self.id2label else { return Ok(()) };
+        let expected = (0..names.len()).map(|id| id.to_string());
+        if let Some(missing) = expected.into_iter().find(|id| !names.contains_key(id)) {
+            let ids = names.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            return Err(Error::Config(format!(
+                "id2label: expected a name for each id from 0 to {}, got none for {missing}; it has {ids}",
+                names.len() - 1
+            )));
+        }
+        let Some(ids) = &self.label2id else { return Ok(()) };
+        let differs = names.iter().find(|(id, name)| {
+            let stated = name.as_str().and_then(|name| ids.get(name));
+            stated.is_none_or(|stated| stated.as_u64() != id.parse().ok())
+        });
+        let other = ids.iter().find(|(name, id)| names.get(&id.to_string()).and_then(Value::as_str) != Some(name));
+        match (differs, other) {
+            (None, None) => Ok(()),
+            (Some((id, name)), _) => Err(Error::Config(format!(
+                "id2label calls the label {id} {name}, and label2id gives {name} {}; expected the same in both",
+                name.as_str().and_then(|name| ids.get(name)).map_or("no id".into(), |id| format!("the id {id}"))
+            ))),
+            (_, Some((name, id))) => Err(Error::Config(format!(
+                "label2id gives {name:?} the id {id}, and id2label does not call it that; expected the same in both"
+            ))),
+        }
     }
 
     /// Labels named `LABEL_0`, `LABEL_1`, ..., as `transformers` names them by default.
@@ -243,6 +280,7 @@ impl Default for Gpt2Config {
             scale_attn_weights: true,
             attention_types: Vec::new(),
             window_size: 256,
+            tie_word_embeddings: true,
             pad_token_id: None,
             labels: Labels::default(),
             inert: Map::new(),
@@ -269,6 +307,7 @@ impl Default for BertConfig {
             type_vocab_size: 2,
             layer_norm_eps: 1e-12,
             initializer_range: 0.02,
+            tie_word_embeddings: true,
             pad_token_id: Some(0),
             labels: Labels::default(),
             inert: Map::new(),
@@ -487,6 +526,22 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.vocab_size,
             Self::Bert(c) => c.vocab_size,
+        }
+    }
+
+    /// Sets the number of tokens in the vocabulary.
+    pub fn set_vocab_size(&mut self, size: usize) {
+        match self {
+            Self::Gpt2(c) => c.vocab_size = size,
+            Self::Bert(c) => c.vocab_size = size,
+        }
+    }
+
+    /// Sets whether the output of a language model is the token embedding again.
+    pub fn set_tie_word_embeddings(&mut self, ties: bool) {
+        match self {
+            Self::Gpt2(c) => c.tie_word_embeddings = ties,
+            Self::Bert(c) => c.tie_word_embeddings = ties,
         }
     }
 

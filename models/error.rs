@@ -12,6 +12,14 @@ pub enum Error {
     /// A field of a model configuration that is wrong or that Kiln does not honour.
     #[error("model config: {0}")]
     Config(String),
+    /// A file of another program that asks for what Kiln does not compute.
+    #[error("{what}")]
+    NotComputed {
+        /// The name and the value, and the reason.
+        what: String,
+        /// What the user can do.
+        help: &'static str,
+    },
     /// An environment variable that is wrong, or asks for what this machine lacks.
     #[error("{0}")]
     Environment(String),

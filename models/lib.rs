@@ -50,7 +50,7 @@ pub use config::{BertVariant, Gpt2Variant, Head, ModelConfig, ModelType};
 pub use copies::Copies;
 pub use error::{Error, Result};
 pub use kv_cache::KvCache;
-pub use lora::{LoraBias, LoraConfig, LoraInit};
+pub use lora::{ADAPTER_CONFIG_NAMES, LoraBias, LoraConfig, LoraInit};
 pub use model::{Body, Model, ModelInput, VocabularyProjection};
 pub use names::{Name, NameTable, Treatment, Unknown};
 pub use ops::gelu::Activation;

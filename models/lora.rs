@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::config::{Head, ModelType};
 use crate::error::{Error, Result};
+use crate::names::{Name, NameTable, Unknown};
 
 /// A tensor of a model: its Hugging Face name, and whether it is the weight of a linear layer.
 pub(crate) type Named<'a> = (&'a str, bool);
@@ -91,41 +92,80 @@ impl Default for LoraConfig {
     }
 }
 
-/// Fields of `adapter_config.json` that say where an adapter came from or how its values began: they do not change what it
-/// computes.
-const INERT: &[&str] = &[
-    "auto_mapping",
-    "peft_version",
-    "inference_mode",
-    "megatron_core",
-    "megatron_config",
-    "loftq_config",
-    "eva_config",
-    "corda_config",
-    "lora_ga_config",
-    "qalora_group_size",
-    "fan_in_fan_out",
-    "layers_to_transform",
-    "layers_pattern",
-    "exclude_modules",
-    "ensure_weight_tying",
-];
+/// The names of an `adapter_config.json`, as `LoraConfig` of `peft` defines them.
+pub static ADAPTER_CONFIG_NAMES: NameTable = NameTable {
+    file: "adapter_config.json",
+    source: "peft 0.21",
+    names: &[
+        Name::only("peft_type", || json!("LORA"), "Kiln computes no other kind of adapter"),
+        Name::honoured(
+            "base_model_name_or_path",
+            "the base: a folder, from here or from the adapter's, or an id of the Hub",
+        ),
+        Name::honoured("revision", "the revision of that id"),
+        Name::honoured("task_type", "the head of the model, and the modules that `peft` saves whole for it"),
+        Name::honoured("r", "the rank"),
+        Name::honoured("lora_alpha", "the scale of the product, before it is divided"),
+        Name::honoured("use_rslora", "whether the divisor is the root of the rank"),
+        Name::honoured("lora_dropout", "the dropout of a training that goes on"),
+        Name::honoured(
+            "target_modules",
+            "the layers with an adapter; where it is no list they are those of the file's tensors",
+        ),
+        Name::honoured("exclude_modules", "the layers with an adapter are then those of the file's tensors"),
+        Name::honoured("layers_to_transform", "the layers with an adapter are then those of the file's tensors"),
+        Name::honoured("layers_pattern", "it goes with `layers_to_transform`"),
+        Name::honoured("bias", "the biases that are saved with the adapter"),
+        Name::honoured(
+            "modules_to_save",
+            "the modules that are saved whole; an embedding among them is no longer tied",
+        ),
+        Name::honoured(
+            "init_lora_weights",
+            "`pissa`, `pissa_niter_N`, `olora`, `corda` and `loftq` change the base and are refused; the others do not",
+        ),
+        Name::inert("ensure_weight_tying", "both tensors of a tied pair are then in the file, and Kiln reads both"),
+        Name::inert("fan_in_fan_out", "Kiln knows how each layer stores its weight, and `peft` corrects the value"),
+        Name::inert("inference_mode", "a command says whether it trains"),
+        Name::inert("auto_mapping", "the base's `config.json` names the class"),
+        Name::inert("peft_version", "the writer's version"),
+        Name::inert("runtime_config", "where tensors lie while DoRA begins"),
+        Name::inert("megatron_core", "the module of Megatron, which `megatron_config` switches on"),
+        Name::inert("eva_config", "how the first values were found"),
+        Name::inert("corda_config", "how the first values were found; `init_lora_weights` says whether they were"),
+        Name::inert("lora_ga_config", "how the first values were found"),
+        Name::inert("loftq_config", "how the first values were found; `init_lora_weights` says whether they were"),
+        Name::inert("qalora_group_size", "a size of QALoRA, which `use_qalora` switches on"),
+        Name::inert("merge_weights", "a switch of versions before 0.3, by which evaluation merged the adapter"),
+        Name::only("rank_pattern", || json!({}), "adapters of several ranks are not implemented"),
+        Name::only("alpha_pattern", || json!({}), "adapters of several scales are not implemented"),
+        Name::only("use_dora", || json!(false), "the decomposition of weights (DoRA) is not implemented"),
+        Name::only("use_qalora", || json!(false), "adapters of quantised layers (QALoRA) are not implemented"),
+        Name::only("lora_bias", || json!(false), "a bias of the second matrix is not implemented"),
+        Name::refused("trainable_token_indices", "single rows of an embedding are not implemented"),
+        Name::refused("target_parameters", "adapters of tensors that are no layers are not implemented"),
+        Name::refused("layer_replication", "a base with repeated layers is not implemented"),
+        Name::refused("alora_invocation_tokens", "adapters that begin at a token (aLoRA) are not implemented"),
+        Name::refused("arrow_config", "the routing between adapters (Arrow) is not implemented"),
+        Name::refused("use_bdlora", "block-diagonal adapters (BD-LoRA) are not implemented"),
+        Name::refused("kasa_config", "KaSA truncates the base's weights and is not implemented"),
+        Name::refused("velora_config", "the compressed backward pass of VeLoRA is not implemented"),
+        Name::refused("monteclora_config", "the sampled weights of MonteCLoRA are not implemented"),
+        Name::refused("megatron_config", "layers of Megatron are not implemented"),
+        Name::refused("enable_lora", "adapters of a part of a layer, of versions before 0.3, are not implemented"),
+    ],
+    unknown: Unknown::Refused,
+};
 
-/// Fields that Kiln honours.
-const HONOURED: &[&str] = &[
-    "peft_type",
-    "base_model_name_or_path",
-    "revision",
-    "r",
-    "lora_alpha",
-    "lora_dropout",
-    "target_modules",
-    "bias",
-    "modules_to_save",
-    "use_rslora",
-    "init_lora_weights",
-    "task_type",
-];
+/// The advice for an adapter that Kiln does not compute: `peft` makes a whole model of it.
+const MERGE_WITH_PEFT: &str = "let peft make a whole model of it, where its kind allows it, and give that folder: \
+                               PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)";
+
+/// The same where the adapter's first values were taken from the base: the program that trained it can write a plain one.
+const CONVERT_WITH_PEFT: &str = "let peft make a whole model of it, and give that folder: \
+                                 PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder); \
+                                 or save the adapter anew where it was trained, with \
+                                 path_initial_model_for_weight_conversion, which makes a plain one of it";
 
 impl LoraConfig {
     /// The linear layers that `peft` adapts in a model of this type where `target_modules` is left out.
@@ -175,7 +215,7 @@ impl LoraConfig {
     }
 
     /// Whether `module`, or a module around it, is one of `modules_to_save`, whose names end as those do.
-    fn saves_module(&self, module: &str) -> bool {
+    pub(crate) fn saves_module(&self, module: &str) -> bool {
         let around = module.match_indices('.').map(|(end, _)| &module[..end]).chain([module]);
         around.into_iter().any(|module| self.modules_to_save.iter().any(|saved| module.ends_with(saved.as_str())))
     }
@@ -273,20 +313,13 @@ impl LoraConfig {
             Err(error) => return bad(format!("not a JSON object: {error}")),
         };
         let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
-        if let Some(kind) = given("peft_type").filter(|kind| *kind != "LORA") {
-            return bad(format!("peft_type: expected \"LORA\", got {kind}; other adapters are not supported"));
-        }
-        for (name, value) in &fields {
-            let is_off = match value {
-                Value::Null | Value::Bool(false) => true,
-                Value::Object(map) => map.is_empty(),
-                Value::Array(list) => list.is_empty(),
-                _ => false,
-            };
-            if !is_off && !INERT.contains(&name.as_str()) && !HONOURED.contains(&name.as_str()) {
-                return bad(format!(
-                    "{name} = {value}: Kiln's adapters do not have it, and without it they would compute something else"
-                ));
+        let refused = |what: String, help| Err(Error::NotComputed { what, help });
+        // Other kinds have names of their own, of which none would say what the matter is.
+        let kind =
+            fields.iter().filter(|(name, _)| *name == "peft_type").map(|(name, kind)| (name.clone(), kind.clone()));
+        for fields in [&kind.collect(), &fields] {
+            if let Err(Error::Config(what)) = ADAPTER_CONFIG_NAMES.check(fields) {
+                return refused(what, MERGE_WITH_PEFT);
             }
         }
         let positive = |name: &str, default: f64| match given(name) {
@@ -294,6 +327,13 @@ impl LoraConfig {
             Some(value) => match value.as_f64().filter(|value| value.is_finite() && *value >= 0.0) {
                 Some(value) => Ok(value),
                 None => Err(Error::Config(format!("{name}: expected a number of 0 or more, got {value}"))),
+            },
+        };
+        let flag = |name: &str| match given(name) {
+            None => Ok(false),
+            Some(value) => match value.as_bool() {
+                Some(flag) => Ok(flag),
+                None => Err(Error::Config(format!("{name}: expected true or false, got {value}"))),
             },
         };
         let list = |name: &str| match given(name) {
@@ -332,6 +372,34 @@ impl LoraConfig {
         if lora_dropout >= 1.0 {
             return bad(format!("lora_dropout: expected a number from 0 to below 1, got {lora_dropout}"));
         }
+        let init_lora_weights = match given("init_lora_weights").map(Beginning::of) {
+            None => LoraInit::default(),
+            Some(Beginning::Plain(init)) => init,
+            Some(Beginning::ChangesBase) => {
+                let what = format!(
+                    "init_lora_weights = {}: the adapter stands on a base whose weights its first values were taken from, and \
+                     Kiln does not take them",
+                    fields["init_lora_weights"]
+                );
+                return refused(what, CONVERT_WITH_PEFT);
+            }
+            Some(Beginning::Unknown) => {
+                return bad(format!(
+                    "init_lora_weights: expected true, false or a name that peft 0.21 knows, got {}",
+                    fields["init_lora_weights"]
+                ));
+            }
+        };
+        let task_type = named("task_type");
+        // `peft` adds them by the task, whatever the file says.
+        let of_task: &[&str] = match task_type.as_deref() {
+            Some("SEQ_CLS" | "TOKEN_CLS") => Self::default_saved(Head::SequenceClassification),
+            Some("QUESTION_ANS") => Self::default_saved(Head::QuestionAnswering),
+            _ => &[],
+        };
+        let mut modules_to_save = list("modules_to_save")?.unwrap_or_default();
+        let missing = of_task.iter().filter(|name| !modules_to_save.iter().any(|saved| saved == *name));
+        modules_to_save.extend(missing.map(|name| (*name).to_owned()).collect::<Vec<_>>());
         Ok(Self {
             base_model_name_or_path: named("base_model_name_or_path"),
             revision: named("revision"),
@@ -340,14 +408,38 @@ impl LoraConfig {
             lora_dropout,
             target_modules,
             bias,
-            modules_to_save: list("modules_to_save")?.unwrap_or_default(),
-            use_rslora: given("use_rslora") == Some(&Value::Bool(true)),
-            // Others are ways to begin, and this adapter has begun.
-            init_lora_weights: given("init_lora_weights")
-                .and_then(|how| how.clone().try_into().ok())
-                .unwrap_or_default(),
-            task_type: named("task_type"),
+            modules_to_save,
+            use_rslora: flag("use_rslora")?,
+            init_lora_weights,
+            task_type,
         })
+    }
+}
+
+/// How an adapter that is read began, by its `init_lora_weights`. The names are compared as `LoraLayer.update_layer` compares them.
+enum Beginning {
+    /// Beside the base's own weights, which it computes with.
+    Plain(LoraInit),
+    /// With values taken from the base's weights, which `peft` takes from them again whenever it opens the adapter.
+    ChangesBase,
+    /// In no way that `peft` knows.
+    Unknown,
+}
+
+impl Beginning {
+    fn of(value: &Value) -> Self {
+        let name = match value {
+            Value::String(name) => name.as_str(),
+            other => return other.clone().try_into().map_or(Self::Unknown, Self::Plain),
+        };
+        match (name, name.to_lowercase().as_str()) {
+            (_, "gaussian") => Self::Plain(LoraInit::Gaussian),
+            // What was drawn, or computed from data or from the base, is in the adapter's file, and the base is as it was.
+            ("eva" | "orthogonal" | "lora_ga", _) | (_, "mica") => Self::Plain(LoraInit::Zero),
+            ("loftq", _) | (_, "olora") => Self::ChangesBase,
+            _ if name.starts_with("pissa") || name.starts_with("corda") => Self::ChangesBase,
+            _ => Self::Unknown,
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! [`Model::forward`] gives logits and nothing else; the loss belongs to the trainer.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
 
 use crate::bert::BertModel;
 use crate::compute::{Compute, Pass};
@@ -30,6 +30,9 @@ pub struct Model {
     compute: Compute,
     #[module(skip)]
     lora: Option<LoraConfig>,
+    /// Whether files of the whole model may leave out the output of a language model, which is then the embedding.
+    #[module(skip)]
+    is_tied: bool,
 }
 
 /// The transformer body. BERT's type knows its variant.
@@ -93,9 +96,18 @@ pub struct VocabularyProjection {
     pub operands: Operands,
 }
 
-/// The head of a causal language model: it has no parameters of its own. Reference: `GPT2LMHeadModel.lm_head`, which is tied.
+/// The head of a causal language model: it has parameters of its own where it is not tied. Reference: `GPT2LMHeadModel.lm_head`.
 #[derive(Module, Debug)]
-struct Gpt2LmHead {}
+struct Gpt2LmHead {
+    lm_head: Option<OutputEmbedding>,
+}
+
+/// The weight of the output of a language model where it is not that of the embedding. Reference: `get_output_embeddings`.
+#[derive(Module, Debug)]
+struct OutputEmbedding {
+    /// `[vocab_size, width]`
+    weight: Param<Tensor<2>>,
+}
 
 /// A linear classifier on the last valid token. Reference: `GPT2ForSequenceClassification.score`.
 #[derive(Module, Debug)]
@@ -115,10 +127,11 @@ struct BertOnlyMlmHead {
     predictions: BertLmPredictionHead,
 }
 
-/// Transform, then the word embedding transposed (tied), then a bias per word. Reference: `BertLMPredictionHead`.
+/// Transform, then the word embedding transposed or a weight of its own, then a bias per word. Reference: `BertLMPredictionHead`.
 #[derive(Module, Debug)]
 struct BertLmPredictionHead {
     transform: BertPredictionHeadTransform,
+    decoder: Option<OutputEmbedding>,
     bias: Param<Tensor<1>>,
 }
 
@@ -152,9 +165,18 @@ impl Model {
     /// # Errors
     /// A head that the family does not have.
     pub fn new(config: &ModelConfig, head: Head, device: &Device) -> Result<Self> {
+        if matches!(head, Head::SequenceClassification | Head::TokenClassification) {
+            config.labels().check()?;
+        }
+        let is_tied = match config {
+            ModelConfig::Gpt2(config) => config.tie_word_embeddings,
+            ModelConfig::Bert(config) => config.tie_word_embeddings,
+        };
         let (body, head) = match (config, head) {
             (ModelConfig::Gpt2(config), Head::CausalLm) => {
-                (Body::Gpt2(Gpt2Model::new(config, device)), HeadLayers::Gpt2Lm(Gpt2LmHead {}))
+                let shape = [config.vocab_size, config.n_embd];
+                let lm_head = (!is_tied).then(|| OutputEmbedding::new(shape, config.initializer_range, device));
+                (Body::Gpt2(Gpt2Model::new(config, device)), HeadLayers::Gpt2Lm(Gpt2LmHead { lm_head }))
             }
             (ModelConfig::Gpt2(config), Head::SequenceClassification) => {
                 let body = Body::Gpt2(Gpt2Model::new(config, device));
@@ -197,7 +219,7 @@ impl Model {
                 return Err(Error::NoSuchHead { model_type, task: head.task(), tasks });
             }
         };
-        Ok(Self { body, head, compute: Compute::default(), lora: None })
+        Ok(Self { body, head, compute: Compute::default(), lora: None, is_tied })
     }
 
     /// `config` for this model: where it asks for all linear layers, with their names.
@@ -207,11 +229,15 @@ impl Model {
     }
 
     /// The same model with new adapters beside its linear layers, as `config` says. Only what learns is saved of it:
-    /// the adapters, and the modules that `config` names beside them.
+    /// the adapters, and the modules that `config` names beside them. A language model whose embedding or output is among them has
+    /// an output of its own from then on, as `peft` copies the module that it saves and leaves the other one.
     ///
     /// # Errors
     /// A target or a module to save that the model does not have.
     pub fn with_lora(mut self, config: &LoraConfig) -> Result<Self> {
+        if self.tied_pair().is_some_and(|pair| pair.iter().any(|module| config.saves_module(module))) {
+            self.untie();
+        }
         let all = parameters(&self);
         let named = all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>();
         let targets = config.targets(&named)?;
@@ -226,6 +252,42 @@ impl Model {
         });
         self.lora = Some(config.clone());
         Ok(self)
+    }
+
+    /// The Hugging Face names of the modules of a language model whose output is the embedding again: the embedding, the output.
+    fn tied_pair(&self) -> Option<[String; 2]> {
+        let [embedding, output] = match &self.head {
+            HeadLayers::Gpt2Lm(Gpt2LmHead { lm_head: None }) => ["body.wte.", "head.lm_head."],
+            HeadLayers::BertMlm(head) if head.cls.predictions.decoder.is_none() => {
+                ["body.embeddings.word_embeddings.", "head.cls.predictions.decoder."]
+            }
+            _ => return None,
+        };
+        let module = |path: &str| self.key(format!("{path}weight")).trim_end_matches(".weight").to_owned();
+        Some([module(embedding), module(output)])
+    }
+
+    /// Gives a language model an output of its own, which takes its values from a file.
+    fn untie(&mut self) {
+        let embedding = match &self.body {
+            Body::Gpt2(body) => &body.wte.weight,
+            Body::Bert(body) => &body.embeddings.word_embeddings.weight,
+        };
+        let output = OutputEmbedding::new(embedding.lazy_shape().dims(), 0.0, &embedding.lazy_device());
+        match &mut self.head {
+            HeadLayers::Gpt2Lm(head) => head.lm_head = Some(output),
+            HeadLayers::BertMlm(head) => head.cls.predictions.decoder = Some(output),
+            _ => {}
+        }
+    }
+
+    /// Whether it is a language model with an output of its own.
+    pub fn has_own_output(&self) -> bool {
+        match &self.head {
+            HeadLayers::Gpt2Lm(head) => head.lm_head.is_some(),
+            HeadLayers::BertMlm(head) => head.cls.predictions.decoder.is_some(),
+            _ => false,
+        }
     }
 
     /// The settings of its adapters, if it has any.
@@ -410,16 +472,19 @@ impl Model {
     /// none for the other heads.
     pub fn projection(&self, x: Tensor<2>, pass: Pass<'_>) -> Option<VocabularyProjection> {
         match (&self.body, &self.head) {
-            (Body::Gpt2(body), HeadLayers::Gpt2Lm(_)) => {
+            (Body::Gpt2(body), HeadLayers::Gpt2Lm(head)) => {
                 let x = pass.compute.narrow(body.normalised(x, pass));
-                let weight = pass.factor(&x, &body.wte.weight);
-                let operands = pass.operands(&x, &body.wte.weight);
+                let output = head.lm_head.as_ref().map_or(&body.wte.weight, |own| &own.weight);
+                let weight = pass.factor(&x, output);
+                let operands = pass.operands(&x, output);
                 Some(VocabularyProjection { x, weight, bias: None, operands })
             }
             (Body::Bert(body), HeadLayers::BertMlm(head)) => {
                 let x = pass.compute.narrow(head.cls.predictions.transformed(x, pass));
-                let weight = pass.factor(&x, &body.embeddings.word_embeddings.weight);
-                let operands = pass.operands(&x, &body.embeddings.word_embeddings.weight);
+                let own = head.cls.predictions.decoder.as_ref();
+                let output = own.map_or(&body.embeddings.word_embeddings.weight, |own| &own.weight);
+                let weight = pass.factor(&x, output);
+                let operands = pass.operands(&x, output);
                 Some(VocabularyProjection { x, weight, bias: Some(head.cls.predictions.bias.val()), operands })
             }
             _ => None,
@@ -503,6 +568,8 @@ impl StateDict for Model {
         let path = parts.map(spelled).collect::<Vec<_>>().join(".");
         let name = match (path.strip_prefix("body."), path.strip_prefix("head.")) {
             (Some(inner), _) => format!("{body}{inner}"),
+            // The bias of an output of its own is that of this output, where the class has another one beside it.
+            (_, Some("cls.predictions.bias")) if self.has_own_output() => "cls.predictions.decoder.bias".into(),
             (_, Some(inner)) => inner.to_owned(),
             _ => path,
         };
@@ -519,6 +586,19 @@ impl StateDict for Model {
 
     fn file(&self) -> &'static str {
         if self.lora.is_some() { ADAPTER_FILE } else { MODEL_FILE }
+    }
+
+    fn base_is_tied(&self) -> bool {
+        self.is_tied
+    }
+
+    /// `BertLMPredictionHead` and its like keep the bias of the output twice.
+    fn also_saved_as(&self, name: &str) -> Option<String> {
+        let other = format!("{}.bias", name.strip_suffix(".decoder.bias").filter(|_| self.has_own_output())?);
+        match &self.lora {
+            Some(lora) => lora.saved_as(&other),
+            None => Some(other),
+        }
     }
 
     /// With adapters, what is frozen is the base's.
@@ -548,6 +628,17 @@ impl Gpt2ClassificationHead {
     }
 }
 
+impl OutputEmbedding {
+    /// Weights from `N(0, std)`.
+    fn new(shape: [usize; 2], std: f64, device: &Device) -> Self {
+        let draw = move |shape, device: &Device| match std {
+            0.0 => Tensor::zeros(shape, device),
+            std => Tensor::random(shape, Distribution::Normal(0.0, std), device),
+        };
+        Self { weight: uninitialized(shape, device, draw) }
+    }
+}
+
 impl BertMlmHead {
     fn new(config: &BertConfig, device: &Device) -> Self {
         let (d, embedding_size) = (config.hidden_size, config.embedding_size());
@@ -563,6 +654,8 @@ impl BertMlmHead {
                     }
                 },
             },
+            decoder: (!config.tie_word_embeddings)
+                .then(|| OutputEmbedding::new([config.vocab_size, embedding_size], config.initializer_range, device)),
             bias: uninitialized([config.vocab_size], device, |shape, device| Tensor::zeros(shape, device)),
         };
         Self { cls: BertOnlyMlmHead { predictions } }
@@ -570,7 +663,7 @@ impl BertMlmHead {
 }
 
 impl BertLmPredictionHead {
-    /// The input of the tied word embedding: `[n, hidden_size] -> [n, embedding_size]`
+    /// The input of the output embedding: `[n, hidden_size] -> [n, embedding_size]`
     fn transformed(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         let x = self.transform.dense.activated(x, self.transform.activation, pass);
         self.transform.layer_norm.forward(x, pass.ops())

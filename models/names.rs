@@ -14,6 +14,8 @@ pub enum Treatment {
     Inert,
     /// Kiln goes on without it and says so in one line.
     Told,
+    /// This value computes what Kiln computes; with another one Kiln goes on and says so in one line. Null counts as not set.
+    ToldUnless(fn() -> Value),
     /// This value computes what Kiln computes; every other one is refused. Null counts as not set.
     Only(fn() -> Value),
     /// Every value but null is refused.
@@ -47,9 +49,19 @@ impl Name {
         Self { name, treatment: Treatment::Told, why }
     }
 
+    /// A name that Kiln tells of where it has another value than `value`, and does not follow.
+    pub const fn told_unless(name: &'static str, value: fn() -> Value, why: &'static str) -> Self {
+        Self { name, treatment: Treatment::ToldUnless(value), why }
+    }
+
     /// A name that has one possible value.
     pub const fn only(name: &'static str, value: fn() -> Value, why: &'static str) -> Self {
         Self { name, treatment: Treatment::Only(value), why }
+    }
+
+    /// Whether the file may state one value at most.
+    pub const fn has_one_value(&self) -> bool {
+        matches!(self.treatment, Treatment::Only(_) | Treatment::Refused)
     }
 
     /// A name that must not be there.
@@ -91,29 +103,33 @@ impl NameTable {
     /// # Errors
     /// The first name or value that Kiln refuses. The message begins with the name; the caller puts the path before it.
     pub fn check(&self, object: &Map<String, Value>) -> Result<Vec<String>> {
-        let mut told = Vec::new();
-        for (name, value) in object {
-            let Some(entry) = self.get(name) else {
-                match self.unknown {
-                    Unknown::Told => told.push(format!("{name} is not known and not followed")),
-                    Unknown::Refused if value.is_null() => {}
-                    Unknown::Refused => return Err(self.not_known(name, value)),
-                }
-                continue;
+        let told = object.iter().filter_map(|(name, value)| self.check_one(name, value).transpose());
+        told.collect()
+    }
+
+    /// Checks the name `name` with `value`, and returns the line that has to be told, if there is one.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_one(&self, name: &str, value: &Value) -> Result<Option<String>> {
+        let Some(Name { treatment, why, .. }) = self.get(name) else {
+            return match self.unknown {
+                Unknown::Told => Ok(Some(format!("{name} is not known and not followed"))),
+                Unknown::Refused if value.is_null() => Ok(None),
+                Unknown::Refused => Err(self.not_known(name, value)),
             };
-            let why = entry.why;
-            match entry.treatment {
-                Treatment::Honoured | Treatment::Inert => {}
-                _ if value.is_null() => {}
-                Treatment::Told => told.push(format!("{name} = {value} is not followed: {why}")),
-                Treatment::Only(only) if *value == only() => {}
-                Treatment::Only(only) => {
-                    return Err(Error::Config(format!("{name}: expected {}, got {value}: {why}", only())));
-                }
-                Treatment::Refused => return Err(Error::Config(format!("{name}: expected null, got {value}: {why}"))),
-            }
+        };
+        let told = || Ok(Some(format!("{name} = {value} is not followed: {why}")));
+        match treatment {
+            Treatment::Honoured | Treatment::Inert => Ok(None),
+            _ if value.is_null() => Ok(None),
+            Treatment::Told => told(),
+            Treatment::ToldUnless(value_of_kiln) if is_same(value, &value_of_kiln()) => Ok(None),
+            Treatment::ToldUnless(_) => told(),
+            Treatment::Only(only) if is_same(value, &only()) => Ok(None),
+            Treatment::Only(only) => Err(Error::Config(format!("{name}: expected {}, got {value}: {why}", only()))),
+            Treatment::Refused => Err(Error::Config(format!("{name}: expected null, got {value}: {why}"))),
         }
-        Ok(told)
     }
 
     fn not_known(&self, name: &str, value: &Value) -> Error {
@@ -134,6 +150,7 @@ impl NameTable {
                 Treatment::Honoured => "honoured".to_owned(),
                 Treatment::Inert => "no effect".to_owned(),
                 Treatment::Told => "told, not followed".to_owned(),
+                Treatment::ToldUnless(value) => format!("told, not followed, unless `{}`", value()),
                 Treatment::Only(only) => format!("only `{}`", only()),
                 Treatment::Refused => "refused".to_owned(),
             };
@@ -145,6 +162,11 @@ impl NameTable {
         };
         out + &format!("| any other name | {unknown} | Kiln does not know what it changes |\n")
     }
+}
+
+/// Whether two values are one: 1 and 1.0 are.
+fn is_same(one: &Value, other: &Value) -> bool {
+    one == other || one.as_f64().is_some_and(|one| Some(one) == other.as_f64())
 }
 
 #[cfg(test)]
@@ -161,6 +183,7 @@ mod tests {
             Name::inert("version", "identity"),
             Name::told("speed", "Kiln has one speed"),
             Name::only("mode", || json!("plain"), "no other mode is implemented"),
+            Name::told_unless("beams", || json!(1), "Kiln has one beam"),
             Name::refused("extra", "extras are not implemented"),
         ],
         unknown: Unknown::Refused,
@@ -172,8 +195,11 @@ mod tests {
 
     #[test]
     fn names_are_honoured_told_or_refused() {
-        let told = check(json!({"rank": 1, "version": 2, "speed": 3, "mode": "plain", "extra": null, "new": null}));
+        let told = check(json!({
+            "rank": 1, "version": 2, "speed": 3, "mode": "plain", "beams": 1.0, "extra": null, "new": null
+        }));
         assert_eq!(told, Ok(vec!["speed = 3 is not followed: Kiln has one speed".to_owned()]));
+        assert_eq!(check(json!({"beams": 2})), Ok(vec!["beams = 2 is not followed: Kiln has one beam".to_owned()]));
         for (value, words) in [
             (json!({"mode": "odd"}), "mode: expected \"plain\", got \"odd\": no other mode is implemented"),
             (json!({"extra": 1}), "extra: expected null, got 1: extras are not implemented"),

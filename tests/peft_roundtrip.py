@@ -43,8 +43,9 @@ def forward(name, folder, task, batch):
     return torch.stack([found["start_logits"], found["end_logits"]], -1) if "start_logits" in found else found["logits"]
 
 
-def check(name, task, loader, lora):
-    base, batch = ORACLE / name / "model", ORACLE / name / "batch.json"
+def check(case, task, loader, lora, variant=""):
+    base, batch = ORACLE / case / "model", ORACLE / case / "batch.json"
+    name = case + variant
     tensors = {key: torch.tensor(value) for key, value in json.loads(batch.read_text()).items()}
     rows = [{key: tensor[row].tolist() for key, tensor in tensors.items()} for row in range(len(tensors["input_ids"]))]
     data = SCRATCH / f"{name}.json"
@@ -102,4 +103,11 @@ check("lora-roberta-classification", "sequence-classification", AutoModelForSequ
 check("lora-distilbert-classification", "sequence-classification", AutoModelForSequenceClassification, "lora_dropout = 0.2")
 check("lora-bert-qa", "question-answering", AutoModelForQuestionAnswering, 'target_modules = ["query", "dense"]')
 check("lora-bert-mlm", "mlm", AutoModelForMaskedLM, 'init_lora_weights = "gaussian"')
+for which in ("wte", "lm_head", "wte,lm_head"):
+    saved = f"modules_to_save = {which.split(',')}".replace("'", '"')
+    check("lora-gpt2-lm", "clm", AutoModelForCausalLM, saved, f"-{which}")
+    check("lora-gpt-neo-lm", "clm", AutoModelForCausalLM, saved, f"-{which}")
+for which in ("word_embeddings", "decoder", "word_embeddings,decoder", "cls"):
+    saved = f"modules_to_save = {which.split(',')}".replace("'", '"')
+    check("lora-bert-mlm", "mlm", AutoModelForMaskedLM, saved, f"-{which}")
 sys.exit("\n".join(failures) if failures else 0)

@@ -4,9 +4,12 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::fields::INERT;
-use super::{BertConfig, Gpt2Config, ModelConfig, ModelType};
+use super::{BertConfig, Gpt2Config, Gpt2Variant, ModelConfig, ModelType};
 use crate::error::{Error, Result};
+use crate::names::{Name, Treatment};
+
+/// The field of GPT-Neo that `transformers` goes by, where a file has it.
+const ATTENTION_LAYERS: &str = "attention_layers";
 
 impl ModelConfig {
     /// Reads the text of a `config.json`. Returns the names of fields that Kiln does not know (kept, not honoured) beside
@@ -28,6 +31,15 @@ impl ModelConfig {
                 map["model_type"]
             )));
         };
+        if let (Some(count), Some(Value::Object(names))) =
+            (map.get("num_labels").and_then(Value::as_u64), map.get("id2label"))
+            && count != names.len() as u64
+        {
+            let names = names.len();
+            return Err(Error::Config(format!(
+                "num_labels is {count} and id2label names {names}; expected one number of labels"
+            )));
+        }
         let mut unknown = Vec::new();
         let config = kind.defaults().merge(&map, |name, _| {
             unknown.push(name.to_string());
@@ -89,15 +101,15 @@ impl ModelConfig {
                     _ => value,
                 };
                 merged.insert(name.into(), value.clone());
-            } else if let Some((_, only, why)) = kind.fixed().iter().find(|(fixed, ..)| *fixed == name) {
-                if *value != only() && !value.is_null() {
-                    return Err(Error::Config(format!("{name}: expected {}, got {value}: {why}", only())));
-                }
             } else {
-                if !INERT.contains(&name) {
+                let told = kind.names().check_one(name, value)?;
+                if told.is_some() {
                     unknown(name, kind)?;
                 }
-                inert.insert(name.into(), value.clone());
+                let is_derived = |name| name == ATTENTION_LAYERS && kind == ModelType::GptNeo;
+                if !kind.names().get(name).is_some_and(Name::has_one_value) && !is_derived(name) {
+                    inert.insert(name.into(), value.clone());
+                }
             }
         }
         merged.retain(|name, value| !value.is_null() || name == "pad_token_id");
@@ -115,7 +127,20 @@ impl ModelConfig {
             }
         };
         config.validate()?;
-        Ok(config)
+        let stated = fields.get(ATTENTION_LAYERS).filter(|stated| !stated.is_null());
+        match (stated, config.attention_layers()) {
+            (Some(stated), Some(layers)) if *stated != layers => Err(Error::Config(format!(
+                "attention_types says that attention_layers are {layers}, and the file says {stated}; expected the same in both"
+            ))),
+            _ => Ok(config),
+        }
+    }
+
+    /// `global` or `local` for each layer of GPT-Neo, as its files write `attention_types` out; none for the other families.
+    fn attention_layers(&self) -> Option<Value> {
+        let Self::Gpt2(config @ Gpt2Config { variant: Gpt2Variant::GptNeo, .. }) = self else { return None };
+        let named = |is_local| if is_local { "local" } else { "global" };
+        Some(config.layers_are_local().into_iter().map(named).collect::<Vec<_>>().into())
     }
 
     /// Every honoured field with its value.
@@ -150,8 +175,9 @@ impl ModelConfig {
                 map.insert(name.clone(), value.clone());
             }
         }
-        for (name, only, _) in self.model_type().fixed() {
-            if !matches!(*name, "quantization_config" | "pruned_heads") {
+        map.extend(self.attention_layers().map(|layers| (ATTENTION_LAYERS.to_owned(), layers)));
+        for Name { name, treatment, .. } in self.model_type().names().names {
+            if let (Treatment::Only(only), false) = (treatment, *name == "pruned_heads") {
                 map.insert((*name).into(), only());
             }
         }
@@ -168,8 +194,7 @@ impl ModelType {
 
     /// Whether the family knows a field of this name: it honours it, has one value for it, or the field changes nothing.
     pub fn knows(self, name: &str) -> bool {
-        let is_fixed = || self.fixed().iter().any(|(fixed, ..)| *fixed == name);
-        self.honoured(name).is_some() || is_fixed() || INERT.contains(&name)
+        self.names().get(name).is_some()
     }
 
     /// Checks the type of the value of a field that the family [`knows`](Self::knows). Its agreement with other fields is

@@ -164,6 +164,7 @@ const ELECTRA_STARTS: &[(&str, &str)] = &[
     ("bert.pooler.dense.", "sequence_summary.summary."), // of multiple choice; the classification of sequences comes first
     ("cls.predictions.transform.", "generator_predictions."),
     ("cls.predictions.bias", "generator_lm_head.bias"),
+    ("cls.predictions.decoder.", "generator_lm_head."),
     ("bert.", "electra."),
 ];
 
@@ -180,6 +181,7 @@ const DISTILBERT_STARTS: &[(&str, &str)] = &[
     ("cls.predictions.transform.LayerNorm.", "vocab_layer_norm."),
     ("cls.predictions.transform.dense.", "vocab_transform."),
     ("cls.predictions.bias", "vocab_projector.bias"),
+    ("cls.predictions.decoder.", "vocab_projector."),
     ("bert.pooler.dense.", "pre_classifier."),
     ("bert.encoder.layer.", "distilbert.transformer.layer."),
     ("bert.", "distilbert."),

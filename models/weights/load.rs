@@ -11,7 +11,7 @@ use super::files::{Checkpoint, Values};
 use super::names::{Parameter, StateDict, parameters};
 use super::save::MODEL_FILE;
 use crate::error::{Error, Result};
-use crate::lora::is_of_adapter;
+use crate::lora::{PREFIX, is_of_adapter};
 
 /// Prefixes of the tensors of a head. A head of which a checkpoint holds no tensor at all is new and keeps its random
 /// weights; anything else that is missing is an error.
@@ -70,6 +70,8 @@ pub struct LoadReport {
     pub new: Vec<String>,
     /// Tensors of the checkpoint that the model has no use for.
     pub unused: Vec<String>,
+    /// Tensors of the base, which learn nothing, whose values an adapter's file replaces.
+    pub replaced: Vec<String>,
 }
 
 /// Loads the weights of the Hugging Face folder `folder` into `model`. Adapters, which such a folder does not have, stay as they
@@ -89,13 +91,66 @@ pub fn load<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
 /// As [`load`].
 pub fn load_narrow<M: StateDict>(model: M, folder: &Path, narrow: Narrow<'_>) -> Result<(M, LoadReport)> {
     let wanted = parameters(&model).into_iter().filter(|parameter| !is_of_adapter(&parameter.name)).collect();
-    load_wanted(model, &Checkpoint::open(folder)?, wanted, narrow)
+    let ties = model.base_is_tied();
+    load_wanted(model, &Checkpoint::open(folder)?, wanted, narrow, &|_| ties)
+}
+
+/// Loads the base in `base` and the adapter on it in `adapter` into `model`, which has the adapter, as [`load_narrow`] and
+/// [`load_saved`] do. The base's own tensors may have another shape where the adapter's file has the model's, as after tokens were added.
+///
+/// # Errors
+/// As these.
+pub fn load_adapted<M: StateDict>(
+    model: M,
+    base: &Path,
+    adapter: &Path,
+    narrow: Narrow<'_>,
+) -> Result<(M, LoadReport)> {
+    let (whole, saved) = (Checkpoint::open(base)?, Checkpoint::open_adapter(adapter)?);
+    let ties = model.base_is_tied();
+    let of_base = parameters(&model).into_iter().filter(|parameter| !is_of_adapter(&parameter.name));
+    let in_adapter = in_adapter(&model, &saved).into_iter().map(|parameter| parameter.id).collect::<Vec<_>>();
+    let (wanted, other): (Vec<_>, Vec<_>) = of_base.partition(|parameter| {
+        let shape = find(&whole, &parameter.name, &|_| ties).and_then(|source| whole.shape(&source));
+        !in_adapter.contains(&parameter.id) || shape.is_none_or(|shape| shape == parameter.shape)
+    });
+    let (model, mut report) = load_wanted(model, &whole, wanted, narrow, &|_| ties)?;
+    report
+        .unused
+        .retain(|name| !other.iter().any(|parameter| find(&whole, &parameter.name, &|_| ties).as_ref() == Some(name)));
+    let (model, of_adapter) = load_saved(model, adapter)?;
+    let in_adapter = parameters(&model).into_iter().filter(|parameter| in_adapter.contains(&parameter.id));
+    let held = in_adapter.map(|parameter| parameter.name).collect::<Vec<_>>();
+    report.new.retain(|name| !held.contains(name));
+    let loaded = report.loaded + of_adapter.loaded;
+    Ok((model, LoadReport { loaded, replaced: of_adapter.replaced, ..report }))
+}
+
+/// The parameters whose values the file of an adapter holds, under their names there: those that are saved with it, and others of the
+/// base, which `peft` writes when an embedding was resized or `save_embedding_layers` is on, and which it reads into the base.
+fn in_adapter<M: StateDict>(model: &M, saved: &Checkpoint) -> Vec<Parameter> {
+    let all = parameters(model);
+    let is_alias = not_a_parameter(&all);
+    let held = |parameter: &Parameter| {
+        let of_base =
+            || Some(format!("{PREFIX}{}", parameter.name)).filter(|name| find(saved, name, &is_alias).is_some());
+        let name = parameter.saved_as.clone().or_else(of_base)?;
+        Some(Parameter { name, ..parameter.clone() })
+    };
+    all.iter().filter_map(held).collect()
+}
+
+/// Whether the tensor of this name is none of `parameters`, so that it can only stand for the one that it is tied to.
+fn not_a_parameter(parameters: &[Parameter]) -> impl Fn(&str) -> bool + use<> {
+    let names = parameters.iter().map(|parameter| parameter.name.clone()).collect::<BTreeSet<_>>();
+    move |name| !names.contains(name.strip_prefix(PREFIX).unwrap_or(name))
 }
 
 /// A type, and whether a parameter is kept in it.
 pub type Narrow<'a> = (FloatDType, &'a dyn Fn(&Parameter) -> bool);
 
-const ALL_WIDE: Narrow<'static> = (FloatDType::F32, &|_| false);
+/// Every parameter in f32.
+pub const ALL_WIDE: Narrow<'static> = (FloatDType::F32, &|_| false);
 
 /// Loads what was saved of a model like `model` into it: all weights, or its adapters with what learnt beside them.
 ///
@@ -105,12 +160,13 @@ pub fn load_saved<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadRepor
     if model.file() == MODEL_FILE {
         return load(model, folder);
     }
-    let saved = |parameter: Parameter| {
-        let name = parameter.saved_as.clone()?;
-        Some(Parameter { name, ..parameter })
-    };
-    let wanted = parameters(&model).into_iter().filter_map(saved).collect();
-    let (model, report) = load_wanted(model, &Checkpoint::open_adapter(folder)?, wanted, ALL_WIDE)?;
+    let checkpoint = Checkpoint::open_adapter(folder)?;
+    let wanted = in_adapter(&model, &checkpoint);
+    let is_alias = not_a_parameter(&parameters(&model));
+    let of_base = wanted.iter().filter(|parameter| parameter.saved_as.is_none());
+    let replaced = of_base.map(|parameter| parameter.name.replacen(PREFIX, "", 1)).collect();
+    let (model, mut report) = load_wanted(model, &checkpoint, wanted, ALL_WIDE, &is_alias)?;
+    report.replaced = replaced;
     // With `bias = "all"`, `peft` writes the biases of modules that are saved whole two times more, under names of its wrapper.
     let is_wrapper = |name: &String| [".modules_to_save.", ".original_module."].iter().any(|part| name.contains(part));
     let unused = report.unused.iter().filter(|name| !is_wrapper(name)).cloned().collect::<Vec<_>>();
@@ -132,9 +188,10 @@ fn load_wanted<M: StateDict>(
     checkpoint: &Checkpoint,
     wanted: Vec<Parameter>,
     narrow: Narrow<'_>,
+    is_alias: &dyn Fn(&str) -> bool,
 ) -> Result<(M, LoadReport)> {
     let folder = &checkpoint.folder;
-    let sources = wanted.iter().map(|parameter| find(checkpoint, &parameter.name)).collect::<Vec<_>>();
+    let sources = wanted.iter().map(|parameter| find(checkpoint, &parameter.name, is_alias)).collect::<Vec<_>>();
 
     let mut report = LoadReport::default();
     let (mut missing, mut misshaped) = (Vec::new(), Vec::new());
@@ -148,7 +205,7 @@ fn load_wanted<M: StateDict>(
             }
         }
     }
-    report.unused = unused(checkpoint, &sources);
+    report.unused = unused(checkpoint, &sources, is_alias);
     if !missing.is_empty() || !misshaped.is_empty() {
         return Err(Error::Weights {
             path: folder.into(),
@@ -169,7 +226,7 @@ fn load_wanted<M: StateDict>(
         let source = source?;
         Some((parameter.id, (parameter, source)))
     });
-    let mut fill = Fill { checkpoint, found: found.collect(), narrow, failed: None };
+    let mut fill = Fill { checkpoint, found: found.collect(), narrow, is_alias, failed: None };
     report.loaded = fill.found.len();
     let model = model.map(&mut fill);
     match fill.failed {
@@ -178,10 +235,21 @@ fn load_wanted<M: StateDict>(
     }
 }
 
-/// The name under which the checkpoint holds the parameter `name`.
-fn find(checkpoint: &Checkpoint, name: &str) -> Option<String> {
+/// The other name of the tensor `name` where `transformers` ties two.
+fn tied_to(name: &str) -> Option<String> {
+    let (prefix, bare) = name.strip_prefix(PREFIX).map_or(("", name), |bare| (PREFIX, bare));
+    let other = TIED.iter().find_map(|(one, other)| match bare {
+        _ if *one == bare => Some(*other),
+        _ if *other == bare => Some(*one),
+        _ => None,
+    });
+    other.map(|other| format!("{prefix}{other}"))
+}
+
+/// The name under which the checkpoint holds the parameter `name`; `is_alias` says whether a tensor of another name may stand for it.
+fn find(checkpoint: &Checkpoint, name: &str, is_alias: &dyn Fn(&str) -> bool) -> Option<String> {
     let mut spellings = vec![name.to_string()];
-    spellings.extend(TIED.iter().filter(|(ours, _)| *ours == name).map(|(_, elsewhere)| (*elsewhere).to_string()));
+    spellings.extend(tied_to(name).filter(|other| is_alias(other)));
     for (new, old) in OLD_NORM {
         if let Some(stem) = name.strip_suffix(new) {
             spellings.push(format!("{stem}{old}"));
@@ -204,34 +272,39 @@ fn head_is_new(name: &str, wanted: &[Parameter], sources: &[Option<String>]) -> 
     of_head.into_iter().all(|(_, source)| source.is_none())
 }
 
-fn unused(checkpoint: &Checkpoint, sources: &[Option<String>]) -> Vec<String> {
+fn unused(checkpoint: &Checkpoint, sources: &[Option<String>], is_alias: &dyn Fn(&str) -> bool) -> Vec<String> {
     let used: BTreeSet<&String> = sources.iter().flatten().collect();
-    let tied = |name: &str| {
-        TIED.iter().any(|(ours, elsewhere)| {
-            *elsewhere == name && used.iter().any(|used| *used == ours || ours.ends_with(&format!(".{used}")))
-        })
+    // A head with an output of its own computes with the bias of that, and files hold the other one too.
+    let tied = |name: &String| {
+        tied_to(name)
+            .filter(|_| is_alias(name) || name.ends_with("bias"))
+            .is_some_and(|other| used.iter().any(|used| **used == other || other.ends_with(&format!(".{used}"))))
     };
     let names = checkpoint.names().filter(|name| !used.contains(name) && !tied(name));
     names.filter(|name| !BUFFERS.iter().any(|buffer| name.ends_with(buffer))).cloned().collect()
 }
 
 /// A file that holds both names of a tied tensor must hold the same values under both.
-fn check_tied(checkpoint: &Checkpoint, parameter: &Parameter, source: &str, read: &Values) -> Result<()> {
-    for (ours, elsewhere) in TIED {
-        if *ours == parameter.name && *elsewhere != source && checkpoint.contains(elsewhere) {
-            let other = checkpoint.read(elsewhere)?;
-            if other.shape != read.shape || other.data != read.data {
-                return Err(Error::Weights {
-                    path: checkpoint.folder.clone(),
-                    problem: format!(
-                        "{elsewhere} differs from {source}; expected the same values, since Kiln's output embedding is \
-                         the input embedding"
-                    ),
-                });
-            }
-        }
+fn check_tied(
+    checkpoint: &Checkpoint,
+    parameter: &Parameter,
+    source: &str,
+    read: &Values,
+    is_alias: &dyn Fn(&str) -> bool,
+) -> Result<()> {
+    let other = tied_to(&parameter.name).filter(|other| other != source && is_alias(other));
+    let Some(other) = other.filter(|other| checkpoint.contains(other)) else { return Ok(()) };
+    let values = checkpoint.read(&other)?;
+    match values.shape == read.shape && values.data == read.data {
+        true => Ok(()),
+        false => Err(Error::Weights {
+            path: checkpoint.folder.clone(),
+            problem: format!(
+                "{other} differs from {source}; expected the same values, since the output of the model is its embedding; set \
+                 tie_word_embeddings to false in config.json for an output of its own"
+            ),
+        }),
     }
-    Ok(())
 }
 
 /// `[rows, columns]` turned into `[columns, rows]`.
@@ -267,13 +340,14 @@ struct Fill<'a> {
     /// The parameters that it holds, with their names there.
     found: HashMap<ParamId, (Parameter, String)>,
     narrow: Narrow<'a>,
+    is_alias: &'a dyn Fn(&str) -> bool,
     failed: Option<Error>,
 }
 
 impl Fill<'_> {
     fn values(&self, parameter: &Parameter, source: &str) -> Result<Values> {
         let read = self.checkpoint.read(source)?;
-        check_tied(self.checkpoint, parameter, source, &read)?;
+        check_tied(self.checkpoint, parameter, source, &read, self.is_alias)?;
         Ok(if parameter.transposed { transposed(read) } else { read })
     }
 }

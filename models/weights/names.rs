@@ -93,6 +93,18 @@ pub trait StateDict: Module {
         super::MODEL_FILE
     }
 
+    /// Whether a file of the whole model may hold tensors that are tied in one of `transformers` under either name, or under both
+    /// with the same values.
+    fn base_is_tied(&self) -> bool {
+        true
+    }
+
+    /// A second name under which the tensor called `name` is saved; as a rule it has none.
+    fn also_saved_as(&self, name: &str) -> Option<String> {
+        let _ = name;
+        None
+    }
+
     /// The name in that file of the tensor called `name`, which is as a rule the same; none for a tensor of a frozen base,
     /// which is in the base's folder and neither learns nor is saved.
     fn saved_as(&self, name: &str) -> Option<String> {

@@ -47,8 +47,16 @@ pub fn export_saved<M: StateDict>(model: &M) -> std::result::Result<Vec<NamedTen
         let name = parameter.saved_as.clone()?;
         Some((parameter.id, Parameter { name, ..parameter }))
     };
-    let parameters = parameters(model).into_iter().filter_map(saved).collect();
-    Export { parameters, exported: Vec::new(), error: None }.of(model)
+    let all = parameters(model);
+    let also = |parameter: &Parameter| Some((parameter.saved_as.clone()?, model.also_saved_as(&parameter.name)?));
+    let twice = all.iter().filter_map(also).collect::<Vec<_>>();
+    let parameters = all.into_iter().filter_map(saved).collect();
+    let mut exported = Export { parameters, exported: Vec::new(), error: None }.of(model)?;
+    for (name, also) in twice {
+        let copy = exported.iter().find(|tensor| tensor.name == name).cloned();
+        exported.extend(copy.map(|tensor| NamedTensor { name: also, ..tensor }));
+    }
+    Ok(exported)
 }
 
 /// A parameter's value or gradient on the host, turned into Hugging Face's layout.

@@ -313,6 +313,7 @@ impl From<kiln_models::Error> for Error {
     fn from(error: kiln_models::Error) -> Self {
         match &error {
             kiln_models::Error::Config(message) => Self::config(message),
+            kiln_models::Error::NotComputed { what, help } => Self::data(what).help(*help),
             kiln_models::Error::NoSuchHead { model_type, task, tasks } => {
                 Self::config(format!("the task {task}: {model_type} has no head for it"))
                     .help(format!("{model_type} has {tasks}"))

@@ -28,7 +28,8 @@ pub struct LoraSection {
     /// `"none"`.
     pub bias: LoraBias,
     /// Modules that learn and are saved whole, by the ends of their Hugging Face names. Those of PEFT's task are always among them:
-    /// `classifier` and `score` for a sequence classification or regression, `qa_outputs` for question answering.
+    /// `classifier` and `score` for a sequence classification or regression, `qa_outputs` for question answering. A language model
+    /// whose embedding (`wte`) or output (`lm_head`) is among them has an output of its own from then on, as in PEFT.
     #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
     pub modules_to_save: Vec<String>,
     /// The product is scaled by `lora_alpha / sqrt(r)` (rank-stabilised LoRA, Kalajdzievski 2023). Default: false.

@@ -68,7 +68,15 @@ chapters! {
 
 /// The tables of names of other programs' files, in the order of the chapter [`other_files`].
 pub fn other_files_tables() -> Vec<&'static kiln_models::NameTable> {
-    vec![&crate::data::table::FEATURES, &crate::data::instruct::rows::COLUMNS, &crate::data::instruct::rows::MESSAGE]
+    let mut tables = vec![
+        &crate::data::table::FEATURES,
+        &crate::data::instruct::rows::COLUMNS,
+        &crate::data::instruct::rows::MESSAGE,
+        &crate::session::generation_config::GENERATION_CONFIG_NAMES,
+        &kiln_models::ADAPTER_CONFIG_NAMES,
+    ];
+    tables.extend(kiln_models::config::CONFIG_NAMES);
+    tables
 }
 
 /// The README's samples are tested as the guide's are.

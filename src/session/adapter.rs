@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use kiln_models::config::Labels;
-use kiln_models::weights::{LoadReport, StateDict, adapter_tensors, load, load_saved};
+use kiln_models::weights::{ALL_WIDE, LoadReport, adapter_tensors, load, load_adapted};
 use kiln_models::{LoraConfig, Model, ModelConfig};
 
 use super::model_folder::read_config;
@@ -31,6 +31,8 @@ pub(crate) struct Adapter {
     pub path: PathBuf,
     /// Its settings.
     pub config: LoraConfig,
+    /// Whether the path of its base leads there from its own folder or one around it, and not from the working directory.
+    base_is_beside: bool,
     /// Names and shapes of its tensors.
     tensors: Vec<(String, Vec<usize>)>,
 }
@@ -47,10 +49,16 @@ impl Source {
             Err(error) if lacks(&error) => hub::resolve(spec, &Wanted::ADAPTER).map_err(|_| error)?,
             Err(error) => return Err(error),
         };
-        let adapter = Adapter::open(path)?;
+        let mut adapter = Adapter::open(path)?;
         let stated = adapter.path.join(ADAPTER_CONFIG);
         let base = match &adapter.config.base_model_name_or_path {
-            Some(base) => base_folder(base, adapter.config.revision.as_deref(), &adapter.path),
+            Some(base) => match beside(base, &adapter.path) {
+                Some(folder) => {
+                    adapter.base_is_beside = true;
+                    hub::resolve(&folder.to_string_lossy(), &Wanted::MODEL)
+                }
+                None => named_base(base, adapter.config.revision.as_deref()),
+            },
             None => Err(Error::data("base_model_name_or_path is missing, so the adapter's base is not known")),
         };
         let base = base.map_err(|error| {
@@ -77,6 +85,12 @@ impl Source {
             return read_config(&adapter.path);
         }
         let (mut config, unknown) = read_config(&self.base)?;
+        let tables = ["wte.weight", "word_embeddings.weight"];
+        let table = adapter.tensors.iter().find(|(name, _)| tables.iter().any(|end| name.ends_with(end)));
+        if let Some([rows, _]) = table.map(|(_, shape)| shape.as_slice()) {
+            // Tokens were added to the base before it got the adapter, and the file has all rows.
+            config.set_vocab_size(*rows);
+        }
         let ends = ["model.score.weight", "model.classifier.weight", "model.classifier.out_proj.weight"];
         let head = adapter.tensors.iter().find(|(name, _)| ends.iter().any(|end| name.ends_with(end)));
         if let Some(labels) = head.and_then(|(_, shape)| shape.first().copied())
@@ -97,11 +111,7 @@ impl Source {
         let model = model.with_lora(&adapter.config).map_err(|error| {
             Error::data(format!("{path}: the adapter does not fit its base {}: {error}", self.base.display()))
         })?;
-        let (model, mut report) = load(model, &self.base)?;
-        let (model, saved) = load_saved(model, &adapter.path)?;
-        report.new.retain(|name| model.saved_as(name).is_none());
-        report.loaded += saved.loaded;
-        Ok((model, report))
+        Ok(load_adapted(model, &self.base, &adapter.path, ALL_WIDE)?)
     }
 }
 
@@ -113,18 +123,25 @@ impl Adapter {
         let names = tensors.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
         let config = LoraConfig::from_json(&text, &names).map_err(|error| match error {
             kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", file.display())),
-            other => other.into(),
+            other => Error::from(other).at(file.display()),
         })?;
-        Ok(Self { path, config, tensors })
+        Ok(Self { path, config, base_is_beside: false, tensors })
     }
 }
 
-/// The folder of the base that an adapter in `folder` calls `base`. A path that is not absolute may be one from there.
-fn base_folder(base: &str, revision: Option<&str>, folder: &Path) -> Result<PathBuf> {
-    let beside = folder.join(base);
-    if !Path::new(base).exists() && beside.is_dir() {
-        return hub::resolve(&beside.to_string_lossy(), &Wanted::MODEL);
+/// The folder that the path `base` of an adapter in `folder` leads to from there, or from a folder around it; none where it leads
+/// somewhere from the working directory, as `peft` takes it.
+fn beside(base: &str, folder: &Path) -> Option<PathBuf> {
+    if hub::is_local(base) || Path::new(base).is_absolute() {
+        return None;
     }
+    let folder = std::path::absolute(folder).ok()?;
+    let mut found = folder.ancestors().map(|around| around.join(base));
+    found.find(|path| path.is_dir() && hub::resolve(&path.to_string_lossy(), &Wanted::MODEL).is_ok())
+}
+
+/// The folder of the base `base`, a path from the working directory or an id of the Hub.
+fn named_base(base: &str, revision: Option<&str>) -> Result<PathBuf> {
     match revision.filter(|_| !Path::new(base).exists() && !base.contains('@')) {
         Some(revision) => hub::resolve(&format!("{base}@{revision}"), &Wanted::MODEL),
         None => hub::resolve(base, &Wanted::MODEL),
@@ -152,8 +169,13 @@ impl Adapters {
         let found = source.as_ref().and_then(|source| source.adapter.as_ref());
         match (&config.lora, found, source.as_ref()) {
             (None, None, _) | (Some(_), None, None) => Ok(Self::default()),
-            (None, Some(adapter), _) => {
-                Ok(Self { config: Some(adapter.config.clone()), from: Some(adapter.path.clone()) })
+            (None, Some(adapter), source) => {
+                let mut lora = adapter.config.clone();
+                if let Some(source) = source.filter(|_| adapter.base_is_beside) {
+                    // From the folder of this run the path would lead elsewhere.
+                    lora.base_model_name_or_path = Some(source.base.to_string_lossy().into_owned());
+                }
+                Ok(Self { config: Some(lora), from: Some(adapter.path.clone()) })
             }
             (Some(_), Some(adapter), _) => Err(Error::config(format!(
                 "[lora]: {} is an adapter already, with settings of its own in {ADAPTER_CONFIG}",
@@ -176,12 +198,11 @@ impl Adapters {
 
 impl crate::config::LoraSection {
     /// The settings of the adapters, with PEFT's defaults for the model and the task. The base is `folder`, which the config
-    /// calls `spec`.
+    /// calls `spec`; its path stays as the config has it, as `peft` keeps it.
     fn resolve(&self, model: &ModelConfig, task: Task, folder: &Path, spec: &str) -> LoraConfig {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let is_local = hub::is_local(spec);
         let (id, revision) = spec.split_once('@').map_or((spec, None), |(id, revision)| (id, Some(revision)));
-        let folder = folder.canonicalize().unwrap_or_else(|_| folder.into());
         let mut modules_to_save = self.modules_to_save.clone();
         modules_to_save.extend(owned(LoraConfig::default_saved(task.head())));
         modules_to_save.sort();

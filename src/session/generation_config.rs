@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use kiln_models::ModelConfig;
 use kiln_models::config::eos_token_ids;
+use kiln_models::{ModelConfig, Name, NameTable, Unknown};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
@@ -15,95 +15,88 @@ use crate::session::model_folder::ModelFolder;
 /// The file of a model folder.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
 
-/// Keys that Kiln reads.
-const READ: [&str; 10] = [
-    "max_new_tokens",
-    "temperature",
-    "do_sample",
-    "top_k",
-    "top_p",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "min_new_tokens",
-    "stop_strings",
-    "eos_token_id",
-];
-
-/// Keys that do not change which tokens `transformers` 4.57 and 5.23 choose with one model: ids of tokens that a causal model does not choose by or that
-/// encoder-decoders begin with, the form of the result, caches, compilation, and helpers of a second model.
-const HARMLESS: [&str; 34] = [
-    "_from_model_config",
-    "transformers_version",
-    "bos_token_id",
-    "pad_token_id",
-    "decoder_start_token_id",
-    "output_attentions",
-    "output_hidden_states",
-    "output_logits",
-    "output_scores",
-    "return_dict_in_generate",
-    "return_legacy_cache",
-    "use_cache",
-    "cache_config",
-    "cache_implementation",
-    "max_cache_len",
-    "compile_config",
-    "disable_compile",
-    "continuous_batching_config",
-    "low_memory",
-    "prefill_chunk_size",
-    "remove_invalid_values",
-    "renormalize_logits",
-    "is_assistant",
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_ensemble_weight",
-    "assistant_lookbehind",
-    "target_lookbehind",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "max_matching_ngram_size",
-    "prompt_lookup_num_tokens",
-    "speculation_type",
-    "use_mtp",
-];
-
-/// Keys whose number 0 changes nothing.
-const OFF_AT_0: [&str; 7] = [
-    "min_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "penalty_alpha",
-    "diversity_penalty",
-    "encoder_no_repeat_ngram_size",
-    "min_length",
-];
-
-/// Keys whose number 1 changes nothing.
-const OFF_AT_1: [&str; 8] = [
-    "num_beams",
-    "num_beam_groups",
-    "num_return_sequences",
-    "length_penalty",
-    "typical_p",
-    "top_h",
-    "guidance_scale",
-    "encoder_repetition_penalty",
-];
-
-/// Whether `key` = `value` is without effect in `transformers`, or has its effect in Kiln.
-fn is_heeded(key: &str, value: &Value) -> bool {
-    READ.contains(&key)
-        || HARMLESS.contains(&key)
-        || match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Array(values) => values.is_empty(),
-            Value::Object(values) => values.is_empty(),
-            value if value.as_f64() == Some(0.0) => OFF_AT_0.contains(&key),
-            value if value.as_f64() == Some(1.0) => OFF_AT_1.contains(&key),
-            _ => false,
-        }
-}
+/// The names of the file. A name that is told may change which tokens `transformers` chooses with the same model.
+pub static GENERATION_CONFIG_NAMES: NameTable = NameTable {
+    file: GENERATION_CONFIG,
+    source: "transformers 5.24",
+    names: &[
+        Name::honoured("max_new_tokens", "how many tokens at most"),
+        Name::honoured("min_new_tokens", "how many tokens at least"),
+        Name::honoured("do_sample", "whether tokens are drawn, or the likeliest are taken"),
+        Name::honoured("temperature", "the temperature of drawing"),
+        Name::honoured("top_k", "the likeliest tokens that are drawn from"),
+        Name::honoured("top_p", "the share of probability that is drawn from"),
+        Name::honoured("repetition_penalty", "the penalty of tokens that were there"),
+        Name::honoured("no_repeat_ngram_size", "the length of what is not repeated"),
+        Name::honoured("stop_strings", "texts before which generation ends"),
+        Name::honoured("eos_token_id", "ids before which generation ends"),
+        Name::inert("_from_model_config", "the origin of the file"),
+        Name::inert("transformers_version", "the origin of the file"),
+        Name::inert("bos_token_id", "a causal model does not choose by it"),
+        Name::inert("pad_token_id", "a causal model does not choose by it"),
+        Name::inert("decoder_start_token_id", "a causal model does not choose by it"),
+        Name::inert("output_attentions", "the form of a Python result"),
+        Name::inert("output_hidden_states", "the form of a Python result"),
+        Name::inert("output_logits", "the form of a Python result"),
+        Name::inert("output_scores", "the form of a Python result"),
+        Name::inert("return_dict_in_generate", "the form of a Python result"),
+        Name::inert("return_legacy_cache", "the form of a Python result"),
+        Name::inert("use_cache", "caches change no token"),
+        Name::inert("cache_config", "caches change no token"),
+        Name::inert("cache_implementation", "caches change no token"),
+        Name::inert("max_cache_len", "caches change no token"),
+        Name::inert("low_memory", "caches change no token"),
+        Name::inert("prefill_chunk_size", "caches change no token"),
+        Name::inert("compile_config", "compilation changes no token"),
+        Name::inert("disable_compile", "compilation changes no token"),
+        Name::inert("continuous_batching_config", "compilation changes no token"),
+        Name::inert("remove_invalid_values", "Kiln's scores are finite and in order"),
+        Name::inert("renormalize_logits", "Kiln's scores are finite and in order"),
+        Name::inert("is_assistant", "a helper's guesses change no token"),
+        Name::inert("assistant_confidence_threshold", "a helper's guesses change no token"),
+        Name::inert("assistant_early_exit", "a helper's guesses change no token"),
+        Name::inert("assistant_ensemble_weight", "a helper's guesses change no token"),
+        Name::inert("assistant_lookbehind", "a helper's guesses change no token"),
+        Name::inert("target_lookbehind", "a helper's guesses change no token"),
+        Name::inert("num_assistant_tokens", "a helper's guesses change no token"),
+        Name::inert("num_assistant_tokens_schedule", "a helper's guesses change no token"),
+        Name::inert("max_matching_ngram_size", "a helper's guesses change no token"),
+        Name::inert("prompt_lookup_num_tokens", "a helper's guesses change no token"),
+        Name::inert("speculation_type", "a helper's guesses change no token"),
+        Name::inert("use_mtp", "a helper's guesses change no token"),
+        Name::told_unless("min_p", || json!(0), "Kiln's drawing has no such limit"),
+        Name::told_unless("epsilon_cutoff", || json!(0), "Kiln's drawing has no such limit"),
+        Name::told_unless("eta_cutoff", || json!(0), "Kiln's drawing has no such limit"),
+        Name::told_unless("penalty_alpha", || json!(0), "contrastive search is not implemented"),
+        Name::told_unless("diversity_penalty", || json!(0), "groups of beams are not implemented"),
+        Name::told_unless("encoder_no_repeat_ngram_size", || json!(0), "the prompt is no encoder's"),
+        Name::told_unless("min_length", || json!(0), "Kiln counts new tokens, with `min_new_tokens`"),
+        Name::told_unless("num_beams", || json!(1), "beams are not implemented"),
+        Name::told_unless("num_beam_groups", || json!(1), "beams are not implemented"),
+        Name::told_unless("length_penalty", || json!(1), "beams are not implemented"),
+        Name::told_unless("num_return_sequences", || json!(1), "Kiln continues each prompt once"),
+        Name::told_unless("typical_p", || json!(1), "Kiln's drawing has no such limit"),
+        Name::told_unless("top_h", || json!(1), "Kiln's drawing has no such limit"),
+        Name::told_unless("guidance_scale", || json!(1), "guidance is not implemented"),
+        Name::told_unless("encoder_repetition_penalty", || json!(1), "the prompt is no encoder's"),
+        Name::told_unless("early_stopping", || json!(false), "beams are not implemented"),
+        Name::told_unless("token_healing", || json!(false), "prompts are taken as they are"),
+        Name::told_unless("suppress_tokens", || json!([]), "Kiln suppresses no tokens"),
+        Name::told_unless("begin_suppress_tokens", || json!([]), "Kiln suppresses no tokens"),
+        Name::told_unless("bad_words_ids", || json!([]), "Kiln suppresses no tokens"),
+        Name::told_unless("force_words_ids", || json!([]), "constraints are not implemented"),
+        Name::told_unless("constraints", || json!([]), "constraints are not implemented"),
+        Name::told("max_length", "Kiln counts new tokens, with `max_new_tokens`"),
+        Name::told("max_time", "Kiln has no limit of time"),
+        Name::told("forced_bos_token_id", "Kiln forces no tokens"),
+        Name::told("forced_eos_token_id", "Kiln forces no tokens"),
+        Name::told("exponential_decay_length_penalty", "no penalty grows with the length"),
+        Name::told("sequence_bias", "biases of sequences are not implemented"),
+        Name::told("dola_layers", "contrasts of layers (DoLa) are not implemented"),
+        Name::told("watermarking_config", "watermarks are not implemented"),
+    ],
+    unknown: Unknown::Told,
+};
 
 /// The `generation_config.json` of a model folder.
 struct File<'a> {
@@ -178,8 +171,8 @@ pub fn defaults(folder: &ModelFolder, tokenizer: &Tokenizer) -> Result<(Generate
         stop_strings: strings,
         ..default
     };
-    let unused = file.keys.iter().filter(|(key, value)| !is_heeded(key, value));
-    let unused = unused.map(|(key, value)| format!("{}: {key} = {value} has no effect in Kiln", file.path)).collect();
+    let told = GENERATION_CONFIG_NAMES.check(&file.keys)?;
+    let unused = told.into_iter().map(|line| format!("{}: {line}", file.path)).collect();
     Ok((GenerateOptions::of(&section, file.stop_ids(tokenizer)?), unused))
 }
 
@@ -203,6 +196,7 @@ mod tests {
 
     #[test]
     fn a_key_is_told_unless_it_is_known_to_change_nothing() {
+        let told = |key: &str, value: &Value| GENERATION_CONFIG_NAMES.check_one(key, value).expect("none is refused");
         for (key, value) in [
             ("max_time", json!(1)),
             ("watermarking_config", json!({"bias": 2.5})),
@@ -215,7 +209,7 @@ mod tests {
             ("num_beams", json!(4)),
             ("a_key_of_tomorrow", json!("on")),
         ] {
-            assert!(!is_heeded(key, &value), "{key} = {value}");
+            assert!(told(key, &value).is_some(), "{key} = {value}");
         }
         for (key, value) in [
             ("max_time", Value::Null),
@@ -229,7 +223,7 @@ mod tests {
             ("transformers_version", json!("5.23.0")),
             ("temperature", json!(0.7)),
         ] {
-            assert!(is_heeded(key, &value), "{key} = {value}");
+            assert_eq!(told(key, &value), None, "{key} = {value}");
         }
     }
 }

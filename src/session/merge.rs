@@ -31,7 +31,8 @@ pub fn merge(spec: &str, target: &Path) -> Result<Vec<String>> {
             .help("there is nothing to merge; `kiln merge` takes a folder with adapter_config.json"));
     }
     let (config, _) = source.config()?;
-    let folder = ModelFolder::open(spec, task_of(&source, &config)?, &Device::flex())?;
+    let mut folder = ModelFolder::open(spec, task_of(&source, &config)?, &Device::flex())?;
+    folder.config.set_tie_word_embeddings(!folder.model.has_own_output());
     let model = folder.model.merged();
     let json = serde_json::to_string_pretty(&folder.config.to_json(&model.architecture()))
         .map_err(|error| Error::data(format!("config.json: {error}")))?;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use kiln_models::weights::{LoadReport, Parameter, StateDict, load_narrow, load_saved};
+use kiln_models::weights::{LoadReport, Narrow, Parameter, StateDict, load_adapted, load_narrow};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_json, write_json, write_whole};
@@ -201,17 +201,22 @@ impl<T: TrainingTask> Session<T> {
                 let groups = &plan.optimizer.groups;
                 // Frozen weights that do nothing but multiply need no f32.
                 let only_multiplies = |it: &Parameter| has_adapters && it.in_linear && !groups.learns(it);
-                let loaded = load_narrow(model, folder, (plan.engine.compute().dtype(), &only_multiplies))?;
-                (loaded.0, Some(loaded.1))
+                let narrow: Narrow<'_> = (plan.engine.compute().dtype(), &only_multiplies);
+                let (model, report) = match &plan.model.adapter {
+                    Some(adapter) => load_adapted(model, folder, adapter, narrow)?,
+                    None => load_narrow(model, folder, narrow)?,
+                };
+                if let (Some(adapter), [first, ..]) = (&plan.model.adapter, report.replaced.as_slice()) {
+                    return Err(Error::config(format!(
+                        "model.from: the adapter {} has weights of its own in place of {first} of its base, which an adapter \
+                         trained on would lose: they learn nothing, and only what learns is saved",
+                        adapter.display()
+                    ))
+                    .help("merge it into its base first (kiln merge), and train on what comes of it, with [lora] or whole"));
+                }
+                (model, Some(report))
             }
             None => (model, None),
-        };
-        let (model, report) = match (&plan.model.adapter, report) {
-            (Some(adapter), report) => {
-                let (model, saved) = load_saved(model, adapter)?;
-                (model, report.map(|report| LoadReport { loaded: report.loaded + saved.loaded, ..report }))
-            }
-            (None, report) => (model, report),
         };
         if plan.model.lora.is_some()
             && let Some(report) = &report

@@ -115,7 +115,7 @@ fn a_model_folder_states_how_it_generates() {
     let output = kiln(folder.path()).args(["generate", "model", "--prompt", "a"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        output.status.success() && said.contains("num_beams = 4 has no effect") && !said.contains("min_p"),
+        output.status.success() && said.contains("num_beams = 4 is not followed") && !said.contains("min_p"),
         "{said}"
     );
     assert!(said.contains("max_time = 60 has no effect") && !said.contains("min_new_tokens"), "{said}");

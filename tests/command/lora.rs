@@ -46,8 +46,7 @@ fn a_run_says_what_learns_and_saves_a_folder_of_peft() {
     assert_eq!(a.0, [2, 64]);
     assert!(!model.join("model.safetensors").exists());
     let stated = crate::common::json(&model.join("adapter_config.json"));
-    let base = folder.path().join("base/model").canonicalize().unwrap();
-    assert_eq!(stated["base_model_name_or_path"], base.to_str().unwrap());
+    assert_eq!(stated["base_model_name_or_path"], "base/model", "the path is the user's");
     let expected = serde_json::json!({"peft_type": "LORA", "r": 2, "lora_alpha": 6, "task_type": "CAUSAL_LM"});
     for (name, value) in expected.as_object().unwrap() {
         assert_eq!(&stated[name], value, "{name}");
@@ -73,6 +72,18 @@ fn a_run_says_what_learns_and_saves_a_folder_of_peft() {
     let first = &train_rows(&folder.path().join("on"))[0]["loss"];
     assert_ne!(first, &train_rows(&folder.path().join("run"))[0]["loss"], "it begins where the adapter stands");
     assert_eq!(tensors(&folder.path().join("on/model/adapter_model.safetensors")).len(), 8);
+    // The path of the base stays as the user wrote it, and leads there from another working directory.
+    for written in ["run/checkpoints/step-000014", "on/model"] {
+        let stated = crate::common::json(&folder.path().join(written).join("adapter_config.json"));
+        assert_eq!(stated["base_model_name_or_path"], "base/model", "{written}");
+    }
+    let elsewhere = tempfile::tempdir().unwrap();
+    succeeds(kiln(elsewhere.path()).arg("merge").arg(folder.path().join("on")).args(["--out", "merged"]));
+    std::fs::rename(folder.path().join("base"), folder.path().join("moved")).unwrap();
+    let mut gone = kiln(elsewhere.path());
+    gone.arg("merge").arg(folder.path().join("on")).args(["--out", "again"]);
+    fails(&mut gone, 3, &["the adapter's base", "base/model", "set base_model_name_or_path"]);
+    std::fs::rename(folder.path().join("moved"), folder.path().join("base")).unwrap();
     let both = format!("{on}[lora]\nr = 2\n");
     std::fs::write(folder.path().join("both.toml"), both).unwrap();
     fails(kiln(folder.path()).args(["plan", "both.toml"]), 2, &["[lora]", "is an adapter already"]);
@@ -209,6 +220,38 @@ fn what_makes_no_sense_is_refused() {
     fails(kiln(folder.path()).args(["plan", "random.toml"]), 2, &["lora", "adapters stand on pretrained weights"]);
 }
 
+/// The base's own weights are replaced by what an adapter's file has in their place; they would be lost if it were trained on.
+#[test]
+fn an_adapter_with_weights_of_the_base_is_merged_before_it_is_trained_on() {
+    let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/peft/gpt2");
+    let folder = tempfile::tempdir().unwrap();
+    let rows = "{\"input_ids\": [1, 2, 3, 4]}\n".repeat(4);
+    std::fs::write(folder.path().join("data.jsonl"), rows).unwrap();
+    let config = |from: &Path| {
+        let text = format!(
+            "[run]\noutput_dir = \"run\"\n[model]\nfrom = {from:?}\n[data]\ntask = \"clm\"\nformat = \"tokenized\"\n\
+             train = \"data.jsonl\"\n[trainer]\nmax_steps = 1\nper_device_train_batch_size = 2\n[device]\nkind = \"cpu\"\n"
+        );
+        std::fs::write(folder.path().join("config.toml"), text).unwrap();
+    };
+    config(&asked.join("grown"));
+    let parts = ["has weights of its own in place of transformer.wte.weight", "kiln merge"];
+    fails(&mut train(folder.path(), "refused", &[]), 2, &parts);
+    // The advice, followed.
+    succeeds(kiln(folder.path()).arg("merge").arg(asked.join("grown")).args(["--out", "merged"]));
+    config(&folder.path().join("merged"));
+    succeeds(&mut train(folder.path(), "whole", &[]));
+    // Modules that are saved whole learn on.
+    config(&asked.join("both"));
+    succeeds(&mut train(folder.path(), "on", &[]));
+    let saved = tensors(&folder.path().join("on/model/adapter_model.safetensors"));
+    let before = tensors(&asked.join("both/adapter_model.safetensors"));
+    assert_eq!(saved.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
+    for name in ["base_model.model.lm_head.weight", "base_model.model.transformer.wte.weight"] {
+        assert_ne!(saved[name].1, before[name].1, "{name} learns");
+    }
+}
+
 #[test]
 fn an_adapter_that_cannot_be_used_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -229,7 +272,7 @@ fn an_adapter_that_cannot_be_used_is_refused() {
         fails(&mut command, 3, parts);
     };
     state("use_dora", true.into());
-    refused(&["adapter_config.json", "use_dora = true"]);
+    refused(&["adapter_config.json: use_dora: expected false, got true", "merge_and_unload"]);
     state("peft_type", "IA3".into());
     refused(&["adapter_config.json", "peft_type: expected \"LORA\", got \"IA3\""]);
     state("r", 0.into());

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use kiln_models::Treatment;
 use serde::Deserialize;
 
 const CHAPTER: &str = "src/guide/other_files.md";
@@ -69,4 +70,20 @@ fn the_chapter_shows_the_tables() {
         text == wanted,
         "{CHAPTER} is stale: KILN_WRITE_DOCS=1 cargo test -p kiln --test library other_files writes it"
     );
+}
+
+/// What changes the logits of transformers is honoured by Kiln, or refused by its name.
+#[test]
+fn no_field_of_a_config_that_changes_logits_is_passed_over() {
+    let found = include_str!("../fixtures/config_fields.json");
+    let found: BTreeMap<String, Vec<String>> = serde_json::from_str(found).expect("a map from a file to names");
+    assert_eq!(found.len(), 6);
+    for (file, names) in found {
+        let table = kiln::guide::other_files_tables().into_iter().find(|table| table.file == file).expect("a table");
+        for name in names {
+            let does = table.get(&name).unwrap_or_else(|| panic!("{file}: {name} is not in the table")).treatment;
+            let passed_over = matches!(does, Treatment::Inert | Treatment::Told | Treatment::ToldUnless(_));
+            assert!(!passed_over, "{file}: {name} changes the logits of transformers, and Kiln passes it over");
+        }
+    }
 }

@@ -1,8 +1,10 @@
-//! Adapters of `peft` (made by tests/fixtures/make_lora.py): `kiln forward` on its folders, `kiln merge`, and `kiln train` against
+//! Adapters of `peft` (made by tests/fixtures/make_lora.py and make_peft.py): `kiln forward` on its folders, `kiln merge`, and `kiln train` against
 //! `transformers`' Trainer with `peft`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use serde_json::Value;
 
 use crate::common::{device, fixture, json, kiln_on_device, l2, relative_l2, succeeds, tensors, train_rows};
 
@@ -181,4 +183,119 @@ fn peft_opens_what_kiln_saves() {
         Command::new(python).arg(script).arg(env!("CARGO_BIN_EXE_kiln")).arg(oracle).arg(folder.path()).output();
     let output = output.unwrap();
     assert!(output.status.success(), "{}", crate::common::text(&output));
+}
+
+/// A folder of what `tests/fixtures/make_peft.py` asked PEFT.
+fn asked(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/peft").join(name)
+}
+
+fn numbers(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap() as f32).collect()
+}
+
+/// `kiln forward` of the model or adapter `model` on the batch of the folder `asked`.
+fn forward(folder: &Path, asked: &Path, model: &Path, task: &str) -> Command {
+    let mut command = kiln_on_device(folder);
+    command.arg("forward").arg(model).arg("--batch").arg(asked.join("batch.json"));
+    command.args(["--device", &device(), "--task", task, "--out", "out.safetensors"]);
+    command
+}
+
+/// How far the logits that [`forward`] left in `folder` are from `expected`.
+fn off(folder: &Path, expected: &[f32]) -> f32 {
+    let logits = &tensors(&folder.join("out.safetensors"))["logits"].1;
+    assert_eq!(logits.len(), expected.len());
+    logits.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Whatever `adapter_config.json` says, Kiln computes what `PeftModel.from_pretrained` computes, or refuses the name.
+#[test]
+fn every_field_of_an_adapter_computes_as_in_peft_or_is_refused_by_name() {
+    let asked = asked("fields");
+    let folder = tempfile::tempdir().unwrap();
+    let adapter = folder.path().join("adapter");
+    std::fs::create_dir(&adapter).unwrap();
+    std::fs::copy(asked.join("adapter/adapter_model.safetensors"), adapter.join("adapter_model.safetensors")).unwrap();
+    let mut stated = json(&asked.join("adapter/adapter_config.json"));
+    stated["base_model_name_or_path"] = asked.join("base").to_str().unwrap().into();
+    let mut computed = Vec::new();
+    for answer in json(&asked.join("answers.json")).as_array().unwrap() {
+        let (name, value) = answer["change"].as_object().unwrap().iter().next().unwrap();
+        let mut changed = stated.clone();
+        changed[name] = value.clone();
+        std::fs::write(adapter.join("adapter_config.json"), changed.to_string()).unwrap();
+        let mut command = forward(folder.path(), &asked, &adapter, "sequence-classification");
+        let output = command.output().unwrap();
+        let said = crate::common::text(&output);
+        if output.status.success() {
+            let expected = answer.get("logits").map(numbers);
+            let expected = expected.unwrap_or_else(|| panic!("{name} = {value}: peft opens no such adapter"));
+            assert!(off(folder.path(), &expected) < LOGITS_ABSOLUTE, "{name} = {value}: other logits than peft's");
+            computed.push(format!("{name} = {value}"));
+        } else if name == "r" || name == "modules_to_save" {
+            // The tensors do not fit, and the message names those.
+            assert!(output.status.code() == Some(3) && said.contains("the weights do not fit"), "{name}: {said}");
+        } else {
+            assert!(output.status.code() == Some(3) && said.contains(name.as_str()), "{name} = {value}: {said}");
+        }
+    }
+    // These are not refused for safety's sake.
+    for wanted in [
+        "init_lora_weights = \"orthogonal\"",
+        "init_lora_weights = \"eva\"",
+        "init_lora_weights = \"GAUSSIAN\"",
+        "fan_in_fan_out = true",
+        "lora_alpha = 16",
+        "use_rslora = true",
+        "modules_to_save = null",
+        "target_modules = \".*(query|value)\"",
+        "ensure_weight_tying = true",
+        "megatron_core = \"x\"",
+    ] {
+        assert!(computed.iter().any(|change| change == wanted), "{wanted} is refused");
+    }
+}
+
+/// Adapters that PEFT has begun in each of its ways; for those that changed the base, the two ways out that the refusal names.
+#[test]
+fn adapters_that_began_otherwise_compute_as_in_peft_or_are_refused() {
+    let asked = asked("begun");
+    let folder = tempfile::tempdir().unwrap();
+    for answer in json(&asked.join("answers.json")).as_array().unwrap() {
+        let name = answer["adapter"].as_str().unwrap();
+        let mut command = forward(folder.path(), &asked, &asked.join(name), "sequence-classification");
+        if matches!(name, "pissa" | "olora") {
+            let stated = format!("init_lora_weights = \"{name}\"");
+            let ways = ["merge_and_unload", "path_initial_model_for_weight_conversion"];
+            crate::common::fails(&mut command, 3, &["adapter_config.json", &stated, ways[0], ways[1]]);
+        } else {
+            succeeds(&mut command);
+            assert!(off(folder.path(), &numbers(&answer["logits"])) < LOGITS_ABSOLUTE, "{name}");
+        }
+    }
+}
+
+/// An embedding or an output that is saved with an adapter, and a base that got tokens before it, compute as in
+/// `PeftModel.from_pretrained`, merged too.
+#[test]
+fn saved_embeddings_and_new_tokens_compute_as_in_peft() {
+    for family in ["gpt2", "gpt_neo", "bert", "roberta", "distilbert", "electra", "albert"] {
+        let (asked, task) = (asked(family), if family.starts_with("gpt") { "clm" } else { "mlm" });
+        let folder = tempfile::tempdir().unwrap();
+        for answer in json(&asked.join("answers.json")).as_array().unwrap() {
+            let (name, expected) = (answer["adapter"].as_str().unwrap(), numbers(&answer["logits"]));
+            let adapter = asked.join(name);
+            succeeds(&mut forward(folder.path(), &asked, &adapter, task));
+            let worst = off(folder.path(), &expected);
+            assert!(worst < LOGITS_ABSOLUTE, "{family} {name}: off by {worst}");
+            if adapter.join("adapter_config.json").is_file() {
+                let merged = folder.path().join(format!("merged-{name}"));
+                succeeds(kiln_on_device(folder.path()).arg("merge").arg(&adapter).arg("--out").arg(&merged));
+                succeeds(&mut forward(folder.path(), &asked, &merged, task));
+                let worst = off(folder.path(), &expected);
+                assert!(worst < LOGITS_ABSOLUTE, "{family} {name}, merged: off by {worst}");
+            }
+        }
+    }
 }

@@ -13,7 +13,7 @@ fn from_fields(kind: ModelType, fields: Value) -> kiln_models::Result<ModelConfi
     ModelConfig::from_fields(kind, &map(fields))
 }
 
-fn refused(result: kiln_models::Result<ModelConfig>, part: &str) {
+fn refused<T: std::fmt::Debug>(result: kiln_models::Result<T>, part: &str) {
     let error = result.unwrap_err().to_string();
     assert!(error.contains(part), "{part:?} is not in {error}");
 }
@@ -89,6 +89,71 @@ fn a_number_of_labels_replaces_the_labels_that_were_there() {
     refused(base.with_fields(&map(json!({"num_labels": 1, "id2label": {"0": "x"}}))), "two ways");
 }
 
+/// `transformers` goes by the list, and Kiln by what it was written out from.
+#[test]
+fn the_layers_of_gpt_neo_are_stated_once_or_alike() {
+    let read = |fields: Value| {
+        let mut all = json!({"model_type": "gpt_neo", "hidden_size": 8, "num_layers": 2, "num_heads": 2});
+        all.as_object_mut().unwrap().extend(map(fields));
+        ModelConfig::from_json(&all.to_string()).map(|(config, _)| config)
+    };
+    let types = json!([[["global", "local"], 1]]);
+    let layers = json!(["global", "local"]);
+    let config = read(json!({"attention_types": types, "attention_layers": layers})).unwrap();
+    assert_eq!(config.to_json("")["attention_layers"], layers);
+    let changed = config.with_fields(&map(json!({"attention_types": [[["local"], 2]]}))).unwrap();
+    assert_eq!(changed.to_json("")["attention_layers"], json!(["local", "local"]));
+    let other = json!({"attention_types": types, "attention_layers": ["local", "local"]});
+    refused(read(other), "attention_types says that attention_layers are [\"global\",\"local\"], and the file says");
+}
+
+/// Where two fields say which label is which, they agree or both are named.
+#[test]
+fn labels_are_stated_once_or_alike() {
+    let opened = |fields: Value, head: Head| {
+        let mut all = json!({"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2});
+        all.as_object_mut().unwrap().extend(map(fields));
+        let (config, _) = ModelConfig::from_json(&all.to_string())?;
+        Model::new(&config, head, &Device::flex()).map(|_| config.labels().num_labels())
+    };
+    let names = json!({"0": "no", "1": "yes"});
+    for (fields, labels) in [
+        (json!({"id2label": names, "label2id": {"no": 0, "yes": 1}, "num_labels": 2}), 2),
+        (json!({"id2label": names, "label2id": null}), 2),
+        (json!({"num_labels": 3}), 3),
+    ] {
+        assert_eq!(opened(fields, Head::SequenceClassification).unwrap(), labels);
+    }
+    for (fields, part) in [
+        (
+            json!({"id2label": names, "label2id": {"no": 1, "yes": 0}}),
+            "id2label calls the label 0 \"no\", and label2id gives \"no\" the id 1",
+        ),
+        (
+            json!({"id2label": names, "label2id": {"no": 0}}),
+            "id2label calls the label 1 \"yes\", and label2id gives \"yes\" no id",
+        ),
+        (
+            json!({"id2label": names, "label2id": {"no": 0, "yes": 1, "perhaps": 2}}),
+            "label2id gives \"perhaps\" the id 2",
+        ),
+        (
+            json!({"id2label": {"0": "no", "2": "yes"}}),
+            "expected a name for each id from 0 to 1, got none for 1; it has 0, 2",
+        ),
+        (json!({"id2label": {"1": "no", "2": "yes"}}), "got none for 0; it has 1, 2"),
+        (json!({"id2label": {"0": "no", "00": "yes"}}), "got none for 1; it has 0, 00"),
+    ] {
+        for head in [Head::SequenceClassification, Head::TokenClassification] {
+            refused(opened(fields.clone(), head), part);
+        }
+        // A head without labels does not read them.
+        opened(fields, Head::MaskedLm).unwrap();
+    }
+    let two = json!({"id2label": names, "num_labels": 3});
+    refused(opened(two, Head::MaskedLm), "num_labels is 3 and id2label names 2");
+}
+
 #[test]
 fn a_file_is_read_and_written_back() {
     let text = r#"{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_inner": null, "eos_token_id": 5,
@@ -140,9 +205,9 @@ fn what_kiln_does_not_compute_is_refused() {
         (ModelType::Gpt2, json!({"activation_function": "relu"}), "activation_function: expected \"gelu_new\""),
         (ModelType::Gpt2, json!({"scale_attn_by_inverse_layer_idx": true}), "by the layer index is not implemented"),
         (ModelType::Gpt2, json!({"add_cross_attention": true}), "cross-attention is not implemented"),
-        (ModelType::Gpt2, json!({"tie_word_embeddings": false}), "always the input embedding"),
+        (ModelType::Gpt2, json!({"tie_word_embeddings": 1}), "tie_word_embeddings: expected true or false, got 1"),
         (ModelType::Bert, json!({"position_embedding_type": "relative_key"}), "relative positions are not implemented"),
-        (ModelType::Bert, json!({"is_decoder": true}), "causal BERT is not implemented"),
+        (ModelType::Bert, json!({"is_decoder": true}), "a causal encoder is not implemented"),
         (ModelType::Bert, json!({"hidden_act": "swish"}), "got \"swish\""),
         (ModelType::Roberta, json!({"max_position_embeddings": 2}), "expected more than pad_token_id + 1 = 2"),
         (ModelType::Roberta, json!({"pad_token_id": null}), "roberta counts its positions from it"),

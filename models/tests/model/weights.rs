@@ -146,6 +146,7 @@ fn tied_tensors_may_be_there_twice_if_they_are_equal() {
     };
     let error = changed("gpt2-lm", Head::CausalLm, differs).unwrap_err();
     assert!(error.contains("lm_head.weight differs from transformer.wte.weight"), "{error}");
+    assert!(error.contains("set tie_word_embeddings to false"), "{error}");
 }
 
 #[test]
