@@ -244,7 +244,7 @@ pub fn columns(
             named => named.to_vec(),
         },
         label: has_label.then(|| label.unwrap_or_else(|| of_label.into())),
-        class_names: task.has_label_names(),
+        class_names: !is_choice,
     }
 }
 

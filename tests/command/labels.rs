@@ -371,5 +371,10 @@ fn class_labels_of_datasets_are_the_names() {
         &given("data.text_column=picture"),
         &["column \"picture\": the type Image of datasets is refused"],
     );
+    place.refuses(
+        3,
+        &given("data.task=regression"),
+        &["classes.parquet row 1: expected a finite number", "got \"pos\""],
+    );
     succeeds(&mut place.command(&given("data.label_names=[\"neg\", \"pos\"]")));
 }

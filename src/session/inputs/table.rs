@@ -88,7 +88,8 @@ fn columns(data: &DataSection) -> Columns {
         text_pair: data.text_pair_column.clone(),
         choices: data.choice_columns.clone().unwrap_or_default(),
         label: Some(named(&data.label_column, label)),
-        class_names: data.task.has_label_names(),
+        // The ids of choices are their places, whatever SWAG and others call them.
+        class_names: data.task != Task::MultipleChoice,
     }
 }
 
