@@ -24,7 +24,7 @@ use super::tokenizer::Tokenizer;
 use super::{Dataset, Example, IGNORED, Label};
 use crate::base::error::{Error, Result};
 use crate::cache::mapped::Kind;
-use rows::{Beside, Message};
+use rows::{Arguments, Beside, Message};
 use template::ChatTemplate;
 
 const FORMAT: Format = Format {
@@ -125,7 +125,14 @@ impl Encoder {
 
     /// The messages of `value`, after the system message that stands beside them.
     fn messages(&self, value: &Value, beside: &Beside, template: &ChatTemplate) -> Result<Vec<Message>> {
-        let (mut read, told) = rows::messages(value, |key| template.names(key))?;
+        let (mut read, mut told) = rows::messages(value, |key| template.names(key))?;
+        let Arguments { tools, documents, variables } = &beside.arguments;
+        let columns = [("tools", tools), ("documents", documents)].into_iter().filter(|(_, value)| !value.is_null());
+        let names = columns.map(|(name, _)| name).chain(variables.keys().map(String::as_str));
+        let unread = names.filter(|name| !template.names(name));
+        told.extend(
+            unread.map(|name| format!("{name} of the rows is not learned: the chat template does not name it")),
+        );
         self.tell(&told);
         let Some(system) = &beside.system else { return Ok(read) };
         match &read[0].keys["role"] {

@@ -87,6 +87,12 @@ pub(super) fn configure(environment: &mut Environment<'static>) {
     environment
         .add_test("sequence", move |value: &Value| has_items(value) && lazy(value).is_none_or(|lazy| lazy.is_sequence));
     environment.add_test("iterable", move |value: &Value| has_items(value));
+    environment.add_test("upper", |value: &Value| {
+        Ok::<_, Error>(is_cased(&text(value)?, char::is_uppercase, char::is_lowercase))
+    });
+    environment.add_test("lower", |value: &Value| {
+        Ok::<_, Error>(is_cased(&text(value)?, char::is_lowercase, char::is_uppercase))
+    });
 }
 
 fn invalid(message: String) -> Error {
@@ -278,6 +284,11 @@ fn filter_title(text: &str) -> String {
         begins = is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
     }
     out
+}
+
+/// Whether a text has letters of a case and none of the other.
+fn is_cased(text: &str, of: fn(char) -> bool, other: fn(char) -> bool) -> bool {
+    text.contains(of) && !text.contains(other)
 }
 
 /// Words as the pattern `\w+` finds them.

@@ -253,31 +253,40 @@ fn unusable(error: &JinjaError) -> Error {
 }
 
 /// `source` with a mark in place of every `{% generation %}` and `{% endgeneration %}`, which are statements of `transformers`, and
-/// whether there are any. White space around them goes as it does around statements.
+/// whether there are any. White space around them goes as it does around statements. What is set within them, or within `{% set x %}`
+/// and `{% filter x %}`, is gone after them, as in Jinja2.
 fn with_marks(source: &str) -> (String, bool) {
     let (mut marked, mut end, mut marks_answers) = (String::with_capacity(source.len()), 0, false);
     for (range, is_raw) in python::code(source) {
         let statement = &source[range.clone()];
         marked.push_str(&source[end..range.start]);
         end = range.end;
-        let mark = match statement[2..statement.len() - 2].trim_matches(['-', '+']).trim() {
-            "generation" if statement.starts_with("{%") => MARKS[0],
-            "endgeneration" if statement.starts_with("{%") => MARKS[1],
+        // A tag that is added beside this one trims what this one would.
+        let open = ["{%-", "{%+"].into_iter().find(|open| statement.starts_with(open)).unwrap_or("{%");
+        let close = ["-%}", "+%}"].into_iter().find(|close| statement.ends_with(close)).unwrap_or("%}");
+        let inner = statement[2..statement.len() - 2].trim_matches(['-', '+']).trim();
+        let words = if statement.starts_with("{%") { python::tokens(inner) } else { Vec::new() };
+        match words.as_slice() {
+            [Token::Word("generation")] => {
+                marked.push_str(&format!("{open} if true %}}{{{{ '{}' }}}}{{% with {close}", MARKS[0]));
+                marks_answers = true;
+            }
+            [Token::Word("endgeneration")] => {
+                marked.push_str(&format!("{open} endwith %}}{{{{ '{}' }}}}{{% endif {close}", MARKS[1]));
+            }
+            [Token::Word("set"), rest @ ..] if !rest.contains(&Token::Sign('=')) => {
+                marked.push_str(&format!("{statement}{{% with {close}"));
+            }
+            [Token::Word("filter"), ..] => marked.push_str(&format!("{statement}{{% with {close}")),
+            [Token::Word("endset" | "endfilter")] => marked.push_str(&format!("{open} endwith %}}{statement}")),
             _ => {
                 marked.push_str(statement);
                 // Jinja2 keeps the line break behind the beginning of raw text, and minijinja takes one away.
                 if is_raw && !statement.ends_with("-%}") && source[end..].starts_with('\n') {
                     marked.push('\n');
                 }
-                continue;
             }
-        };
-        // A statement that does nothing trims as this one would, and the mark stands where it was.
-        let (open, close) = (statement.starts_with("{%-"), statement.ends_with("-%}"));
-        marked.push_str(if open { "{%- set _ = 0 %}" } else { "{% set _ = 0 %}" });
-        marked.push_str(&format!("{{{{ '{mark}' }}}}"));
-        marked.push_str(if close { "{% set _ = 0 -%}" } else { "{% set _ = 0 %}" });
-        marks_answers = true;
+        }
     }
     marked.push_str(&source[end..]);
     (marked, marks_answers)
