@@ -44,6 +44,8 @@ pub struct Encoder {
     pub tokenizer: Arc<Tokenizer>,
     /// The template of conversations, if there is one.
     pub template: Option<ChatTemplate>,
+    /// The template of conversations with tools, if it is another one.
+    pub template_for_tools: Option<ChatTemplate>,
     /// Tokens that a row is cut to.
     pub max_length: usize,
     /// Whether the loss counts the completion alone, of rows that have one.
@@ -70,10 +72,21 @@ impl Encoder {
     /// The hash of everything that decides the tokens, besides the rows.
     fn hash_into(&self, hash: &mut Sha256) {
         // Every field is named, so that a new one is not forgotten.
-        let Self { tokenizer, template, max_length, completion_only_loss, assistant_only_loss, told: _ } = self;
+        let Self {
+            tokenizer,
+            template,
+            template_for_tools,
+            max_length,
+            completion_only_loss,
+            assistant_only_loss,
+            told: _,
+        } = self;
         hash.update(tokenizer.content_hash());
-        let template = template.as_ref().map(|template| (template.source(), template.tokens()));
-        hash.update(format!("{max_length} {completion_only_loss} {assistant_only_loss} {template:?}"));
+        hash.update(format!("{max_length} {completion_only_loss} {assistant_only_loss}"));
+        for template in [template, template_for_tools] {
+            let content = template.as_ref().map(|template| (template.source(), template.tokens()));
+            hash.update(format!("{content:?}"));
+        }
     }
 
     /// The tokens of a row, whose texts are values of JSON: a prompt and its completion, or messages.
@@ -161,7 +174,7 @@ impl Encoder {
     }
 
     fn turns(&self, prompt: &Value, completion: &Value, beside: &Beside) -> Result<Encoded> {
-        let template = self.template()?;
+        let template = self.template(beside)?;
         let prompt = self.messages(prompt, beside, template).map_err(|error| error.at("prompt"))?;
         let completion = self.messages(completion, &Beside::default(), template).map_err(|e| e.at("completion"))?;
         let mut whole = prompt.clone();
@@ -189,7 +202,7 @@ impl Encoder {
     }
 
     fn conversation(&self, value: &Value, beside: &Beside) -> Result<Encoded> {
-        let template = self.template()?;
+        let template = self.template(beside)?;
         let messages = self.messages(value, beside, template)?;
         let (list, arguments) = (list(&messages), &beside.arguments);
         if !self.assistant_only_loss {
@@ -215,8 +228,10 @@ impl Encoder {
         Ok(self.tokenizer.encode_pieces(&[text])?.swap_remove(0))
     }
 
-    fn template(&self) -> Result<&ChatTemplate> {
-        self.template.as_ref().ok_or_else(|| {
+    /// The template of a row with `beside`: `get_chat_template` of `transformers`.
+    fn template(&self, beside: &Beside) -> Result<&ChatTemplate> {
+        let for_tools = self.template_for_tools.as_ref().filter(|_| !beside.arguments.tools.is_null());
+        for_tools.or(self.template.as_ref()).ok_or_else(|| {
             Error::data("the row has messages, and the tokenizer has no chat template")
                 .help("name a Jinja template with data.chat_template_path")
         })
@@ -279,15 +294,13 @@ impl InstructionStore {
         key.update(scan.hash());
         encoder.hash_into(&mut key);
         let fill = |writer: &mut Writer<'_, '_>| write(writer, table, scan, encoder);
-        let store = match &encoder.template {
-            Some(template) if template.reads_clock() => {
-                encoder.tell(&[
-                    "the chat template writes the time, so that the rows are encoded at every start and not kept"
-                        .into(),
-                ]);
-                FORMAT.temporary(progress, fill)?
-            }
-            _ => FORMAT.build_or_open(folder, key, progress, fill)?,
+        let mut templates = [&encoder.template, &encoder.template_for_tools].into_iter().flatten();
+        let store = if templates.any(ChatTemplate::reads_clock) {
+            let line = "the chat template writes the time, so that the rows are encoded at every start and not kept";
+            encoder.tell(&[line.to_owned()]);
+            FORMAT.temporary(progress, fill)?
+        } else {
+            FORMAT.build_or_open(folder, key, progress, fill)?
         };
         Ok(Self { max_len: store.longest(INPUT_IDS), store })
     }

@@ -96,6 +96,14 @@ impl ChatTemplate {
         tokenizer.chat_template()?.map(|source| Self::new(&source, tokenizer)).transpose()
     }
 
+    /// The template of `tokenizer` for conversations with tools, where it has one of its own.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn for_tools(tokenizer: &Tokenizer) -> Result<Option<Self>> {
+        tokenizer.chat_template_for_tools()?.map(|source| Self::new(&source, tokenizer)).transpose()
+    }
+
     /// The template in the file `path`.
     ///
     /// # Errors
@@ -626,6 +634,9 @@ mod tests {
         let text = "{{ bos_token }}{{ messages[0].role }}";
         assert_eq!(rendered(text.into()).unwrap().unwrap(), "<s>user");
         let named = serde_json::json!([{"name": "tool_use", "template": "x"}, {"name": "default", "template": text}]);
+        let tools = ChatTemplate::for_tools(&tokenizer(&tokens, Some(&named))).unwrap().unwrap();
+        assert_eq!(tools.render(&serde_json::json!([{"role": "user"}]), &Arguments::default(), false).unwrap(), "x");
+        assert!(ChatTemplate::for_tools(&tokenizer(&tokens, Some(&text.into()))).unwrap().is_none());
         assert_eq!(rendered(named).unwrap().unwrap(), "<s>user");
         assert_eq!(rendered(Json::Null).unwrap(), None);
         assert!(rendered(3.into()).unwrap_err().to_string().contains("chat_template: expected a text"));

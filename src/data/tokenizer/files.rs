@@ -66,11 +66,16 @@ impl Origin {
         self
     }
 
-    /// The text of the chat template.
-    pub(super) fn chat_template(&self) -> Result<Option<String>> {
-        if let Some((name, bytes)) = self.files.iter().find(|(name, _)| name == "chat_template.jinja") {
+    /// The text of the chat template called `name`; the files of templates go before `tokenizer_config.json`.
+    pub(super) fn chat_template(&self, name: &str) -> Result<Option<String>> {
+        let is_default = name == "default";
+        let is_template = |file: &str| file == "chat_template.jinja" || file.starts_with(CHAT_TEMPLATES);
+        if self.files.iter().any(|(file, _)| is_template(file) && (!is_default || file == "chat_template.jinja")) {
+            let wanted =
+                if is_default { "chat_template.jinja".to_owned() } else { format!("{CHAT_TEMPLATES}/{name}.jinja") };
+            let Some((file, bytes)) = self.files.iter().find(|(file, _)| *file == wanted) else { return Ok(None) };
             let text = String::from_utf8(bytes.to_vec())
-                .map_err(|error| Error::data(format!("{}: {error}", self.folder.join(name).display())))?;
+                .map_err(|error| Error::data(format!("{}: {error}", self.folder.join(file).display())))?;
             return Ok(Some(text));
         }
         let bad = || {
@@ -79,11 +84,11 @@ impl Origin {
         };
         match self.object(CONFIG)?.get("chat_template") {
             None | Some(Value::Null) => Ok(None),
-            Some(Value::String(template)) => Ok(Some(template.clone())),
+            Some(Value::String(template)) => Ok(is_default.then(|| template.clone())),
             Some(Value::Array(named)) => {
-                let default = named.iter().find(|entry| entry.get("name").is_some_and(|name| name == "default"));
-                let Some(default) = default else { return Ok(None) };
-                default.get("template").and_then(Value::as_str).map(|text| Some(text.to_owned())).ok_or_else(bad)
+                let entry = named.iter().find(|entry| entry.get("name").is_some_and(|other| other == name));
+                let Some(entry) = entry else { return Ok(None) };
+                entry.get("template").and_then(Value::as_str).map(|text| Some(text.to_owned())).ok_or_else(bad)
             }
             Some(_) => Err(bad()),
         }

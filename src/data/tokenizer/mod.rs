@@ -450,7 +450,15 @@ impl Tokenizer {
     /// # Errors
     /// A file that holds something else.
     pub fn chat_template(&self) -> Result<Option<String>> {
-        self.origin.as_ref().map_or(Ok(None), Origin::chat_template)
+        self.origin.as_ref().map_or(Ok(None), |origin| origin.chat_template("default"))
+    }
+
+    /// The text of the template for conversations with tools, of a tokenizer with several: `tool_use`, as in `transformers`.
+    ///
+    /// # Errors
+    /// A file that holds something else.
+    pub fn chat_template_for_tools(&self) -> Result<Option<String>> {
+        self.origin.as_ref().map_or(Ok(None), |origin| origin.chat_template("tool_use"))
     }
 
     /// The special tokens that [`encode`](Self::encode) puts before and after a text: none for GPT-2, `[CLS]` and `[SEP]`

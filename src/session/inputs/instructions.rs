@@ -40,10 +40,15 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
         }
         None => ChatTemplate::of(&tokenizer)?,
     };
+    let template_for_tools = match data.chat_template_path {
+        Some(_) => None,
+        None => ChatTemplate::for_tools(&tokenizer)?,
+    };
     let given = template.as_ref().filter(|_| data.chat_template_path.is_some()).map(|it| it.source().to_owned());
     let encoder = Encoder {
         tokenizer: tokenizer.clone(),
         template,
+        template_for_tools,
         max_length,
         completion_only_loss: data.completion_only_loss.unwrap_or(true),
         assistant_only_loss: data.assistant_only_loss,
