@@ -28,6 +28,7 @@ const KILN: [&str; 16] = [
 /// The modules of `models`, lowest first.
 const MODELS: [&str; 14] = [
     "error",
+    "names",
     "whole_file",
     "ops",
     "copies",
