@@ -26,7 +26,7 @@ const KILN: [&str; 16] = [
 ];
 
 /// The modules of `models`, lowest first.
-const MODELS: [&str; 14] = [
+const MODELS: [&str; 15] = [
     "error",
     "names",
     "whole_file",
