@@ -249,6 +249,11 @@ impl Labels {
         }
     }
 
+    /// Whether the names are `LABEL_0`, `LABEL_1`, ..., which `transformers` writes for labels that were given none.
+    pub fn are_numbered(&self) -> bool {
+        self.id2label.is_some() && self.id2label == Self::numbered(self.num_labels()).id2label
+    }
+
     /// Labels named `LABEL_0`, `LABEL_1`, ..., as `transformers` names them by default.
     pub fn numbered(count: usize) -> Self {
         let name = |id: usize| format!("LABEL_{id}");

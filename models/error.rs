@@ -41,6 +41,17 @@ pub enum Error {
         /// The expectation, and what was found instead.
         problem: String,
     },
+    /// Weights of which some tensors have another size than those of the model, as `transformers` accepts them where it is asked
+    /// to.
+    #[error("{}: {problem}", path.display())]
+    OtherSizes {
+        /// The folder.
+        path: PathBuf,
+        /// The expectation, and what was found instead.
+        problem: String,
+        /// The name by which `transformers` is asked: `ignore_mismatched_sizes` or `resize_token_embeddings`.
+        allowed_by: &'static str,
+    },
     /// The operating system refused to read or write.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

@@ -11,7 +11,7 @@ use crate::kv_cache::KvCache;
 use crate::layers::{Conv1D, Dense, EachLinear, Embedding, LayerNorm, Linear, feed_forward};
 use crate::ops::Operator;
 use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_heads};
-use crate::ops::attention::{Attention, Qkv};
+use crate::ops::attention::{Attention, Qkv, Unseen};
 use crate::ops::dropout::dropout;
 use crate::ops::gelu::Activation;
 use crate::rows::Rows;
@@ -124,6 +124,15 @@ impl Gpt2Model {
     /// Which model of the family it is.
     pub fn variant(&self) -> Gpt2Variant {
         self.variant
+    }
+
+    /// The weights of a query that sees no key, in the attention that `transformers` has for the model by default: GPT-2's is
+    /// PyTorch's `scaled_dot_product_attention`, GPT-Neo's a masked softmax of its own.
+    pub(crate) fn unseen(&self) -> Unseen {
+        match self.variant {
+            Gpt2Variant::Gpt2 => Unseen::Nothing,
+            Gpt2Variant::GptNeo => Unseen::Earlier,
+        }
     }
 
     /// How many tokens the local layers attend to; none where no layer is local.
@@ -323,6 +332,14 @@ impl Gpt2Attention {
         };
         let [query, key, value] = parts.map(|part| split_heads(part, batch, self.n_head));
         let (key, value) = cache.append(index, key, value); // [batch, heads, past + seq, head_dim]
-        merge_heads(attention(query, key, value, hidden.cloned(), self.scale, self.attn_pdrop, pass.rng))
+        merge_heads(attention(
+            query,
+            key,
+            value,
+            hidden.cloned().map(Into::into),
+            self.scale,
+            self.attn_pdrop,
+            pass.rng,
+        ))
     }
 }

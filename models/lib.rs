@@ -20,7 +20,7 @@
 //! let device = Device::default();
 //! let model = Model::new(&config, Head::CausalLm, &device)?;
 //! let input_ids = Tensor::<2, Int>::from_ints([[1, 2, 3], [4, 5, 6]], &device);
-//! let input = ModelInput { input_ids, attention_mask: None, token_type_ids: None, position_ids: None, last_token: None };
+//! let input = ModelInput { input_ids, attention_mask: None, token_type_ids: None, position_ids: None };
 //! let logits = model.forward(input, false);
 //! assert_eq!(logits.dims(), [6, 100]); // [batch * seq, vocab_size]
 //! # Ok::<(), kiln_models::Error>(())

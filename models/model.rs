@@ -76,11 +76,9 @@ pub struct ModelInput {
     pub token_type_ids: Option<Tensor<2, Int>>,
     /// `[batch, seq]`, for GPT-2's language model on rows of several documents: the position of each token in its document. A
     /// document begins at position 0 and attends to itself alone, padding behind it too, which `attention_mask` then need not
-    /// hide. None means that a row is one document.
+    /// hide. None means that a row is one document. Rows that are padded on the left have them too, one document each: with
+    /// them, a query that sees no key computes what it computes in `transformers`.
     pub position_ids: Option<Tensor<2, Int>>,
-    /// `[batch]`: index of the last valid token of each sequence, which GPT-2's classification head reads; none means the
-    /// last position.
-    pub last_token: Option<Tensor<1, Int>>,
 }
 
 /// The factors of a language model's logits, `logits = x weight^T + bias`, in the type of matrix products, or in f32 where these round their operands themselves.
@@ -109,10 +107,12 @@ struct OutputEmbedding {
     weight: Param<Tensor<2>>,
 }
 
-/// A linear classifier on the last valid token. Reference: `GPT2ForSequenceClassification.score`.
+/// A linear classifier on the rightmost token that is not padding by its id. Reference: `GPT2ForSequenceClassification`.
 #[derive(Module, Debug)]
 struct Gpt2ClassificationHead {
     score: Linear,
+    #[module(skip)]
+    pad_token_id: Option<u32>,
 }
 
 /// The head of a masked language model. Reference: `BertForMaskedLM.cls`.
@@ -385,7 +385,7 @@ impl Model {
         let (shape, device) = (input.input_ids.dims(), input.input_ids.device());
         let mask = input.attention_mask.clone();
         if let (Some(positions), Body::Gpt2(body)) = (&input.position_ids, &self.body) {
-            return Rows::documents(positions.clone(), mask, body.window(), self.ops());
+            return Rows::documents(positions.clone(), mask, body.window(), body.unseen(), self.ops());
         }
         let reads_first_tokens = matches!(self.head, HeadLayers::BertClassification(_) | HeadLayers::BertChoice(_));
         match self.ops().form(Operator::Attention) {
@@ -438,7 +438,7 @@ impl Model {
                 self.vocabulary_logits(projection, pass)
             }
             (Body::Gpt2(body), HeadLayers::Gpt2Classification(head)) => {
-                head.score.forward(last_tokens(body.normalised(x, pass), input), pass)
+                head.score.forward(head.read(body.normalised(x, pass), input), pass)
             }
             (Body::Bert(body), HeadLayers::BertClassification(head) | HeadLayers::BertChoice(head)) => {
                 let first = match &rows.last_layer {
@@ -610,21 +610,27 @@ impl StateDict for Model {
     }
 }
 
-/// The last valid token of each sequence: `[batch * seq, width] -> [batch, width]`.
-fn last_tokens(x: Tensor<2>, input: &ModelInput) -> Tensor<2> {
-    let ([batch, seq], d) = (input.input_ids.dims(), x.dims()[1]);
-    match &input.last_token {
-        Some(index) => {
-            let first = Tensor::<1, Int>::arange(0..batch as i64, &index.device()) * seq as i64;
-            x.select(0, first + index.clone())
-        }
-        None => x.reshape([batch, seq, d]).slice([0..batch, seq - 1..seq, 0..d]).reshape([batch, d]),
-    }
-}
-
 impl Gpt2ClassificationHead {
     fn new(config: &Gpt2Config, device: &Device) -> Self {
-        Self { score: Linear::new(config.n_embd, config.labels.num_labels(), false, config.initializer_range, device) }
+        let score = Linear::new(config.n_embd, config.labels.num_labels(), false, config.initializer_range, device);
+        Self { score, pad_token_id: config.pad_token_id }
+    }
+
+    /// The token of each sequence that the classifier reads, `[batch * seq, width] -> [batch, width]`: the rightmost one
+    /// whose id is not `pad_token_id`, or the first where all are. Without a `pad_token_id`, for which `transformers` reads
+    /// the last token of a single sequence and refuses several, it is the last one that is attended to.
+    fn read(&self, x: Tensor<2>, input: &ModelInput) -> Tensor<2> {
+        let ([batch, seq], d, device) = (input.input_ids.dims(), x.dims()[1], x.device());
+        let shown = match self.pad_token_id {
+            Some(pad) => Some(input.input_ids.clone().not_equal_elem(pad as i64)),
+            None => input.attention_mask.clone(),
+        };
+        let Some(shown) = shown else {
+            return x.reshape([batch, seq, d]).slice([0..batch, seq - 1..seq, 0..d]).reshape([batch, d]);
+        };
+        let places = Tensor::<1, Int>::arange(0..seq as i64, &device).reshape([1, seq]).expand([batch, seq]);
+        let last = (places * shown.int()).max_dim(1).reshape([batch]);
+        x.select(0, Tensor::<1, Int>::arange(0..batch as i64, &device) * seq as i64 + last)
     }
 }
 

@@ -11,7 +11,7 @@
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
-use crate::ops::attention::Mask;
+use crate::ops::attention::{Mask, Unseen};
 use crate::ops::embedding::embedding;
 use crate::ops::{Form, Operator, Ops};
 
@@ -52,11 +52,12 @@ impl Rows {
     /// each of which begins at 0, or with its row. A token attends to those before it in its document. The fused attention on
     /// the CPU computes each document as a sequence of its own, so that nothing masked is computed; elsewhere a mask hides the
     /// other documents. So it does where a document is longer than the `window` of local layers, and where `attention_mask [batch, seq]`
-    /// (true = attend) hides a part of a document or a whole row.
+    /// (true = attend) hides a part of a document or a whole row; `unseen` is what a query attends to that sees no key.
     pub(crate) fn documents(
         position_ids: Tensor<2, Int>,
         attention_mask: Option<Tensor<2, Bool>>,
         window: Option<usize>,
+        unseen: Unseen,
         ops: Ops,
     ) -> Self {
         let ([batch, seq], device) = (position_ids.dims(), position_ids.device());
@@ -68,7 +69,7 @@ impl Rows {
         if by_document {
             let shown = attention_mask.clone().map(|mask| mask.into_data().iter::<bool>().collect::<Vec<_>>());
             let shown = |place: usize| shown.as_ref().is_none_or(|shown| shown[place]);
-            // In a row that is hidden whole a token attends to all of it.
+            // In a row that is hidden whole, `unseen` says what a token attends to.
             hides_a_part = (0..batch).any(|row| (0..seq).all(|token| !shown(row * seq + token)));
             for (place, position) in position_ids.clone().into_data().iter::<i64>().enumerate() {
                 match lens.last_mut() {
@@ -83,8 +84,8 @@ impl Rows {
         let longest = lens.iter().copied().max().unwrap_or(1);
         if !by_document || hides_a_part || window.is_some_and(|window| longest > window) {
             let documents = position_ids.equal_scalar(0).int().cumsum(1);
-            let mask = Mask::of_documents(documents.clone(), attention_mask.clone(), None);
-            let local_mask = window.map(|window| Mask::of_documents(documents, attention_mask, Some(window)));
+            let mask = Mask::of_documents(documents.clone(), attention_mask.clone(), None, unseen);
+            let local_mask = window.map(|window| Mask::of_documents(documents, attention_mask, Some(window), unseen));
             return Self { batch, mask, local_mask, tokens: None, last_layer: None };
         }
         let shown = lens.iter().flat_map(|len| (0..longest).map(move |place| place < *len)).collect::<Vec<_>>();

@@ -138,9 +138,9 @@ def serve_steps(folder, case, mode, place):
             mark = lambda: marks.append(time.perf_counter())  # noqa: E731
             batch, samples, tokens = batches(made - 1, place.device)
             if case["task"] != "sequence-classification":
-                # The sum over all labels divided by their number, as the Trainer does: GPT-2 counts those of the first
-                # tokens too, which nothing predicts, and so does Kiln.
-                batch["num_items_in_batch"] = (batch["labels"] != IGNORED).sum()
+                # The mean over the predicted tokens, which are those behind the first of each row of a causal model.
+                predicted = batch["labels"][:, 1:] if case["task"] == "clm" else batch["labels"]
+                batch["num_items_in_batch"] = (predicted != IGNORED).sum()
             mark()
             with torch.autocast(place.device.type, dtype=narrow, enabled=narrow is not None):
                 loss = forward(**batch).loss

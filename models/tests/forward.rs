@@ -46,13 +46,7 @@ fn ids(rows: &[&[i32]]) -> Tensor<2, Int> {
 }
 
 fn input(rows: &[&[i32]]) -> ModelInput {
-    ModelInput {
-        input_ids: ids(rows),
-        attention_mask: None,
-        token_type_ids: None,
-        position_ids: None,
-        last_token: None,
-    }
+    ModelInput { input_ids: ids(rows), attention_mask: None, token_type_ids: None, position_ids: None }
 }
 
 /// Rows padded on the right with `padding` to one length, with their mask.
@@ -66,10 +60,8 @@ fn padded(rows: &[&[i32]], padding: i32) -> ModelInput {
     let filled = filled.collect::<Vec<_>>();
     let mask = rows.iter().flat_map(|row| (0..longest).map(|i| i < row.len())).collect::<Vec<bool>>();
     let mask = Tensor::<2, Bool>::from_data(TensorData::new(mask, [rows.len(), longest]), &Device::flex());
-    let last = rows.iter().map(|row| row.len() as i32 - 1).collect::<Vec<_>>();
-    let last = Tensor::from_data(TensorData::new(last, [rows.len()]), &Device::flex());
     let filled = filled.iter().map(Vec::as_slice).collect::<Vec<_>>();
-    ModelInput { attention_mask: Some(mask), last_token: Some(last), ..input(&filled) }
+    ModelInput { attention_mask: Some(mask), ..input(&filled) }
 }
 
 fn read(logits: Tensor<2>) -> Vec<Vec<f32>> {

@@ -52,6 +52,17 @@ const TIED: &[(&str, &str)] = &[
 /// Older names of LayerNorm's parameters.
 const OLD_NORM: &[(&str, &str)] = &[("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")];
 
+/// The ends of the names of parameters with a row for each token of the vocabulary.
+const VOCABULARY: &[&str] = &[
+    "wte.weight",
+    "word_embeddings.weight",
+    "cls.predictions.bias",
+    "lm_head.bias",
+    "vocab_projector.bias",
+    "generator_lm_head.bias",
+    "predictions.bias",
+];
+
 /// Constant buffers that older files carry: the causal mask and the position numbers.
 const BUFFERS: &[&str] = &[
     ".attn.bias",
@@ -68,10 +79,44 @@ pub struct LoadReport {
     pub loaded: usize,
     /// Parameters of a new head, which keep their random weights.
     pub new: Vec<String>,
+    /// Parameters of a head that keep their random weights because the checkpoint has them with other shapes.
+    pub mismatched: Vec<Misshaped>,
+    /// Parameters of the vocabulary that have more rows than in the checkpoint.
+    pub resized: Vec<Misshaped>,
     /// Tensors of the checkpoint that the model has no use for.
     pub unused: Vec<String>,
     /// Tensors of the base, which learn nothing, whose values an adapter's file replaces.
     pub replaced: Vec<String>,
+}
+
+/// A parameter that has another shape in the checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misshaped {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its shape in the checkpoint.
+    pub was: Vec<usize>,
+}
+
+/// What may differ between a checkpoint and a model. The names are those of `transformers`.
+#[derive(Clone, Copy)]
+pub struct LoadOptions<'a> {
+    /// The parameters that are kept in another type than f32: frozen weights that do nothing but multiply.
+    pub narrow: Narrow<'a>,
+    /// Tensors of a head that have another shape in the checkpoint keep the random weights of the model. In `transformers` this
+    /// holds for all tensors.
+    pub ignore_mismatched_sizes: bool,
+    /// The vocabulary may be larger than that of the checkpoint. The new rows of the embedding are the mean of the old ones, to
+    /// which `transformers` adds noise with 1e-9 of their covariance (`mean_resizing`); new entries of a bias are 0.
+    pub resize_token_embeddings: bool,
+}
+
+impl Default for LoadOptions<'_> {
+    fn default() -> Self {
+        Self { narrow: ALL_WIDE, ignore_mismatched_sizes: false, resize_token_embeddings: false }
+    }
 }
 
 /// Loads the weights of the Hugging Face folder `folder` into `model`. Adapters, which such a folder does not have, stay as they
@@ -81,21 +126,20 @@ pub struct LoadReport {
 /// A missing tensor outside a new head, a tensor of another shape, a tied pair with two different values, a file that
 /// does not hold what its header says; the message lists them all.
 pub fn load<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
-    load_narrow(model, folder, ALL_WIDE)
+    load_with(model, folder, LoadOptions::default())
 }
 
-/// As [`load`], with the parameters that `narrow` chooses in its type, where all others are f32: for frozen weights that do
-/// nothing but multiply.
+/// As [`load`], with `options`.
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_narrow<M: StateDict>(model: M, folder: &Path, narrow: Narrow<'_>) -> Result<(M, LoadReport)> {
+pub fn load_with<M: StateDict>(model: M, folder: &Path, options: LoadOptions<'_>) -> Result<(M, LoadReport)> {
     let wanted = parameters(&model).into_iter().filter(|parameter| !is_of_adapter(&parameter.name)).collect();
     let ties = model.base_is_tied();
-    load_wanted(model, &Checkpoint::open(folder)?, wanted, narrow, &|_| ties)
+    load_wanted(model, &Checkpoint::open(folder)?, wanted, options, &|_| ties)
 }
 
-/// Loads the base in `base` and the adapter on it in `adapter` into `model`, which has the adapter, as [`load_narrow`] and
+/// Loads the base in `base` and the adapter on it in `adapter` into `model`, which has the adapter, as [`load_with`] and
 /// [`load_saved`] do. The base's own tensors may have another shape where the adapter's file has the model's, as after tokens were added.
 ///
 /// # Errors
@@ -114,7 +158,8 @@ pub fn load_adapted<M: StateDict>(
         let shape = find(&whole, &parameter.name, &|_| ties).and_then(|source| whole.shape(&source));
         !in_adapter.contains(&parameter.id) || shape.is_none_or(|shape| shape == parameter.shape)
     });
-    let (model, mut report) = load_wanted(model, &whole, wanted, narrow, &|_| ties)?;
+    let (model, mut report) =
+        load_wanted(model, &whole, wanted, LoadOptions { narrow, ..LoadOptions::default() }, &|_| ties)?;
     report
         .unused
         .retain(|name| !other.iter().any(|parameter| find(&whole, &parameter.name, &|_| ties).as_ref() == Some(name)));
@@ -165,7 +210,7 @@ pub fn load_saved<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadRepor
     let is_alias = not_a_parameter(&parameters(&model));
     let of_base = wanted.iter().filter(|parameter| parameter.saved_as.is_none());
     let replaced = of_base.map(|parameter| parameter.name.replacen(PREFIX, "", 1)).collect();
-    let (model, mut report) = load_wanted(model, &checkpoint, wanted, ALL_WIDE, &is_alias)?;
+    let (model, mut report) = load_wanted(model, &checkpoint, wanted, LoadOptions::default(), &is_alias)?;
     report.replaced = replaced;
     // With `bias = "all"`, `peft` writes the biases of modules that are saved whole two times more, under names of its wrapper.
     let is_wrapper = |name: &String| [".modules_to_save.", ".original_module."].iter().any(|part| name.contains(part));
@@ -187,11 +232,11 @@ fn load_wanted<M: StateDict>(
     model: M,
     checkpoint: &Checkpoint,
     wanted: Vec<Parameter>,
-    narrow: Narrow<'_>,
+    options: LoadOptions<'_>,
     is_alias: &dyn Fn(&str) -> bool,
 ) -> Result<(M, LoadReport)> {
     let folder = &checkpoint.folder;
-    let sources = wanted.iter().map(|parameter| find(checkpoint, &parameter.name, is_alias)).collect::<Vec<_>>();
+    let mut sources = wanted.iter().map(|parameter| find(checkpoint, &parameter.name, is_alias)).collect::<Vec<_>>();
 
     let mut report = LoadReport::default();
     let (mut missing, mut misshaped) = (Vec::new(), Vec::new());
@@ -200,33 +245,53 @@ fn load_wanted<M: StateDict>(
             None if head_is_new(&parameter.name, &wanted, &sources) => report.new.push(parameter.name.clone()),
             None => missing.push(parameter.name.clone()),
             Some((_, shape)) if shape == parameter.shape => {}
-            Some((source, shape)) => {
-                misshaped.push(format!("{source}: expected {:?}, got {shape:?}", parameter.shape));
+            Some((source, was)) => {
+                let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
+                let found = Misshaped { name, shape, was };
+                match () {
+                    () if options.resize_token_embeddings && found.is_larger_vocabulary() => report.resized.push(found),
+                    () if options.ignore_mismatched_sizes && found.is_of_head() => report.mismatched.push(found),
+                    () => misshaped.push((source.clone(), found)),
+                }
             }
         }
     }
     report.unused = unused(checkpoint, &sources, is_alias);
     if !missing.is_empty() || !misshaped.is_empty() {
-        return Err(Error::Weights {
-            path: folder.into(),
-            problem: format!(
-                "the weights do not fit the model: {} of {} tensors missing{}; {} of another shape{}; {} unused{}",
-                missing.len(),
-                wanted.len(),
-                listed(&missing),
-                misshaped.len(),
-                listed(&misshaped),
-                report.unused.len(),
-                listed(&report.unused),
-            ),
+        let shapes =
+            misshaped.iter().map(|(source, it)| format!("{source}: expected {:?}, got {:?}", it.shape, it.was));
+        let problem = format!(
+            "the weights do not fit the model: {} of {} tensors missing{}; {} of another shape{}; {} unused{}",
+            missing.len(),
+            wanted.len(),
+            listed(&missing),
+            misshaped.len(),
+            listed(&shapes.collect::<Vec<_>>()),
+            report.unused.len(),
+            listed(&report.unused),
+        );
+        let all = |is: fn(&Misshaped) -> bool| missing.is_empty() && misshaped.iter().all(|(_, found)| is(found));
+        let path = folder.into();
+        return Err(if all(Misshaped::is_larger_vocabulary) {
+            Error::OtherSizes { path, problem, allowed_by: "resize_token_embeddings" }
+        } else if all(Misshaped::is_of_head) {
+            Error::OtherSizes { path, problem, allowed_by: "ignore_mismatched_sizes" }
+        } else {
+            Error::Weights { path, problem }
         });
+    }
+    // The model's own random weights stay in their place.
+    for (parameter, source) in wanted.iter().zip(&mut sources) {
+        if report.mismatched.iter().any(|found| found.name == parameter.name) {
+            *source = None;
+        }
     }
 
     let found = wanted.into_iter().zip(sources).filter_map(|(parameter, source)| {
         let source = source?;
         Some((parameter.id, (parameter, source)))
     });
-    let mut fill = Fill { checkpoint, found: found.collect(), narrow, is_alias, failed: None };
+    let mut fill = Fill { checkpoint, found: found.collect(), narrow: options.narrow, is_alias, failed: None };
     report.loaded = fill.found.len();
     let model = model.map(&mut fill);
     match fill.failed {
@@ -319,6 +384,51 @@ fn transposed(values: Values) -> Values {
     Values { shape: vec![columns, rows], data }
 }
 
+/// `values` with as many `rows`: those that are missing are the mean of those that are there, or of a bias 0, which is what
+/// `transformers` leaves of them when it ties the bias of the output again.
+fn with_rows(mut values: Values, rows: usize) -> Values {
+    let had = values.shape.first().copied().unwrap_or(rows);
+    if had >= rows || had == 0 {
+        return values;
+    }
+    if values.shape.len() == 1 {
+        values.data.resize(rows, 0.0);
+        values.shape[0] = rows;
+        return values;
+    }
+    let width = values.data.len() / had;
+    let mut mean = vec![0.0; width];
+    for row in values.data.chunks(width) {
+        mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+    }
+    let mean = mean.into_iter().map(|sum| (sum / had as f64) as f32).collect::<Vec<_>>();
+    values.data.extend((had..rows).flat_map(|_| &mean));
+    values.shape[0] = rows;
+    values
+}
+
+impl Misshaped {
+    /// Whether it is a parameter of the vocabulary that has more rows than in the checkpoint, and is otherwise the same.
+    fn is_larger_vocabulary(&self) -> bool {
+        let is_of_vocabulary = VOCABULARY.iter().any(|end| self.name.ends_with(end));
+        match (&self.shape[..], &self.was[..]) {
+            ([rows, width @ ..], [had, was @ ..]) => is_of_vocabulary && *had > 0 && rows > had && width == was,
+            _ => false,
+        }
+    }
+
+    /// Whether it belongs to a head, and not to the vocabulary.
+    fn is_of_head(&self) -> bool {
+        let is_of_vocabulary = VOCABULARY.iter().any(|end| self.name.ends_with(end));
+        !is_of_vocabulary && HEADS.iter().any(|head| self.name.starts_with(head))
+    }
+
+    /// `classifier.weight [3, 16] -> [2, 16]`
+    fn shown(&self) -> String {
+        format!("{} {:?} -> {:?}", self.name.escape_debug(), self.was, self.shape)
+    }
+}
+
 /// Names in a message: whoever wrote the file says how many there are.
 const SHOWN: usize = 6;
 
@@ -348,7 +458,10 @@ impl Fill<'_> {
     fn values(&self, parameter: &Parameter, source: &str) -> Result<Values> {
         let read = self.checkpoint.read(source)?;
         check_tied(self.checkpoint, parameter, source, &read, self.is_alias)?;
-        Ok(if parameter.transposed { transposed(read) } else { read })
+        Ok(match parameter.transposed {
+            true => transposed(read),
+            false => with_rows(read, parameter.shape.first().copied().unwrap_or_default()),
+        })
     }
 }
 
@@ -372,13 +485,24 @@ impl ModuleMapper for Fill<'_> {
     }
 }
 
-/// Groups a report's names by their first segment, for a short printed summary.
 impl LoadReport {
-    /// One line per group of names: `in the checkpoint, unused: cls.* (7 tensors)`, and one for all groups behind the first few.
-    /// Empty when all fitted.
+    /// The parameters that keep their random weights.
+    pub fn random(&self) -> impl Iterator<Item = &String> {
+        self.new.iter().chain(self.mismatched.iter().map(|found| &found.name))
+    }
+
+    /// A line for the tensors of other sizes of each kind, and one line per group of names: `in the checkpoint, unused: cls.* (7
+    /// tensors)`, and one for all groups behind the first few. Empty when all fitted.
     pub fn lines(&self) -> Vec<String> {
         let tensors = |count: usize| format!("{count} tensor{}", if count == 1 { "" } else { "s" });
         let mut lines = Vec::new();
+        for (kind, found) in [
+            ("new, of another size in the checkpoint", &self.mismatched),
+            ("resized for more tokens than in the checkpoint", &self.resized),
+        ] {
+            let shown = found.iter().map(Misshaped::shown).collect::<Vec<_>>();
+            lines.extend((!shown.is_empty()).then(|| format!("{kind}: {}", shown.join(", "))));
+        }
         for (kind, names) in [("new, not in the checkpoint", &self.new), ("in the checkpoint, unused", &self.unused)] {
             let mut groups = BTreeMap::<&str, usize>::new();
             for name in names {

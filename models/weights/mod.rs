@@ -8,7 +8,7 @@ mod names;
 mod save;
 
 pub use files::{adapter_tensors, is_plain_name};
-pub use load::{ALL_WIDE, LoadReport, Narrow, load, load_adapted, load_narrow, load_saved};
+pub use load::{ALL_WIDE, LoadOptions, LoadReport, Misshaped, Narrow, load, load_adapted, load_saved, load_with};
 pub(crate) use names::TRANSPOSED;
 pub use names::{Depth, Parameter, StateDict, parameters};
 pub use save::{ADAPTER_FILE, MODEL_FILE, NamedTensor, export, export_saved, save, to_hf_layout, write_safetensors};

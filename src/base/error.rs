@@ -321,6 +321,16 @@ impl From<kiln_models::Error> for Error {
             kiln_models::Error::Io { action, path, source } => {
                 Self::io(format_args!("{action} {}", path.display()), source)
             }
+            kiln_models::Error::OtherSizes { allowed_by, .. } => Self::data(error.to_string()).help(match *allowed_by {
+                "resize_token_embeddings" => {
+                    "set model.resize_token_embeddings = true to append rows to the embedding of the pretrained model, or leave \
+                     model.vocab_size out"
+                }
+                _ => {
+                    "set model.ignore_mismatched_sizes = true to replace this head by a new one with random weights, or choose \
+                     the task and the labels (data.label_names) that it was trained for"
+                }
+            }),
             _ => unread_weights(&error.to_string()).unwrap_or_else(|| Self::data(error.to_string())),
         }
     }

@@ -164,7 +164,8 @@ names! {
     Accumulation("accumulation") {
         /// One sum over all micro-batches, divided once: how a step is cut makes no difference.
         Exact = "exact",
-        /// The loss of the Trainer of `transformers` 5.23; see [`Reduction`](crate::task::Reduction).
+        /// The loss of the Trainer of `transformers` 5.24; see [`Reduction`](crate::task::Reduction). Its divisor of GPT-2's language
+        /// model counts the first label of each row too, which nothing predicts.
         Transformers = "transformers",
     }
 }

@@ -52,6 +52,17 @@ pub struct ModelSection {
     /// A preset of the family, such as `small` or `base`. Default: Hugging Face's default shape of the family.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<String>,
+    /// Whether tensors of a head that have another size in `from` are replaced by new ones with random weights, as
+    /// `from_pretrained` of `transformers` does with all tensors; the run's first lines name them. Labels of the data that
+    /// the pretrained model does not have then take the place of its own. Default: false.
+    pub ignore_mismatched_sizes: bool,
+    /// Whether the embedding of `from` grows to the tokenizer's vocabulary where that is larger, or to `vocab_size`. New rows
+    /// are the mean of the old ones, to which `transformers` adds noise with 1e-9 of their covariance, and 0 in a bias of the
+    /// output. Not with `[lora]`, whose base stays as it is. Default: false.
+    pub resize_token_embeddings: bool,
+    /// The embedding grows to a multiple of this, with `resize_token_embeddings`. Default: 1.
+    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+    pub pad_to_multiple_of: Option<usize>,
     /// Every other key of the section, in the order of the file: fields of the model's Hugging Face `config.json`,
     /// which override the preset or the pretrained folder. Their names and types are checked where the model is built.
     #[serde(flatten)]

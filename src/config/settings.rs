@@ -16,7 +16,8 @@ use crate::base::error::{Error, Result};
 pub(crate) const PRECISION: &str = "precision";
 
 /// The keys of `[model]` that are no fields of the model's own config.
-const MODEL_KEYS: [&str; 3] = ["kind", "from", "size"];
+const MODEL_KEYS: [&str; 6] =
+    ["kind", "from", "size", "ignore_mismatched_sizes", "resize_token_embeddings", "pad_to_multiple_of"];
 
 /// A key of the config with its value.
 #[derive(Debug, Clone, PartialEq)]

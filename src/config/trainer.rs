@@ -41,12 +41,13 @@ pub struct TrainerSection {
     /// Forward and backward passes per optimizer step. Default: 1, or what `batch.global_batch_size` asks for.
     #[serde(deserialize_with = "count")]
     pub gradient_accumulation_steps: usize,
-    /// The loss of an optimizer step of several micro-batches. `exact`: one sum over all of them, divided once by its
-    /// valid labels, so that 4 x 4 trains as 16 x 1 does (in question answering with `data.padding = "max_length"`, since its
-    /// softmax takes padding in, as in transformers). `transformers`: what the Trainer of transformers 5.23 computes,
-    /// which adds up the means of the micro-batches in classification, regression and masked language modelling, and takes
-    /// the mean of these means in question answering; the micro-batch is then part of the run and is not halved when memory
-    /// runs out. Default: `exact`.
+    /// The loss of an optimizer step of several micro-batches. `exact`: one sum over all of them, divided once by the
+    /// number of its terms (predicted tokens, rows or spans), so that 4 x 4 trains as 16 x 1 does (in question answering with
+    /// `data.padding = "max_length"`, since its softmax takes padding in, as in transformers). `transformers`: what the
+    /// Trainer of transformers 5.24 computes, which adds up the means of the micro-batches in classification, regression
+    /// and masked language modelling, takes the mean of these means in question answering, and counts the first token of
+    /// each row of GPT-2's language model too, which nothing predicts; in the first three the micro-batch is then part of
+    /// the run and is not halved when memory runs out. Default: `exact`.
     pub accumulation: Accumulation,
     /// Peak learning rate, which `[learning_rate]` may scale with the batch. Default: 5e-5.
     pub learning_rate: f64,

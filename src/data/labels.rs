@@ -274,11 +274,6 @@ impl LabelNames {
         &self.names
     }
 
-    /// Whether they are `LABEL_0`, `LABEL_1`, ...: what `transformers` writes where nobody has named the labels.
-    pub fn are_placeholders(&self) -> bool {
-        self.names.iter().enumerate().all(|(id, name)| *name == format!("LABEL_{id}"))
-    }
-
     /// The first of `others` that is none of these names.
     pub fn lacks<'a>(&self, others: &'a [String]) -> Option<&'a String> {
         others.iter().find(|other| !self.ids.contains_key(&Reading::of_text(other.trim()).0))
@@ -317,7 +312,7 @@ impl LabelNames {
         }
     }
 
-    fn listed(&self) -> String {
+    pub(crate) fn listed(&self) -> String {
         let more = if self.names.len() > 20 { ", ..." } else { "" };
         let names = self.names.iter().take(20).map(|name| format!("{name:?}")).collect::<Vec<_>>();
         names.join(", ") + more
@@ -359,6 +354,12 @@ impl SeenLabels {
 
     fn refuse(&mut self, cell: &Cell, place: &Place) {
         self.refused.get_or_insert_with(|| (place.clone(), cell.clone()));
+    }
+
+    /// How many of the values are no labels of `names`, and how many there are.
+    pub fn outside(&self, names: &LabelNames) -> (usize, usize) {
+        let outside = self.values.iter().filter(|value| names.id(&Cell::Text((*value).clone())).is_err());
+        (outside.count(), self.values.len())
     }
 
     /// How many labels say that there is none, where `names` are the names.

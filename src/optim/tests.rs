@@ -355,8 +355,7 @@ fn frozen_parameters_get_no_gradient() {
     let groups = groups.unwrap();
     let model = groups.freeze(model);
     let input_ids = Tensor::from_data(TensorData::new(vec![1, 2, 3, 4, 5, 6], [2, 3]), &device);
-    let input =
-        ModelInput { input_ids, attention_mask: None, token_type_ids: None, position_ids: None, last_token: None };
+    let input = ModelInput { input_ids, attention_mask: None, token_type_ids: None, position_ids: None };
     let grads = GradientsParams::from_grads(model.forward(input, true).sum().backward(), &model);
     let mut visitor = Learning { grads: &grads, with_gradient: BTreeSet::new() };
     model.visit(&mut visitor);

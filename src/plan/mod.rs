@@ -101,7 +101,7 @@ impl RunPlan {
         let mut batch = BatchPlan::of(config, facts.batch.as_ref())?;
         let groups = ParameterGroups::of(trainer, &facts.model.parameters)?;
         let loss = match &facts.model.built_in {
-            Some((model, task)) => LossOptions::of(trainer, *task, model.labels())?,
+            Some((model, task)) => LossOptions::of(trainer, *task, model)?,
             None => LossOptions::of_own(trainer)?,
         };
         let update = OptimizerConfig::from(trainer);

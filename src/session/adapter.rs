@@ -167,6 +167,20 @@ impl Adapters {
         let from = from.map_err(|error| error.at("model.from"))?;
         let source = from.as_deref().map(Source::resolve).transpose()?;
         let found = source.as_ref().and_then(|source| source.adapter.as_ref());
+        if let Some(source) = source.as_ref().filter(|source| config.lora.is_some() || source.adapter.is_some()) {
+            let (had, wanted) = (source.config()?.0.vocab_size(), model.vocab_size());
+            if wanted > had {
+                return Err(Error::config(format!(
+                    "model.resize_token_embeddings: the embedding of {} would grow from {had} to {wanted} rows, which an \
+                     adapter does not save",
+                    source.base.display()
+                ))
+                .help(
+                    "train the whole model with this tokenizer first, without [lora], and set model.from to the folder of \
+                     that run; or use the tokenizer that belongs to the model",
+                ));
+            }
+        }
         match (&config.lora, found, source.as_ref()) {
             (None, None, _) | (Some(_), None, None) => Ok(Self::default()),
             (None, Some(adapter), source) => {

@@ -128,7 +128,7 @@ impl TrainingTask for BuiltIn {
             seq_len: batch.seq_len,
             padded: batch.attention_mask.is_some(),
             tokens: batch.num_tokens as u64,
-            labels: self.loss.total_weight(&batch.labels, batch.num_labels()),
+            labels: self.loss.total_weight(self.task, batch),
         }
     }
 
@@ -255,13 +255,12 @@ impl Stages<Model> for BatchStages<'_> {
 
 impl TensorTree for DeviceBatch {
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
-        let ModelInput { input_ids, attention_mask, token_type_ids, position_ids, last_token } = self.input;
+        let ModelInput { input_ids, attention_mask, token_type_ids, position_ids } = self.input;
         let input = ModelInput {
             input_ids: input_ids.map(mapper),
             attention_mask: attention_mask.map(|mask| mask.map(mapper)),
             token_type_ids: token_type_ids.map(|ids| ids.map(mapper)),
             position_ids: position_ids.map(|ids| ids.map(mapper)),
-            last_token: last_token.map(|last| last.map(mapper)),
         };
         let targets = self.targets.map(|targets| match targets {
             Targets::Classes { index, weight } => {

@@ -57,7 +57,7 @@ impl EvaluationSession {
         let drawn = Batches { size: batch_size, order: Order::SEQUENTIAL, drop_last: false };
         let longest = inputs.max_length.unwrap_or(validation.max_len());
         let padding = Padding::new(config.data.padding, longest, &survey(&*validation, drawn));
-        let loss = LossOptions::of(&config.trainer, config.data.task, inputs.task.model_config.labels())?;
+        let loss = LossOptions::of(&config.trainer, config.data.task, &inputs.task.model_config)?;
         let task = BuiltIn { loss, padding, ..inputs.task };
         Ok(Self { device: found.device, compute: engine.compute(), task, validation, batch_size })
     }

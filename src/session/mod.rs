@@ -20,12 +20,12 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use kiln_models::weights::{LoadReport, Narrow, Parameter, StateDict, load_adapted, load_narrow};
+use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_json, write_json, write_whole};
 use crate::base::random::seed_for;
-use crate::config::RunConfig;
+use crate::config::{ModelSection, RunConfig};
 use crate::data::Dataset;
 use crate::data::padding::survey;
 use crate::data::store::Progress;
@@ -204,7 +204,14 @@ impl<T: TrainingTask> Session<T> {
                 let narrow: Narrow<'_> = (plan.engine.compute().dtype(), &only_multiplies);
                 let (model, report) = match &plan.model.adapter {
                     Some(adapter) => load_adapted(model, folder, adapter, narrow)?,
-                    None => load_narrow(model, folder, narrow)?,
+                    None => {
+                        let ModelSection { ignore_mismatched_sizes, resize_token_embeddings, .. } = self.config.model;
+                        load_with(
+                            model,
+                            folder,
+                            LoadOptions { narrow, ignore_mismatched_sizes, resize_token_embeddings },
+                        )?
+                    }
                 };
                 if let (Some(adapter), [first, ..]) = (&plan.model.adapter, report.replaced.as_slice()) {
                     return Err(Error::config(format!(
@@ -221,7 +228,7 @@ impl<T: TrainingTask> Session<T> {
         if plan.model.lora.is_some()
             && let Some(report) = &report
         {
-            let lost = report.new.iter().filter(|name| model.saved_as(name).is_none()).collect::<Vec<_>>();
+            let lost = report.random().filter(|name| model.saved_as(name).is_none()).collect::<Vec<_>>();
             if let Some(first) = lost.first() {
                 return Err(Error::config(format!(
                     "[lora]: the base has no {first}{}, so they would be random, frozen, and not in the saved adapter",

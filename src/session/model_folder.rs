@@ -44,11 +44,12 @@ impl ModelFolder {
         }
         let model = Model::new(&config, task.head(), device)?;
         let (model, report) = source.load(model)?;
-        if !report.new.is_empty() {
+        let random = report.random().cloned().collect::<Vec<_>>();
+        if !random.is_empty() {
             return Err(Error::data(format!(
                 "{}: the checkpoint has no head for the task {task} (missing {})",
                 path.display(),
-                report.new.join(", ")
+                random.join(", ")
             ))
             .help("its output would be random; fine-tune the model on this task first, or choose the task it was trained for"));
         }

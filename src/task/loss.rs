@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::config::Labels as ModelLabels;
 use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::{self, CrossEntropy};
-use kiln_models::{Model, Operator, Ops, Pass, Rows};
+use kiln_models::{Model, ModelConfig, ModelType, Operator, Ops, Pass, Rows};
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceBatch, LossSum, Targets, by_target, in_f32};
@@ -15,8 +15,8 @@ use crate::base::error::{Error, Result};
 use crate::config::Task;
 use crate::config::{Accumulation, ClassWeights, TrainerSection};
 use crate::data::IGNORED;
-use crate::data::Labels;
 use crate::data::labels::LabelNames;
+use crate::data::{Batch, Labels};
 
 /// How the loss of training departs from the plain cross-entropy, and what it is over several micro-batches. Default: the
 /// plain one, divided once.
@@ -28,23 +28,27 @@ pub struct LossOptions {
     pub class_weights: Option<Vec<f64>>,
     /// How the losses of micro-batches become that of an optimizer step.
     pub reduction: Reduction,
+    /// Whether the divisor counts the first label of each row of a causal language model too, which nothing predicts: the
+    /// `num_items_in_batch` that the Trainer of `transformers` 5.24 has for `GPT2LMHeadModel`.
+    #[serde(default)]
+    pub counts_first_labels: bool,
 }
 
 /// How the losses of the micro-batches of an optimizer step become the step's loss. The same holds for gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
-    /// Their sums are added and divided once by all valid labels: the loss does not depend on how the step is cut.
+    /// Their sums are added and divided once by the number of their terms: the loss does not depend on how the step is cut.
     #[default]
     Exact,
-    /// Each is divided by its own valid labels, and these means are added.
+    /// Each is divided by the number of its own terms, and these means are added.
     SumOfMeans,
     /// As that, and the sum of the means is divided by their number.
     MeanOfMeans,
 }
 
 impl Reduction {
-    /// The reduction of the Trainer of `transformers` 5.23 (`Trainer.training_step`). It counts the labels of a step
+    /// The reduction of the Trainer of `transformers` 5.24 (`Trainer.training_step`). It counts the labels of a step
     /// (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's language model does that, and so does label
     /// smoothing; the other models take the mean of each micro-batch all the same, and these means are added up. The labels
     /// of question answering have other names, so that the Trainer counts none and divides by the number of micro-batches.
@@ -88,12 +92,12 @@ impl Reduction {
 }
 
 impl LossOptions {
-    /// The options of `[trainer]`, for a `task` with the classes `labels`.
+    /// The options of `[trainer]`, for `model` with a `task`.
     ///
     /// # Errors
     /// A task whose loss is no cross-entropy over classes, another number of weights than classes, and weights of labels
     /// that the model does not have.
-    pub fn of(trainer: &TrainerSection, task: Task, labels: &ModelLabels) -> Result<Self> {
+    pub fn of(trainer: &TrainerSection, task: Task, model: &ModelConfig) -> Result<Self> {
         let label_smoothing = trainer.label_smoothing_factor;
         if label_smoothing > 0.0 && !task.has_accuracy() {
             return Err(Error::config(format!(
@@ -109,13 +113,16 @@ impl LossOptions {
                 ))
                 .help("it is for sequence-classification; remove it"));
             }
-            Some(weights) => Some(in_order(weights, labels)?),
+            Some(weights) => Some(in_order(weights, model.labels())?),
         };
-        let reduction = match trainer.accumulation {
-            Accumulation::Exact => Reduction::Exact,
-            Accumulation::Transformers => Reduction::of_transformers(task, label_smoothing),
+        let as_in_transformers = trainer.accumulation == Accumulation::Transformers;
+        let reduction = match as_in_transformers {
+            true => Reduction::of_transformers(task, label_smoothing),
+            false => Reduction::Exact,
         };
-        Ok(Self { label_smoothing, class_weights, reduction })
+        // `GPT2LMHeadModel` has no `loss_type` by which the Trainer would know that its labels are shifted; GPT-Neo's has.
+        let counts_first_labels = as_in_transformers && task == Task::Clm && model.model_type() == ModelType::Gpt2;
+        Ok(Self { label_smoothing, class_weights, reduction, counts_first_labels })
     }
 
     /// The options of `[trainer]` where a model brings a loss of its own, of which nothing is known but its sum and its count.
@@ -149,14 +156,16 @@ impl LossOptions {
         self.label_smoothing == 0.0 && self.class_weights.is_none()
     }
 
-    /// The sum of the weights of the valid labels of a batch, where without weights each of the `num_labels` counts 1.
-    pub fn total_weight(&self, labels: &Labels, num_labels: usize) -> f64 {
-        match (&self.class_weights, labels) {
+    /// The divisor of the loss sum of `batch` in training: the sum of the weights of the terms, where without weights each
+    /// counts 1.
+    pub fn total_weight(&self, task: Task, batch: &Batch) -> f64 {
+        match (&self.class_weights, &batch.labels) {
             (Some(weights), Labels::Classes(labels)) => {
                 let valid = labels.iter().filter(|&&label| label != IGNORED);
                 valid.filter_map(|&label| weights.get(label as usize)).sum()
             }
-            _ => num_labels as f64,
+            _ if self.counts_first_labels => batch.num_labels() as f64,
+            _ => batch.num_terms(task) as f64,
         }
     }
 }
@@ -283,7 +292,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::base::reads::{read_scalars, read_values};
-    use crate::data::Batch;
 
     #[derive(serde::Deserialize)]
     struct Fixture {
@@ -331,9 +339,7 @@ mod tests {
             let logits = TensorData::new(case.logits.concat(), [rows, classes]);
             let logits = Tensor::<2>::from_data(logits, &device).require_grad();
             let loss = on_device.training_loss(logits.clone(), &options).unwrap();
-            // Causal rows divide by the labels before the shift; the fixture's losses are means over what is predicted.
-            let count = if case.task == Task::Clm { on_device.count } else { on_device.num_labels };
-            let mean = loss.sum * (1.0 / options.total_weight(&batch.labels, count));
+            let mean = loss.sum * (1.0 / options.total_weight(case.task, &batch));
             let value = read_scalars(vec![mean.clone()]).unwrap()[0];
             // f32 against f64: a dozen roundings of numbers of order 1.
             assert!((value - case.loss).abs() < 2e-6 * case.loss.abs().max(1.0), "{value} is not {}", case.loss);
@@ -376,16 +382,56 @@ mod tests {
         }
     }
 
+    /// `Trainer._get_num_items_in_batch` of `transformers` 5.24 counts `labels[..., 1:]` where it knows by the model's `loss_type` that
+    /// the labels are shifted, and `GPT2LMHeadModel` has none.
+    #[test]
+    fn the_divisor_counts_what_is_predicted_or_what_the_trainer_counts() {
+        let batch = Batch {
+            rows: 2,
+            examples: 2,
+            seq_len: 3,
+            input_ids: vec![0; 6],
+            attention_mask: None,
+            token_type_ids: None,
+            position_ids: None,
+            labels: Labels::Tokens(vec![5, 6, 7, IGNORED, 8, IGNORED]),
+            num_tokens: 6,
+        };
+        for (kind, accumulation, task, divisor) in [
+            (ModelType::Gpt2, "exact", Task::Clm, 3.0),
+            (ModelType::Gpt2, "transformers", Task::Clm, 4.0),
+            (ModelType::GptNeo, "transformers", Task::Clm, 3.0),
+            (ModelType::Bert, "exact", Task::Mlm, 4.0),
+        ] {
+            let model = ModelConfig::from_fields(kind, &serde_json::Map::new()).unwrap();
+            let trainer = toml::from_str(&format!("accumulation = {accumulation:?}")).unwrap();
+            let options = LossOptions::of(&trainer, task, &model).unwrap();
+            assert_eq!(options.total_weight(task, &batch), divisor, "{kind}, {accumulation}");
+        }
+    }
+
     #[test]
     fn settings_that_do_not_fit_the_task() {
         let of = |lines: &str, task| {
             let labels = LabelNames::new(["bad", "fair", "good"].map(String::from).to_vec()).unwrap();
-            LossOptions::of(&toml::from_str(lines).unwrap(), task, &labels.to_model(task))
-                .map_err(|error| error.to_string())
+            let mut model = ModelConfig::from_fields(ModelType::Gpt2, &serde_json::Map::new()).unwrap();
+            *model.labels_mut() = labels.to_model(task);
+            LossOptions::of(&toml::from_str(lines).unwrap(), task, &model).map_err(|error| error.to_string())
         };
         assert!(of("", Task::Regression).unwrap().is_plain());
         let weights = of("class_weights = [1, 2.5, 1]", Task::SequenceClassification).unwrap();
-        assert_eq!(weights.total_weight(&Labels::Classes(vec![0, 1, IGNORED, 1]), 3), 6.0);
+        let batch = Batch {
+            rows: 4,
+            examples: 4,
+            seq_len: 1,
+            input_ids: vec![0; 4],
+            attention_mask: None,
+            token_type_ids: None,
+            position_ids: None,
+            labels: Labels::Classes(vec![0, 1, IGNORED, 1]),
+            num_tokens: 4,
+        };
+        assert_eq!(weights.total_weight(Task::SequenceClassification, &batch), 6.0);
         let named = of("class_weights = { good = 1, fair = 2.5, bad = 1 }", Task::SequenceClassification).unwrap();
         assert_eq!(named, weights);
         for (lines, task, part) in [

@@ -70,10 +70,6 @@ pub struct DeviceBatch {
     pub examples: usize,
     /// How many terms the loss sum has: predicted tokens, rows or spans. Known on the host, so no step reads it back.
     pub count: usize,
-    /// How many labels are valid, by which the loss of training is divided. For `clm` these are more than the terms: the first
-    /// token of a row has a label, but nothing before it predicts it. The Trainer of `transformers` 5.23 counts it too
-    /// (`num_items_in_batch` of GPT-2).
-    pub num_labels: usize,
     /// The weights of the classes in the loss of training, `[classes]`, where it has some and they are on the device already.
     pub class_weights: Option<Tensor<1>>,
 }
@@ -115,7 +111,8 @@ pub enum Targets {
 }
 
 impl Batch {
-    /// How many labels are valid.
+    /// How many labels are valid. For `clm` these are more than the [terms](Self::num_terms) of the loss: the first token of a
+    /// row has a label, but nothing before it predicts it.
     pub fn num_labels(&self) -> usize {
         match &self.labels {
             Labels::None => 0,
@@ -190,26 +187,17 @@ impl DeviceBatch {
                 return Err(Error::data(format!("the labels of this batch are not those of the task {task}")));
             }
         };
-        let last_token = attention_mask.map(|mask| {
-            let last = mask.chunks(batch.seq_len).map(|row| row.iter().rposition(|&attended| attended).unwrap_or(0));
-            let last = last.map(|index| index as i32).collect::<Vec<_>>();
-            Tensor::from_data(TensorData::new(last, [batch.rows]), device)
-        });
+        // Rows whose own mask hides their first token, which padding on the right does not.
+        let is_left_padded = attention_mask.is_some_and(|mask| mask.iter().step_by(batch.seq_len).any(|shown| !shown));
+        let one_document = || (0..batch.rows).flat_map(|_| 0..batch.seq_len as i32).collect::<Vec<_>>();
+        let position_ids = batch.position_ids.clone().or_else(|| is_left_padded.then(one_document));
         let input = ModelInput {
             input_ids: ids(&batch.input_ids),
             attention_mask: attention_mask.map(|mask| Tensor::from_data(TensorData::new(mask.clone(), shape), device)),
             token_type_ids: batch.token_type_ids.as_deref().map(ids),
-            position_ids: batch.position_ids.as_deref().map(ids),
-            last_token,
+            position_ids: position_ids.as_deref().map(ids),
         };
-        Ok(Self {
-            input,
-            targets,
-            examples: batch.examples,
-            count,
-            num_labels: batch.num_labels(),
-            class_weights: None,
-        })
+        Ok(Self { input, targets, examples: batch.examples, count, class_weights: None })
     }
 
     /// The loss sum of `logits` against this batch's targets.

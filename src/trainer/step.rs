@@ -101,7 +101,7 @@ pub(super) struct MicroBatch<B> {
     pub(super) batch: B,
     /// The seed of its dropout.
     pub(super) seed: u64,
-    /// The sum of the weights of its valid labels.
+    /// The divisor of its loss sum.
     pub(super) labels: f64,
     /// That of the first micro-batch of the step.
     pub(super) first_labels: f64,
@@ -112,7 +112,7 @@ pub(super) struct MicroBatch<B> {
 /// The totals of a step, for its update.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Totals {
-    /// The sum of the weights of the valid labels of all micro-batches; more than 0.
+    /// The divisor of the loss sum of all micro-batches; more than 0.
     pub(super) labels: f64,
     /// That of the first micro-batch.
     pub(super) first_labels: f64,
@@ -235,8 +235,10 @@ impl<T: TrainingTask> Trainer<T> {
         let [labels, micro_batches, tokens] = self.exchange(run, |world| world.totals(own))?;
         let (micro_batches, tokens) = (micro_batches as usize, tokens as u64);
         if labels == 0.0 {
-            return Err(Error::data(format!("step {}: no label of the batch is valid", step + 1))
-                .help("every optimizer step needs at least one label that is not -100"));
+            return Err(Error::data(format!("step {}: no label of the batch is valid", step + 1)).help(
+                "every optimizer step needs at least one label that is not -100; a causal language model predicts the \
+                 labels behind the first of each row",
+            ));
         }
 
         let lr = self.session.plan().optimizer.schedule.lr(step.saturating_add_signed(-run.steps_ahead) as usize);

@@ -392,7 +392,9 @@ fn packed_instructions_have_the_losses_that_they_have_alone() {
     let completions = ["data.completion_column=completion"];
     let messages =
         ["data.messages_column=messages", "data.chat_template_path=template.jinja", "data.assistant_only_loss=true"];
-    for (kind, keys) in [("completions", &completions[..]), ("messages", &messages)] {
+    // The first token of each row has a label, but nothing before it predicts it.
+    let whole = ["data.completion_column=completion", "data.completion_only_loss=false"];
+    for (kind, keys) in [("completions", &completions[..]), ("messages", &messages), ("whole", &whole)] {
         let mut losses = Vec::new();
         for mode in ["native", "compiled"] {
             for packing in ["false", "true"] {

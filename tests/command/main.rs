@@ -7,6 +7,7 @@ mod common;
 
 // Data, models and the Hub.
 mod generation;
+mod heads;
 mod hub;
 mod init;
 mod language_models;

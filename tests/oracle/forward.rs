@@ -228,6 +228,20 @@ fn gpt_neo_classification() {
 }
 
 #[test]
+fn rows_padded_on_the_left() {
+    check("gpt2-lm-left-padded", "clm");
+    check("gpt-neo-lm-left-padded", "clm");
+}
+
+/// Rows that end with the padding id, begin with it, or have no other token; and one row without such an id.
+#[test]
+fn the_token_that_a_classifier_reads() {
+    check("gpt2-classification-reads", "sequence-classification");
+    check("gpt-neo-classification-reads", "sequence-classification");
+    check("gpt2-classification-one", "sequence-classification");
+}
+
+#[test]
 fn variants_of_bert_refuse_what_they_do_not_have() {
     let folder = tempfile::tempdir().unwrap();
     let forward = |case: &str, batch: serde_json::Value, task: &str| {

@@ -59,6 +59,20 @@ pub struct Mask {
     seq: usize,
     /// How many sequences it is for; none for any number.
     batch: Option<usize>,
+    /// The queries that see no key, `[batch, 1, seq, 1]`, and what they attend to; none where that is [`Unseen::Evenly`].
+    unseen: Option<(Unseen, Tensor<4, Bool>)>,
+}
+
+/// What a query attends to that sees no key, for example one before the first token of a row that is padded on the left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unseen {
+    /// Evenly to all keys, as in the eager attention of `transformers`, where all scores are the most negative number.
+    Evenly,
+    /// Evenly to the keys up to its own that a causal mask shows it, as in GPT-Neo of `transformers`: the most negative number is
+    /// added to their scores, which are lost in it but have their gradients, while those of later keys become minus infinity.
+    Earlier,
+    /// To nothing, as in PyTorch's `scaled_dot_product_attention`: the result is 0.
+    Nothing,
 }
 
 #[derive(Debug, Clone)]
@@ -93,7 +107,7 @@ impl Mask {
                 Form::Plain(Some(padding_mask(mask).expand(shape).bool_or(causal)))
             }
         };
-        Self { form, is_causal: causal, seq, batch }
+        Self { form, is_causal: causal, seq, batch, unseen: None }
     }
 
     /// As a causal [`new`](Self::new) where a query sees at most `window` keys, its own among them. There is no fused form, except
@@ -129,16 +143,17 @@ impl Mask {
     pub(crate) fn unpadded(attention_mask: Tensor<2, Bool>, causal: bool) -> Self {
         let [batch, seq] = attention_mask.dims();
         let form = Form::Fused { rows: Rows::Unpadded, keys: attention_mask };
-        Self { form, is_causal: causal, seq, batch: Some(batch) }
+        Self { form, is_causal: causal, seq, batch: Some(batch), unseen: None }
     }
 
     /// A causal mask for rows of several documents, where `documents [batch, seq]` is the number of each token's: no query sees a
     /// key of another, nor one that `attention_mask [batch, seq]` hides, and with a `window` at most so many, its own among them. The
-    /// plain form.
+    /// plain form. `unseen` is what a query attends to that sees no key.
     pub(crate) fn of_documents(
         documents: Tensor<2, Int>,
         attention_mask: Option<Tensor<2, Bool>>,
         window: Option<usize>,
+        unseen: Unseen,
     ) -> Self {
         let ([batch, seq], device) = (documents.dims(), documents.device());
         let shape = [batch, 1, seq, seq];
@@ -149,11 +164,22 @@ impl Mask {
             None => causal_mask(seq, 0, &device),
         };
         let hidden = of_queries.not_equal(of_keys).bool_or(hidden.expand(shape));
-        let hidden = match attention_mask {
-            Some(mask) => padding_mask(mask).expand(shape).bool_or(hidden),
-            None => hidden,
+        let (hidden, unseen) = match (attention_mask, unseen) {
+            (None, _) => (hidden, None),
+            (Some(mask), unseen) => {
+                let all = padding_mask(mask).expand(shape).bool_or(hidden.clone());
+                let queries = all.clone().all_dim(3);
+                match unseen {
+                    Unseen::Evenly => (all, None),
+                    Unseen::Nothing => (all, Some((unseen, queries))),
+                    Unseen::Earlier => {
+                        let shown = queries.clone().expand(shape).bool_and(hidden.bool_not());
+                        (all.bool_and(shown.bool_not()), Some((unseen, queries)))
+                    }
+                }
+            }
         };
-        Self { form: Form::Plain(Some(hidden)), is_causal: true, seq, batch: Some(batch) }
+        Self { form: Form::Plain(Some(hidden)), is_causal: true, seq, batch: Some(batch), unseen }
     }
 }
 
@@ -207,7 +233,7 @@ impl Attention<'_> {
     pub fn forward_in(self, dtype: FloatDType, qkv: Qkv, mask: &Mask) -> Tensor<2> {
         let device = self.check(&qkv, mask);
         match &mask.form {
-            Form::Plain(hidden) => self.plain(qkv, hidden.clone()),
+            Form::Plain(hidden) => self.plain(qkv, hidden.clone(), mask.unseen.clone()),
             Form::Fused { rows, keys } => {
                 let of_qkv = qkv.dtype();
                 let dtype = if device == Device::flex() && of_qkv == FloatDType::F32 { dtype } else { of_qkv };
@@ -258,7 +284,7 @@ impl Attention<'_> {
         first.device()
     }
 
-    fn plain(self, qkv: Qkv, hidden: Option<Tensor<4, Bool>>) -> Tensor<2> {
+    fn plain(self, qkv: Qkv, hidden: Option<Tensor<4, Bool>>, unseen: Option<(Unseen, Tensor<4, Bool>)>) -> Tensor<2> {
         let split = |x: Tensor<2>| split_heads(x, self.batch, self.heads); // [batch, heads, seq, head_dim]
         let (query, key, value) = match qkv {
             Qkv::Separate { query, key, value } => (split(query), split(key), split(value)),
@@ -269,7 +295,20 @@ impl Attention<'_> {
                 (part(0), part(1), part(2))
             }
         };
-        merge_heads(plain::attention(query, key, value, hidden, self.scale, self.dropout, self.rng))
+        let (evenly, nothing) = match unseen {
+            Some((Unseen::Nothing, queries)) => (None, Some(queries)),
+            Some((Unseen::Evenly | Unseen::Earlier, queries)) => (Some(queries), None),
+            None => (None, None),
+        };
+        let hidden = hidden.map(|keys| plain::Hidden { keys, evenly });
+        let attended = plain::attention(query, key, value, hidden, self.scale, self.dropout, self.rng);
+        merge_heads(match nothing {
+            Some(queries) => {
+                let shape = attended.dims();
+                attended.mask_fill(queries.expand(shape), 0.0)
+            }
+            None => attended,
+        })
     }
 
     fn fused(self, qkv: Qkv, causal: bool, rows: Rows, keys: Tensor<2, Bool>, dtype: FloatDType) -> Tensor<2> {

@@ -18,10 +18,25 @@ pub fn merge_heads(x: Tensor<4>) -> Tensor<2> {
     x.swap_dims(1, 2).reshape([batch * seq, heads * head_dim])
 }
 
+/// The keys that queries do not see.
+#[derive(Debug, Clone)]
+pub struct Hidden {
+    /// True where a key must not be seen, `[batch or 1, 1, seq or 1, keys]`.
+    pub keys: Tensor<4, Bool>,
+    /// True where a query attends evenly to the keys that it sees, `[batch, 1, seq, 1]`; its scores have gradients all the same.
+    /// None where each attends by its scores.
+    pub evenly: Option<Tensor<4, Bool>>,
+}
+
+impl From<Tensor<4, Bool>> for Hidden {
+    fn from(keys: Tensor<4, Bool>) -> Self {
+        Self { keys, evenly: None }
+    }
+}
+
 /// Scaled dot-product attention (Vaswani et al. 2017), softmax in f32.
 ///
 /// - `query`: `[batch, heads, seq, head_dim]`; `key`, `value`: `[batch, heads, keys, head_dim]`
-/// - `hidden`: true where a key must not be seen, `[batch or 1, 1, seq or 1, keys]`
 ///
 /// Hidden scores become the most negative finite number, as in `transformers`: a row in which every key is hidden is
 /// then uniform instead of NaN. Scores without a scale, as GPT-Neo's, can be larger than f16 holds: there they are computed in
@@ -30,7 +45,7 @@ pub fn attention(
     query: Tensor<4>,
     key: Tensor<4>,
     value: Tensor<4>,
-    hidden: Option<Tensor<4, Bool>>,
+    hidden: Option<Hidden>,
     scale: f64,
     dropout_p: f64,
     rng: DropoutRng<'_>,
@@ -46,7 +61,11 @@ pub fn attention(
     if dtype != FloatDType::F32 {
         scores = scores.cast(FloatDType::F32);
     }
-    if let Some(hidden) = hidden {
+    if let Some(Hidden { keys: hidden, evenly }) = hidden {
+        if let Some(evenly) = evenly {
+            let equal = scores.clone() - scores.clone().detach();
+            scores = scores.mask_where(evenly.expand([batch, heads, seq, keys]), equal);
+        }
         scores = scores.mask_fill(hidden.expand([batch, heads, seq, keys]), f32::MIN);
     }
     let mut weights = softmax(scores, 3);

@@ -112,7 +112,7 @@ fn a_row_that_may_see_nothing_is_finite_and_uniform() {
     let (query, key, value) = (tensor(0.0), tensor(1.0), tensor(2.0));
     let hidden = [true, true, true, false, true, true, false, false, false].to_vec();
     let hidden = Tensor::<4, Bool>::from_data(TensorData::new(hidden, [1, 1, 3, 3]), &device);
-    let out = attention(query.clone(), key, value.clone(), Some(hidden), 0.7, 0.0, DropoutRng::Off);
+    let out = attention(query.clone(), key, value.clone(), Some(hidden.into()), 0.7, 0.0, DropoutRng::Off);
     let (rows, values) = (read(out.clone().inner()), read(value.clone().inner()));
     assert!(rows.iter().all(|x| x.is_finite()), "{rows:?}");
     for d in 0..2 {

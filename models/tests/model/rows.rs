@@ -36,7 +36,7 @@ fn input(mask: &[&[bool]]) -> ModelInput {
     let device = Device::flex();
     let mask = Tensor::<2, Bool>::from_data(TensorData::new(mask.concat(), [rows, seq]), &device);
     let input_ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [rows, seq]), &device);
-    ModelInput { input_ids, attention_mask: Some(mask), token_type_ids: None, position_ids: None, last_token: None }
+    ModelInput { input_ids, attention_mask: Some(mask), token_type_ids: None, position_ids: None }
 }
 
 struct Gradients<'a>(&'a GradientsParams, Vec<Vec<f32>>);

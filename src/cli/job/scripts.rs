@@ -52,7 +52,7 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     ("dtype", More),
     ("torch_dtype", More),
     ("low_cpu_mem_usage", Nothing("weights are read from a mapped file")),
-    ("ignore_mismatched_sizes", Off("leave it out: a head that does not fit is named, with its shape")),
+    ("ignore_mismatched_sizes", Key("model.ignore_mismatched_sizes")),
     // DataTrainingArguments.
     ("dataset_name", More),
     ("dataset_config_name", More),

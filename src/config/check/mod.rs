@@ -145,6 +145,25 @@ fn model(config: &RunConfig) -> Checked {
             "the folder's config.json gives the size; explicit fields override it",
         ));
     }
+    let of_pretrained = [
+        ("model.ignore_mismatched_sizes", model.ignore_mismatched_sizes),
+        ("model.resize_token_embeddings", model.resize_token_embeddings),
+    ];
+    if let Some((key, _)) = of_pretrained.into_iter().find(|(_, asked)| *asked && model.from.is_none()) {
+        return Err(Complaint::new(key, "is about pretrained weights, and model.from names none")
+            .help("remove it: a new model takes its size from the tokenizer and the labels"));
+    }
+    if let Some(multiple) = model.pad_to_multiple_of {
+        if !model.resize_token_embeddings {
+            return Err(Complaint::new(
+                "model.pad_to_multiple_of",
+                "has no effect without model.resize_token_embeddings",
+            )
+            .help("set model.resize_token_embeddings = true, or remove it"));
+        }
+        at_least("model.pad_to_multiple_of", multiple, 1)?;
+        at_most("model.pad_to_multiple_of", multiple, MAX_BATCH)?;
+    }
     not_empty("model.from", model.from.as_deref())?;
     not_empty("model.size", model.size.as_deref())
 }

@@ -1,7 +1,7 @@
 //! The ranges of values that a model accepts, and the largest values in the rows. Where the largest values lie within the
 //! ranges, no single row has to be checked.
 
-use kiln_models::ModelConfig;
+use kiln_models::{Head, ModelConfig};
 
 use crate::base::error::{Error, Result};
 use crate::config::Task;
@@ -21,6 +21,8 @@ pub struct Limits {
     pub max_positions: usize,
     /// Token types are below it; none when the model has no token types.
     pub type_vocab_size: Option<usize>,
+    /// The last token of a row is the one that the head reads, since there is no id by which it would know padding.
+    pub reads_last_token: bool,
 }
 
 impl Limits {
@@ -33,6 +35,9 @@ impl Limits {
             token_labels: if task == Task::TokenClassification { num_labels } else { vocab_size },
             max_positions: model.max_positions(),
             type_vocab_size: model.type_vocab_size(),
+            reads_last_token: matches!(model, ModelConfig::Gpt2(_))
+                && task.head() == Head::SequenceClassification
+                && model.pad_token_id().is_none(),
         }
     }
 
@@ -52,6 +57,13 @@ impl Limits {
                 Some(count) => in_range("token_type_ids", types, count, "the model has that many token types", false)?,
                 None => return Err(Error::data("the row has token_type_ids, but the model has no token types")),
             }
+        }
+        if self.reads_last_token && example.attention_mask.as_ref().is_some_and(|mask| mask.last() == Some(&false)) {
+            return Err(Error::data(
+                "attention_mask: the row ends with padding, and the model has no pad_token_id by which its head would pass \
+                 over it",
+            )
+            .help("set pad_token_id to the id of the padding: in the model's config.json, or model.pad_token_id of a run"));
         }
         match &example.label {
             Label::Tokens(labels) => {

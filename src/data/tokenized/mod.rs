@@ -73,7 +73,7 @@ impl TokenizedData {
     /// # Errors
     /// The first row that does not fit, with its place and the value.
     pub fn validate(&self, limits: &Limits) -> Result<()> {
-        if !self.store.extremes.fit(limits) {
+        if limits.reads_last_token || !self.store.extremes.fit(limits) {
             for row in (0..self.len()).map(|index| self.row(index)) {
                 limits.check(&self.store.example(row)).map_err(|error| error.at(self.store.place(row)))?;
             }
@@ -153,8 +153,14 @@ mod tests {
     use crate::data::Label;
     use crate::data::store::Progress;
 
-    const LIMITS: Limits =
-        Limits { vocab_size: 10, num_labels: 2, token_labels: 10, max_positions: 4, type_vocab_size: Some(2) };
+    const LIMITS: Limits = Limits {
+        vocab_size: 10,
+        num_labels: 2,
+        token_labels: 10,
+        max_positions: 4,
+        type_vocab_size: Some(2),
+        reads_last_token: false,
+    };
 
     fn open(text: &str, task: Task) -> Result<TokenizedData> {
         let folder = tempfile::tempdir().unwrap();
@@ -337,7 +343,8 @@ mod tests {
                 {
                     for type_vocab_size in [None, Some(1), Some(2)] {
                         let token_labels = vocab_size;
-                        let limits = Limits { vocab_size, num_labels, token_labels, max_positions, type_vocab_size };
+                        let limits =
+                            Limits { vocab_size, num_labels, token_labels, max_positions, type_vocab_size, ..LIMITS };
                         assert_eq!(extremes.fit(&limits), limits.check(&example).is_ok(), "{text} {limits:?}");
                     }
                 }
@@ -369,6 +376,7 @@ mod tests {
                 token_labels: 50,
                 max_positions: 9,
                 type_vocab_size: None,
+                ..LIMITS
             };
             let error = side.validate(&limits).unwrap_err().to_string();
             assert!(error.contains(&format!("data.json line {}: labels", largest + 1)), "{error}");

@@ -85,6 +85,11 @@ pub(super) fn with_vocabulary(
             model.set_inert("eos_token_id", id.into());
         }
     }
+    if size > model.vocab_size() && config.model.resize_token_embeddings {
+        let size = size.next_multiple_of(config.model.pad_to_multiple_of.unwrap_or(1));
+        let field = Map::from_iter([("vocab_size".to_string(), Value::from(size))]);
+        model = model.with_fields(&field).map_err(|error| Error::from(error).at("the tokenizer's vocabulary"))?;
+    }
     if size > model.vocab_size() {
         let last = size as u32 - 1;
         return Err(Error::config(format!(
@@ -93,7 +98,12 @@ pub(super) fn with_vocabulary(
             model.vocab_size(),
             tokenizer.token(last).unwrap_or_default()
         ))
-        .help(format!("set model.vocab_size = {size}, or use the tokenizer that belongs to the model")));
+        .help(match pretrained {
+            true => "set model.resize_token_embeddings = true to append rows to the model's embedding, or use the tokenizer \
+                     that belongs to the model"
+                .into(),
+            false => format!("set model.vocab_size = {size}, or use the tokenizer that belongs to the model"),
+        }));
     }
     // A new model pads as its tokenizer does. RoBERTa counts positions from its padding, so there the model decides.
     let decided = pretrained || config.model.fields.contains_key("pad_token_id");

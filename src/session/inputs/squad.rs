@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use kiln_models::ModelConfig;
+use kiln_models::config::Labels;
+
 use super::opening::Opening;
 use super::{Inputs, Splits};
 use crate::base::error::Result;
@@ -25,8 +28,16 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     })?;
     let data = data.split(config, used, |data, held| data.split(held.share(), config.trainer.seed))?;
     let data = data.map(|data| Ok(Arc::new(data) as Arc<dyn Dataset>))?;
+    span_labels(&mut opening.model);
     let pad_id = opening.model.pad_token_id().unwrap_or(0);
     Ok(Inputs { max_length: Some(max_length), ..opening.inputs(Some(tokenizer), pad_id, data) })
+}
+
+/// A span has two logits a token, which `transformers` gives the head of a model with two labels.
+pub(super) fn span_labels(model: &mut ModelConfig) {
+    if model.labels().num_labels() != 2 {
+        *model.labels_mut() = Labels::default();
+    }
 }
 
 /// How `data` has answers looked for.

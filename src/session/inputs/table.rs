@@ -163,6 +163,39 @@ fn settle_labels(
     }))
 }
 
+/// The names of the labels of a pretrained model, where they are those of the data. None where the model was never given names
+/// or labels, and where its labels are to be replaced.
+fn names_of_model(config: &RunConfig, labels: &Labels, key: &str, scan: Option<&Scan>) -> Result<Option<LabelNames>> {
+    let (unnamed, replaced) = (labels.are_numbered(), config.model.ignore_mismatched_sizes);
+    // `transformers` gives a language model labels too; gpt2-large has one.
+    if labels.id2label.is_none() || (labels.num_labels() < 2 && (unnamed || replaced)) {
+        return Ok(None);
+    }
+    let new_head = "set model.ignore_mismatched_sizes = true to give the model a new head for the labels of the data";
+    let names = LabelNames::of_model(labels)
+        .map_err(|error| error.at("id2label in config.json of model.from").help(new_head))?;
+    let stated = config.model.from.is_none() || config.model.fields.contains_key("id2label");
+    let (Some(names), Some(scan), false) = (&names, scan, stated) else { return Ok(names) };
+    match scan.labels.outside(names) {
+        (0, _) => Ok(Some(names.clone())),
+        _ if unnamed || replaced => Ok(None),
+        (outside, all) if outside == all => {
+            let data = scan.labels.names(config.data.skip_unlabeled).map_err(|error| error.at(key))?;
+            Err(Error::data(format!(
+                "{key}: none of the labels ({}) is one of the model's, which are {} (id2label in config.json of model.from)",
+                data.listed(),
+                names.listed()
+            ))
+            .help(format!(
+                "{new_head}; or give the names that the data have for the model's labels, in the order of the ids, in \
+                 data.label_names"
+            )))
+        }
+        // The row is named when it is read.
+        _ => Ok(Some(names.clone())),
+    }
+}
+
 /// The names of labels are those of the config, else of the model, else of the ClassLabel of the file, else those that the data
 /// show. Where the file names classes, the names that come first must have all of them, in whatever order.
 fn label_names(
@@ -173,12 +206,18 @@ fn label_names(
 ) -> Result<LabelNames> {
     let given = config.data.label_names.clone().map(LabelNames::new).transpose();
     let given = given.map_err(|error| error.at("data.label_names"))?;
-    let of_model = LabelNames::of_model(model.labels())?;
+    let of_model = if given.is_none() { names_of_model(config, model.labels(), key, scan)? } else { None };
     let of_file = table.class_names().map_err(|error| error.at(key))?;
     let (source, first) = match (given, of_model) {
         (Some(names), _) => ("data.label_names", Some(names)),
-        // Nobody has named the labels of such a model.
-        (None, Some(names)) if of_file.is_some() && names.are_placeholders() => ("", None),
+        // Nobody has named the labels of such a model, or they are to be replaced.
+        (None, Some(names))
+            if of_file.as_ref().is_some_and(|others| {
+                model.labels().are_numbered() || (config.model.ignore_mismatched_sizes && names.lacks(others).is_some())
+            }) =>
+        {
+            ("", None)
+        }
         (None, of_model) => ("the id2label of the model", of_model),
     };
     match (first, of_file) {

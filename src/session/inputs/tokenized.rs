@@ -6,6 +6,7 @@ use kiln_models::ModelConfig;
 use kiln_models::config::Labels;
 
 use super::opening::Opening;
+use super::squad::span_labels;
 use super::{Inputs, Splits};
 use crate::base::error::{Error, Result};
 use crate::cache;
@@ -26,6 +27,10 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let data = Splits::open(config, used, |patterns| {
         TokenizedData::open(&folder, &paths::resolve(patterns, config.data.format)?, task, opening.progress)
     })?;
+    let tokenizer = opening.optional_tokenizer()?;
+    if let Some(tokenizer) = tokenizer.as_ref().filter(|_| config.model.resize_token_embeddings) {
+        opening.settle_vocabulary(tokenizer)?;
+    }
     let data = data.split(config, used, |data, held| data.split(held.share(), config.trainer.seed))?;
     settle_labels(task, &mut opening.model, config, data.first())?;
     let limits = Limits::of(&opening.model, task);
@@ -33,7 +38,6 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
         data.validate(&limits)?;
         Ok(Arc::new(data) as Arc<dyn Dataset>)
     })?;
-    let tokenizer = opening.optional_tokenizer()?;
     let pad_id = opening.model.pad_token_id().unwrap_or(0);
     Ok(opening.inputs(tokenizer, pad_id, data))
 }
@@ -50,6 +54,9 @@ fn settle_labels(
     (key, data): (&str, &TokenizedData),
 ) -> Result<()> {
     let stated = model.labels().id2label.is_some() || model.labels().num_labels.is_some();
+    // Names that say nothing and labels that are to be replaced give way to what the data shows.
+    let explicit = ["num_labels", "id2label"].iter().any(|name| config.model.fields.contains_key(*name));
+    let gives_way = !explicit && (model.labels().are_numbered() || config.model.ignore_mismatched_sizes);
     match task {
         Task::Regression => {
             if stated && model.labels().num_labels() != 1 && config.model.from.is_none() {
@@ -61,9 +68,25 @@ fn settle_labels(
             }
             *model.labels_mut() = Labels { problem_type: Some("regression".into()), ..Labels::numbered(1) };
         }
-        task if task.has_label_names() && !stated => {
-            let count = data.num_classes().map_err(|error| error.at(key))?;
-            *model.labels_mut() = Labels::numbered(count.max(2));
+        task if task.has_label_names() && (!stated || gives_way) => {
+            let count = data.num_classes().map_err(|error| error.at(key))?.max(2);
+            if !stated || count > model.labels().num_labels() {
+                *model.labels_mut() = Labels::numbered(count);
+            }
+        }
+        task if task.has_label_names()
+            && config.model.from.is_some()
+            && !explicit
+            && model.labels().id2label.is_some() =>
+        {
+            let (count, labels) = (data.num_classes().map_err(|error| error.at(key))?, model.labels().num_labels());
+            if count > labels {
+                return Err(Error::data(format!(
+                    "{key}: the rows have {count} classes, but the model has {labels} labels (id2label in config.json of \
+                     model.from)"
+                ))
+                .help("set model.ignore_mismatched_sizes = true to give the model a new head for the classes of the rows"));
+            }
         }
         task if task.has_label_names() && model.labels().id2label.is_none() => {
             let count = model.labels().num_labels();
@@ -75,9 +98,10 @@ fn settle_labels(
             }
             *model.labels_mut() = Labels::numbered(count);
         }
+        Task::QuestionAnswering => span_labels(model),
         _ => {}
     }
-    if task == Task::MultiLabelClassification {
+    if task == Task::MultiLabelClassification || model.labels().problem_type.is_some() {
         // The class of `transformers` reads its loss from it.
         model.labels_mut().problem_type = problem_type(task).map(str::to_owned);
     }
