@@ -56,7 +56,7 @@ def main(kiln, out):
             f"[data]\ntask = \"{task}\"\nformat = \"tokenized\"\ntrain = {json.dumps(str(out / f'{case}.json'))}\n"
             "sampler = \"sequential\"\n[device]\nkind = \"cpu\"\n[trainer]\n"
             + "".join(f"{name} = {json.dumps(value)}\n" for name, value in ARGS.items())
-            + ("" if task == "clm" else "accumulation = \"transformers\"\n"))
+            + "accumulation = \"transformers\"\n")
         launch = [kiln, "launch", "-n", "2", "--mpirun", os.environ.get("KILN_MPIRUN", "mpirun"), "--", "train", str(config)]
         subprocess.run(launch, check=True, stdout=subprocess.DEVNULL)
         ours = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]

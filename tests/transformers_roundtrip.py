@@ -4,7 +4,8 @@
 
 For tiny random models of every kind that both know: transformers writes a folder and `kiln forward` must give its logits;
 `kiln train` trains two steps from that folder, transformers opens the result without a missing or unexpected tensor, and
-`kiln forward` on it must give transformers' logits again. Sharded weights and pytorch_model.bin with the names of old
+`kiln forward` on it must give transformers' logits again, also where the run has let the vocabulary grow or replaced the head by
+one of another size. Sharded weights and pytorch_model.bin with the names of old
 checkpoints are read too, and a step at learning rate 0 must leave every byte of every weight as it was.
 
 Then tokenizers: `kiln train` on text writes folders that `AutoTokenizer` and `pipeline` open, whose predictions must be those
@@ -260,6 +261,19 @@ for name, (model_class, config, task, batch) in CASES.items():
         same = tensor.dtype == result[key].dtype and tensor.shape == result[key].shape
         assert same and tensor.numpy().tobytes() == result[key].numpy().tobytes(), f"{name}: {key} has changed"
     print(f"ok  {name} untouched: {len(source)} tensors byte for byte", flush=True)
+
+    # A vocabulary that has grown, and a head of another size.
+    larger = ["model.resize_token_embeddings=true", f"model.vocab_size={VOCAB + 5}"]
+    written = train(f"{name}-grown", folder, task, batch, *larger)
+    grown = open_with_transformers(f"{name} grown", model_class, written)
+    assert grown.get_input_embeddings().weight.shape[0] == grown.config.vocab_size == VOCAB + 5, name
+    compare(f"{name} grown", grown, written, task, batch)
+    if task == "sequence-classification":
+        two = dict(batch, labels=classes.clamp(max=1))
+        written = train(f"{name}-two", folder, task, two, "model.ignore_mismatched_sizes=true", "model.num_labels=2")
+        replaced = open_with_transformers(f"{name} with two labels", model_class, written)
+        assert replaced.config.num_labels == 2, name
+        compare(f"{name} with two labels", replaced, written, task, two)
 
     if name not in ("gpt2-lm", "bert-mlm", "roberta-mlm", "albert-mlm"):
         continue

@@ -56,6 +56,9 @@ fn tune(folder: &Path, from: &str, run: &str, set: &[&str]) -> Command {
     train(folder, "from.toml", run, set)
 }
 
+/// A task, its data, further keys, a part of what is told, and `id2label` and `problem_type` of what is written.
+type Case<'a> = (&'a str, &'a str, &'a [&'a str], &'a str, Value, Value);
+
 const NEW_HEAD: &str = "model.ignore_mismatched_sizes=true";
 
 #[test]
@@ -76,9 +79,8 @@ fn a_head_of_another_size_is_replaced_when_the_config_says_so() {
     fails(&mut tune(path, "three", "refused", &[two, names]), 3, &parts);
     assert!(!path.join("refused/model").exists());
 
-    // The numbers of a task, its data, the sizes that are told, and what `config.json` says of the labels.
     let (squad, choices) = ("data.format=squad", "data.choice_columns=[\"one\", \"two\"]");
-    let cases: [(&str, &str, &[&str], &str, Value, Value); 5] = [
+    let cases: [Case<'_>; 5] = [
         (
             "sequence-classification",
             two,
