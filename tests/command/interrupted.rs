@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::common::place::Place;
 use crate::common::small_run::{figures, train, write};
-use crate::common::{fails, json, kiln, succeeds, text};
+use crate::common::{ended, fails, json, kiln, succeeds, text};
 
 fn model(folder: &Path, run: &str) -> Vec<u8> {
     std::fs::read(folder.join(run).join("model/model.safetensors")).unwrap()
@@ -59,7 +59,7 @@ fn killed_at_random_moments_it_continues() {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         std::thread::sleep(Duration::from_millis(u64::from(random >> 16) % 250));
         signal(&child, "-KILL");
-        let output = child.wait_with_output().unwrap();
+        let output = ended(child);
         let all = text(&output);
         if output.status.success() {
             break; // it was faster than the signal
@@ -105,7 +105,7 @@ fn killed_at_its_beginning_it_begins_again() {
         let planned = lines.any(|line| line.unwrap().starts_with("output "));
         std::thread::sleep(Duration::from_micros(kill * 700 % 14_000));
         signal(&child, "-KILL");
-        let output = child.wait_with_output().unwrap();
+        let output = ended(child);
         assert!(planned && output.status.code().is_none(), "{how}: {:?}: {}", names(), text(&output));
         *states
             .entry(names().iter().map(|name| name.rsplit('.').next().unwrap().to_owned()).collect::<Vec<_>>().join(" "))
@@ -129,7 +129,7 @@ fn a_signal_saves_and_the_run_continues() {
         write(folder.path(), "clm");
         let child = started(endless(folder.path(), &[]));
         signal(&child, name);
-        let output = child.wait_with_output().unwrap();
+        let output = ended(child);
         let all = text(&output);
         assert_eq!(output.status.code(), Some(code), "{all}");
         assert!(all.contains("stopped after step") && all.contains("--resume"), "{all}");
@@ -155,7 +155,7 @@ fn a_terminal_that_is_gone_leaves_a_checkpoint() {
     let mut child = started(endless(folder.path(), &[]));
     drop((child.stdout.take(), child.stderr.take()));
     signal(&child, "-HUP");
-    assert_eq!(child.wait().unwrap().code(), Some(129));
+    assert_eq!(ended(child).status.code(), Some(129));
     assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Stopped");
     assert_eq!(std::fs::read_dir(folder.path().join("run/checkpoints")).unwrap().count(), 1);
 }
@@ -172,7 +172,7 @@ fn nohup_outlives_its_terminal() {
     shell.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = started(shell);
     signal(&child, "-HUP");
-    let output = child.wait_with_output().unwrap();
+    let output = ended(child);
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Completed");
 }
@@ -190,7 +190,7 @@ fn a_signal_in_an_evaluation_leaves_it_to_the_resumed_run() {
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().starts_with("{'step': 3,")));
     signal(&child, "-INT");
-    let output = child.wait_with_output().unwrap();
+    let output = ended(child);
     assert_eq!(output.status.code(), Some(130), "{}", text(&output));
     let state = json(&folder.path().join("run/checkpoints/step-000003/state.json"));
     assert_eq!(state["pending_evaluation"], true);
@@ -214,7 +214,7 @@ fn a_signal_while_rows_are_read_leaves_no_half_cache() {
         std::thread::sleep(Duration::from_millis(1));
     }
     signal(&child, "-INT");
-    let output = child.wait_with_output().unwrap();
+    let output = ended(child);
     assert_eq!(output.status.code(), Some(130), "{}", text(&output));
     assert!(text(&output).contains("stopped before the first step"), "{}", text(&output));
     assert_eq!(files(), 0);
@@ -228,7 +228,7 @@ fn terminated_soon(folder: &Path, mut command: Command) {
     assert!(child.try_wait().unwrap().is_none(), "it ended before the signal");
     let asked = Instant::now();
     signal(&child, "-TERM");
-    let output = child.wait_with_output().unwrap();
+    let output = ended(child);
     assert_eq!(output.status.code(), Some(143), "{}", text(&output));
     assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
     assert!(text(&output).contains("SIGTERM"), "{}", text(&output));
@@ -292,7 +292,7 @@ fn a_signal_stops_the_measuring_of_matrix_products() {
     assert!(lines.any(|line| line.unwrap().contains("measuring the device's matrix products")));
     let asked = Instant::now();
     signal(&child, "-TERM");
-    let output = child.wait_with_output().unwrap();
+    let output = ended(child);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(143), "{said}");
     assert!(asked.elapsed() < Duration::from_secs(1), "{:?}: {said}", asked.elapsed());
@@ -309,7 +309,7 @@ fn a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole() {
     let asked = Instant::now();
     signal(&child, "-INT");
     signal(&child, "-INT");
-    let output = child.wait_with_output().unwrap();
+    let output = ended(child);
     assert_eq!(output.status.code(), Some(130));
     assert!(asked.elapsed() < Duration::from_secs(2));
     let stop =
@@ -386,7 +386,7 @@ fn a_folder_belongs_to_one_process() {
     let stdout = succeeds(kiln(folder.path()).args(["describe", "run"]));
     assert!(stdout.contains("InProgress"), "{stdout}");
     signal(&child, "-KILL");
-    child.wait_with_output().unwrap();
+    ended(child);
     let stdout = succeeds(kiln(folder.path()).args(["describe", "run"]));
     assert!(stdout.contains("Failed") && stdout.contains("killed"), "{stdout}");
     succeeds(&mut train(folder.path(), "run", &["--set", "run.on_existing=overwrite"]));
@@ -456,7 +456,7 @@ fn a_driver_that_is_stopped_leaves_no_process_and_no_folder() {
                 theirs = descendants(child.id());
             }
             signal(&child, name);
-            let code = child.wait().unwrap().code();
+            let code = ended(child).status.code();
             match name {
                 "-TERM" => assert_eq!(code, Some(143), "{driver:?}"),
                 "-INT" => assert_eq!(code, Some(130), "{driver:?}"),

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::common::small_run::figures;
-use crate::common::{fails, kiln, succeeds, text};
+use crate::common::{ended, fails, kiln, succeeds, text};
 
 /// The root of a job.
 pub(crate) struct Root {
@@ -373,7 +373,7 @@ fn every_failure_is_left_where_the_platform_reads_it() {
     let children = Command::new("pgrep").args(["-P", &child.id().to_string()]).output().unwrap();
     let pid = String::from_utf8(children.stdout).unwrap();
     assert!(Command::new("kill").args(["-KILL", pid.trim()]).status().unwrap().success());
-    let output = child.wait_with_output().unwrap();
+    let output = ended(child);
     assert_eq!(output.status.code(), Some(4), "{}", text(&output));
     assert!(root.read("output/failure").contains("SIGKILL"));
 }
@@ -404,7 +404,7 @@ fn a_job_that_a_signal_stops_continues_by_itself_to_the_bit() {
     loop {
         let (child, _) = started(&root);
         assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-        let output = child.wait_with_output().unwrap();
+        let output = ended(child);
         let all = text(&output);
         assert!(!root.path("output/failure").exists(), "{all}");
         if output.status.success() {
@@ -497,6 +497,50 @@ fn metric_definitions_take_what_a_job_prints() {
         let run = if file == "none.json" { "output/data" } else { "nowhere" };
         fails(kiln(&folder).args(["metrics", run, "--definitions", file]), 2, &[part]);
     }
+}
+
+#[test]
+fn arguments_are_hyperparameters_as_a_script_takes_them() {
+    let root = Root::small(&json!({"learning_rate": "1e-3", "do_eval": "True"}));
+    root.text("validation");
+    let with = |arguments: &[&str]| {
+        let mut job = root.job();
+        job.args(arguments);
+        job
+    };
+    // Some platforms say all of them twice.
+    succeeds(&mut with(&[
+        "train",
+        "--weight_decay",
+        "0.1",
+        "--learning_rate=1e-3",
+        "--do_eval",
+        "--freeze",
+        "*wte*",
+        "*wpe*",
+    ]));
+    let config = root.config();
+    assert_eq!(config["trainer"]["freeze"].as_array().unwrap().len(), 2);
+    assert!(config["trainer"]["do_eval"].as_bool().unwrap());
+    for (arguments, part) in [
+        (
+            &["--learning_rate", "2e-3"][..],
+            "--learning_rate 2e-3: the hyperparameters of the job have learning_rate = \"1e-3\"",
+        ),
+        (&["--seed", "1", "--seed", "2"], "--seed is there twice"),
+        (&["5e-5"], "\"5e-5\": expected a hyperparameter"),
+        (&["--learning_rat", "1"], "learning_rat = \"1\": unknown; did you mean `learning_rate`?"),
+        (&["none.json"], "none.json: no such file"),
+    ] {
+        fails(&mut with(arguments), 2, &[part]);
+    }
+    // A file of all of them, as `HfArgumentParser` reads it.
+    let all = root.read("input/config/hyperparameters.json");
+    root.write("args.json", all);
+    std::fs::remove_file(root.path("input/config/hyperparameters.json")).unwrap();
+    std::fs::remove_dir_all(root.path("checkpoints")).unwrap();
+    succeeds(&mut with(&["args.json"]));
+    assert_eq!(root.config()["trainer"]["learning_rate"].as_float(), Some(1e-3));
 }
 
 /// A step of eight rows, whatever number of ranks shares it.

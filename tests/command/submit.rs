@@ -515,3 +515,37 @@ fn a_local_job_of_two_instances_trains_in_two_ranks() {
     assert!(folder.join("jobs/two/opt/ml/model/model.safetensors").is_file());
     assert!(folder.join("jobs/two/opt/ml/checkpoints/run/ranks/1.log").is_file());
 }
+
+/// Names of SageMaker's estimators: handed over, told, or refused.
+#[test]
+fn names_of_the_estimators_are_what_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let estimator = "entry_point = \"run_glue.py\"\nbase_job_name = \"glue\"\ntransformers_version = \"4.17\"\ndisable_profiler = true\n\
+                     distribution = { smdistributed = { dataparallel = { enabled = true } } }\n";
+    let of = |job: &str| JOB.replace("name = \"gpt2-compiled\"\n", job);
+    let (request, said) = ends(&mut submit(folder, &of(estimator), &["--sagemaker"]), 0);
+    let request: Value = serde_json::from_str(&request).unwrap();
+    let hyperparameters = &request["HyperParameters"];
+    assert_eq!(request["TrainingJobName"], "glue");
+    assert_eq!(hyperparameters["sagemaker_program"], "run_glue.py");
+    assert_eq!(hyperparameters["sagemaker_distributed_dataparallel_enabled"], "true");
+    for part in [
+        "transformers_version = \"4.17\": no effect: image_uri, or binary, names",
+        "disable_profiler = true: no effect",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    let mpi = "name = \"mpi\"\ndistribution = { mpi = { enabled = true, processes_per_host = 2 } }\n";
+    let (request, _) = ends(&mut submit(folder, &of(mpi), &["--sagemaker"]), 0);
+    let request: Value = serde_json::from_str(&request).unwrap();
+    assert_eq!(request["HyperParameters"]["sagemaker_mpi_num_of_processes_per_host"], "2");
+    for (job, part) in [
+        ("file_system_id = \"fs-1\"\n", "file_system_id: not supported"),
+        ("distribution = { smdistributed = { modelparallel = {} } }\n", "every device has the whole model"),
+        ("distribution = { horovod = {} }\n", "horovod: expected smdistributed, torch_distributed"),
+    ] {
+        let (_, said) = ends(&mut submit(folder, &of(job), &["--sagemaker"]), 2);
+        assert!(said.contains(part), "{said}");
+    }
+}

@@ -9,16 +9,46 @@ pub mod small_run;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 
 use serde_json::Value;
 
 /// The binary, with a cache of its own so that tests do not see the user's, and no network.
 pub fn kiln(folder: &Path) -> Command {
+    #[cfg(unix)]
+    hear_hangup();
     let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
     command.current_dir(folder).env("KILN_CACHE", folder.join("kiln-cache"));
     command.env("HF_HOME", folder.join("hf-home")).env("HF_HUB_OFFLINE", "1");
     command
+}
+
+/// Where `nohup` has started the tests, the programs that they start would ignore SIGHUP with them. A signal that this process
+/// catches has its default in those, and ends this process no more than before.
+#[cfg(unix)]
+fn hear_hangup() {
+    static HEARD: std::sync::Once = std::sync::Once::new();
+    HEARD.call_once(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+        if ignored & 1 == 1 {
+            let caught = std::sync::Arc::<std::sync::atomic::AtomicBool>::default();
+            signal_hook::flag::register(signal_hook::consts::SIGHUP, caught).unwrap();
+        }
+    });
+}
+
+/// What `child` has said when it has ended. One that has not after five minutes is killed, and the test fails.
+pub fn ended(child: Child) -> Output {
+    let pid = child.id().to_string();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    if let Ok(output) = receiver.recv_timeout(std::time::Duration::from_secs(300)) {
+        return output.unwrap();
+    }
+    let _ = Command::new("kill").args(["-KILL", &pid]).status();
+    panic!("the process {pid} had not ended after five minutes: {}", text(&receiver.recv().unwrap().unwrap()));
 }
 
 /// The kind of device of the tests that run on any: what `KILN_TEST_DEVICE` says, the CPU otherwise. On wgpu the binary is

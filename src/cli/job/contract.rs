@@ -133,6 +133,35 @@ impl Contract {
         })
     }
 
+    /// Adds the hyperparameters that the command line gives to those of the platform.
+    ///
+    /// # Errors
+    /// An argument that is none of a script's, and one that contradicts a hyperparameter.
+    pub(super) fn add(&mut self, arguments: &[String]) -> Result<()> {
+        let arguments = match arguments {
+            [word, rest @ ..] if word == "train" => rest,
+            all => all,
+        };
+        for (name, value) in of_arguments(arguments)? {
+            // A platform may say all of them twice, here as texts.
+            let text = |value: &Json| {
+                value.as_str().map_or_else(|| value.to_string(), |text| text.trim_matches('"').to_owned())
+            };
+            match self.hyperparameters.iter().find(|(other, _)| *other == name) {
+                Some((_, given)) if text(given).eq_ignore_ascii_case(&text(&value)) => {}
+                Some((_, given)) => {
+                    return Err(Error::config(format!(
+                        "--{name} {}: the hyperparameters of the job have {name} = {given}",
+                        text(&value)
+                    ))
+                    .help("keep one of the two"));
+                }
+                None => self.hyperparameters.push((name, value)),
+            }
+        }
+        Ok(())
+    }
+
     /// The number of this machine among those of the job.
     ///
     /// # Errors
@@ -227,6 +256,46 @@ fn hyperparameters_of(variables: &BTreeMap<String, String>) -> Result<Vec<(Strin
         all.extend(one.map(|(name, text)| (name.to_lowercase(), Json::String(text.clone()))));
     }
     Ok(all)
+}
+
+/// Hyperparameters as a script of Hugging Face's takes them on its command line: `--name value`, `--name=value`, `--name` for true,
+/// `--name a b` for a list, or one JSON file with all of them.
+fn of_arguments(arguments: &[String]) -> Result<Vec<(String, Json)>> {
+    if let [file] = arguments
+        && file.ends_with(".json")
+        && !file.starts_with("--")
+    {
+        let path = Path::new(file);
+        let pairs = read::<Pairs>(path)?.ok_or_else(|| {
+            Error::config(format!("{file}: no such file")).help("give a JSON file of hyperparameters")
+        })?;
+        return pairs.each_once(path);
+    }
+    let mut all = Vec::<(String, Vec<&str>)>::new();
+    for argument in arguments {
+        match (argument.strip_prefix("--"), all.last_mut()) {
+            (Some(name), _) if !name.is_empty() => {
+                let (name, value) = name.split_once('=').map_or((name, None), |(name, value)| (name, Some(value)));
+                if all.iter().any(|(other, _)| other == name) {
+                    return Err(Error::config(format!("--{name} is there twice")).help("keep one of the two"));
+                }
+                all.push((name.to_owned(), value.into_iter().collect()));
+            }
+            (None, Some((_, values))) => values.push(argument),
+            _ => {
+                return Err(Error::config(format!(
+                    "kiln job: {argument:?}: expected a hyperparameter, as in --learning_rate 5e-5"
+                ))
+                .help("values follow the names of their hyperparameters"));
+            }
+        }
+    }
+    let value = |values: Vec<&str>| match values[..] {
+        [] => Json::Bool(true),
+        [one] => one.into(),
+        _ => Json::from(values),
+    };
+    Ok(all.into_iter().map(|(name, values)| (name, value(values))).collect())
 }
 
 /// The network interface by which the machines of a job on one machine talk.

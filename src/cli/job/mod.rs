@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use flate2::read::GzDecoder;
 use toml::{Table, Value};
 
@@ -43,9 +43,6 @@ const POLL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Args)]
 pub(super) struct JobArgs {
-    /// The word that platforms put behind the entry point of a container
-    #[arg(value_name = "train", hide = true)]
-    word: Option<Word>,
     /// The folder that stands for /opt/ml
     #[arg(long, value_name = "DIR", default_value = ROOT)]
     root: PathBuf,
@@ -53,11 +50,10 @@ pub(super) struct JobArgs {
     /// hyperparameter price_per_hour say it too
     #[arg(long, value_name = "PRICE", allow_hyphen_values = true)]
     price_per_hour: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Word {
-    Train,
+    /// Hyperparameters as a script takes them: --learning_rate 5e-5 --do_eval, or one file args.json. Options of kiln stand before
+    /// them; the word `train`, which platforms put behind the entry point of a container, means nothing
+    #[arg(value_name = "ARGUMENTS", trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
 }
 
 /// A price of an hour.
@@ -100,6 +96,7 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
         std::env::vars_os().map(|(name, value)| [name, value].map(|text| text.to_string_lossy().into_owned()));
     let variables = variables.map(|[name, value]| (name, value)).filter(|(name, _)| name.starts_with("SM_"));
     let mut contract = Contract::read(root, &variables.collect::<BTreeMap<_, _>>())?;
+    contract.add(&args.arguments)?;
     let own = contract.own()?;
     let folder = scratch()?;
     for channel in &mut contract.channels {

@@ -92,6 +92,7 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     ("model_id", Key("model.from")),
     ("epochs", Key("trainer.num_train_epochs")),
     ("train_batch_size", Key("trainer.per_device_train_batch_size")),
+    ("batch_size", Key("trainer.per_device_train_batch_size")),
     ("eval_batch_size", Key("trainer.per_device_eval_batch_size")),
     ("training_script", More),
     ("n_gpus", More),

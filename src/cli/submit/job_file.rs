@@ -20,7 +20,7 @@ pub(super) const CHECKPOINTS: &str = "/opt/ml/checkpoints";
 #[serde(deny_unknown_fields)]
 pub(super) struct JobFile {
     /// The job's name; the file's without its ending where it is left out.
-    #[serde(default, alias = "job_name")]
+    #[serde(default, alias = "job_name", alias = "base_job_name")]
     pub(super) name: String,
     /// The container.
     #[serde(alias = "image")]
@@ -50,6 +50,14 @@ pub(super) struct JobFile {
     pub(super) input_mode: String,
     #[serde(default)]
     hyperparameters: Table,
+    /// The script whose rules the job follows.
+    entry_point: Option<String>,
+    /// How the job is divided among GPUs, as the estimators have it.
+    #[serde(default, deserialize_with = "distribution")]
+    distribution: Vec<(String, Value)>,
+    /// Names of the estimators that change nothing here, a line for each.
+    #[serde(skip)]
+    pub(super) told: Vec<String>,
     /// `[compiler]`, as SageMaker's `TrainingCompilerConfig`: given is on.
     #[serde(alias = "compiler")]
     compiler_config: Option<CompilerConfig>,
@@ -61,6 +69,91 @@ pub(super) struct JobFile {
     pub(super) tags: Table,
     /// A list of names and regular expressions, or a file of them.
     metric_definitions: Option<Value>,
+}
+
+/// Names of SageMaker's estimators that change nothing about a job of Kiln's, and why.
+const INERT: [(&str, &str); 13] = [
+    ("transformers_version", IMAGE),
+    ("pytorch_version", IMAGE),
+    ("tensorflow_version", IMAGE),
+    ("framework_version", IMAGE),
+    ("py_version", IMAGE),
+    ("source_dir", SOURCE),
+    ("git_config", SOURCE),
+    ("dependencies", SOURCE),
+    ("disable_profiler", PROFILER),
+    ("profiler_config", PROFILER),
+    ("debugger_hook_config", PROFILER),
+    ("rules", PROFILER),
+    ("container_log_level", "the log of a job is that of its run"),
+];
+
+const IMAGE: &str = "image_uri, or binary, names the program that trains";
+const SOURCE: &str = "Kiln runs no script; entry_point names the one whose rules it follows";
+const PROFILER: &str =
+    "SageMaker's profiler and debugger watch programs of Python; `kiln train --step-times` times the parts of a step";
+
+/// Names of SageMaker's estimators for what Kiln does not hand over, and what to do instead.
+const REFUSED: [(&str, &str); 3] = [
+    (
+        "file_system_id",
+        "channels are on S3 or on this machine: mount the file system and name its folder, or copy it to S3",
+    ),
+    (
+        "file_system_type",
+        "channels are on S3 or on this machine: mount the file system and name its folder, or copy it to S3",
+    ),
+    (
+        "directory_path",
+        "channels are on S3 or on this machine: mount the file system and name its folder, or copy it to S3",
+    ),
+];
+
+/// The hyperparameters by which SageMaker's estimators hand over `distribution`.
+fn distribution<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Vec<(String, Value)>, D::Error> {
+    use serde::de::Error as _;
+    let table = Table::deserialize(deserializer)?;
+    let mut found = Vec::new();
+    let mut enabled = |name: &str, path: &str, value: &Value| match value.get("enabled").and_then(Value::as_bool) {
+        Some(on) => {
+            found.push((name.to_owned(), Value::Boolean(on)));
+            Ok(())
+        }
+        None => Err(D::Error::custom(format!("{path}: expected a table with enabled = true or false"))),
+    };
+    let mut processes = None;
+    for (kind, value) in &table {
+        match kind.as_str() {
+            "smdistributed" => {
+                let parts = value.as_table().cloned().unwrap_or_default();
+                if let Some(part) = parts.keys().find(|part| *part != "dataparallel") {
+                    return Err(D::Error::custom(format!(
+                        "smdistributed.{part}: not supported; every device has the whole model"
+                    )));
+                }
+                let Some(part) = parts.get("dataparallel") else {
+                    return Err(D::Error::custom("smdistributed: expected dataparallel = { enabled = true }"));
+                };
+                enabled("sagemaker_distributed_dataparallel_enabled", "smdistributed.dataparallel", part)?;
+            }
+            "pytorchxla" => enabled("sagemaker_pytorch_xla_multi_worker_enabled", kind, value)?,
+            "pytorchddp" => enabled("sagemaker_pytorch_ddp_enabled", kind, value)?,
+            "torch_distributed" => enabled("sagemaker_torch_distributed_enabled", kind, value)?,
+            "mpi" => {
+                enabled("sagemaker_mpi_enabled", kind, value)?;
+                processes = value.get("processes_per_host").cloned();
+            }
+            _ => {
+                return Err(D::Error::custom(format!(
+                    "{kind}: expected smdistributed, torch_distributed, pytorchddp, pytorchxla or mpi"
+                )));
+            }
+        }
+    }
+    found.extend(processes.map(|count| ("sagemaker_mpi_num_of_processes_per_host".to_owned(), count)));
+    Ok(found)
 }
 
 fn one() -> i64 {
@@ -115,7 +208,16 @@ impl JobFile {
     pub(super) fn read(path: &Path) -> Result<Self> {
         let at = |error: Error| error.at(path.display());
         let text = config::read(path)?;
-        let table = text.parse::<Table>().map_err(|error| at(Error::config(error.to_string().trim_end())))?;
+        let mut table = text.parse::<Table>().map_err(|error| at(Error::config(error.to_string().trim_end())))?;
+        let mut told = Vec::new();
+        for (name, why) in INERT {
+            if let Some(value) = table.remove(name) {
+                told.push(format!("{name} = {value}: no effect: {why}"));
+            }
+        }
+        if let Some((name, help)) = REFUSED.into_iter().find(|(name, _)| table.contains_key(*name)) {
+            return Err(at(Error::config(format!("{name}: not supported")).help(help)));
+        }
         let known = config::field_names::<Self>();
         let unknown = table.keys().find(|key| !known.contains(&key.as_str()));
         if let Some(key) = unknown {
@@ -129,6 +231,7 @@ impl JobFile {
             let key = error.path().to_string();
             at(Error::config(format!("{key}: {}", error.into_inner().message())))
         })?;
+        job.told = told;
         if job.name.is_empty() {
             job.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         }
@@ -145,10 +248,12 @@ impl JobFile {
             ]
             .map(|(name, value)| (name.to_owned(), value.to_string()))
         });
-        own.chain(switch).collect()
+        let script = self.entry_point.iter().map(|script| ("sagemaker_program".to_owned(), script.clone()));
+        let devices = self.distribution.iter().map(|(name, value)| (name.clone(), text_of(value)));
+        own.chain(switch).chain(script).chain(devices).collect()
     }
 
-    /// The names of hyperparameters that the job gives twice, by themselves and by its `[compiler]`.
+    /// The names of hyperparameters that the job gives twice, by themselves and by its `[compiler]`, `entry_point` or `distribution`.
     pub(super) fn given_twice(&self) -> Vec<String> {
         let all = self.hyperparameters();
         let own = self.hyperparameters.keys().cloned();

@@ -64,6 +64,7 @@ pub(super) fn run_submit(args: &SubmitArgs) -> Result<()> {
         job.name.clone_from(name);
     }
     let at = |error: Error| error.at(args.file.display());
+    job.told.iter().for_each(|line| tracing::warn!("{}: {line}", args.file.display()));
     if args.sagemaker {
         let request = sagemaker::request(&job).map_err(at)?;
         if job.instance_count > 1 {
