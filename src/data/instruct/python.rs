@@ -77,7 +77,8 @@ pub(super) fn configure(environment: &mut Environment<'static>) {
             return Err(invalid(format!("range: expected at most 100000 numbers, got {len}")));
         }
         let values = (0..len as i64).map(|index| Value::from(low + index * step)).collect();
-        Ok(Value::from_object(Lazy { values, next: None, is_sequence: true }))
+        let text = if step == 1 { format!("range({low}, {high})") } else { format!("range({low}, {high}, {step})") };
+        Ok(Value::from_object(Lazy { values, next: None, is_sequence: true, text: Some(text) }))
     });
     // In Python texts are sequences, mappings have a length and items too, and so has what is not defined.
     let has_items = |value: &Value| {
@@ -151,6 +152,7 @@ fn repr(value: &Value, out: &mut String) -> Result<()> {
             }
             out.push('}');
         }
+        _ if lazy(value).is_some_and(|lazy| lazy.text.is_some()) => out.push_str(&value.to_string()),
         kind => {
             return Err(invalid(format!(
                 "a value of the kind {kind} has no text: Python writes its type or its address"
@@ -494,11 +496,13 @@ struct Lazy {
     next: Option<AtomicUsize>,
     /// Whether it has an item for each number, as a range.
     is_sequence: bool,
+    /// What Python writes of it, if that is no address.
+    text: Option<String>,
 }
 
 impl Lazy {
     fn generator(values: Vec<Value>) -> Value {
-        Value::from_object(Self { values, next: Some(AtomicUsize::new(0)), is_sequence: false })
+        Value::from_object(Self { values, next: Some(AtomicUsize::new(0)), is_sequence: false, text: None })
     }
 }
 
@@ -529,6 +533,10 @@ impl Object for Lazy {
 
     fn is_true(self: &Arc<Self>) -> bool {
         self.next.is_some() || !self.values.is_empty()
+    }
+
+    fn render(self: &Arc<Self>, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.text.as_deref().unwrap_or("<generator object>"))
     }
 }
 
@@ -587,7 +595,9 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Val
         ValueKind::Map if name == "copy" => Some(value.clone()),
         ValueKind::Map if matches!(name, "keys" | "values" | "items") => {
             let view = minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)?;
-            Some(Value::from_object(Lazy { values: view.try_iter()?.collect(), next: None, is_sequence: false }))
+            let values = view.try_iter()?.collect::<Vec<_>>();
+            let text = format!("dict_{name}({})", text(&Value::from(values.clone()))?);
+            Some(Value::from_object(Lazy { values, next: None, is_sequence: false, text: Some(text) }))
         }
         ValueKind::Seq if name == "index" => {
             let (of,): (Value,) = from_args(arguments)?;
