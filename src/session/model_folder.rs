@@ -42,7 +42,12 @@ impl ModelFolder {
         if matches!(task, Task::Regression | Task::MultiLabelClassification) {
             config.labels_mut().problem_type = problem_type(task).map(str::to_owned);
         }
-        let model = Model::new(&config, task.head(), device)?;
+        let file = if path.join("config.json").is_file() { &path } else { &source.base }.join("config.json");
+        let model = Model::new(&config, task.head(), device).map_err(|error| match error {
+            kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", file.display()))
+                .help("let id2label name the ids from 0 on, and label2id say the same, or leave label2id out"),
+            other => other.into(),
+        })?;
         let (model, report) = source.load(model)?;
         let random = report.random().cloned().collect::<Vec<_>>();
         if !random.is_empty() {

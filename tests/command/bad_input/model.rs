@@ -31,6 +31,25 @@ fn widths_that_heads_do_not_divide() {
     place.refused("bert.toml", &bert, 2, &["hidden_size (10) is not divisible by num_attention_heads (4)"]);
 }
 
+/// Two fields say which label is which: they agree, or the message names both and the file.
+#[test]
+fn labels_that_disagree_are_refused_by_both_names() {
+    let place = Place::new();
+    place.write("batch.json", "{\"input_ids\": [[1]]}");
+    let forward =
+        ["forward", "model", "--task", "sequence-classification", "--batch", "batch.json", "--out", "out.safetensors"];
+    let names = json!({"0": "a", "1": "b", "2": "c"});
+    model_with(&place, "bert-classification", &json!({"id2label": names, "label2id": {"a": 0, "b": 2, "c": 1}}));
+    let parts = [
+        "model/config.json: id2label calls the label 1 \"b\", and label2id gives \"b\" the id 2",
+        "leave label2id out",
+    ];
+    fails(&mut place.kiln(&forward), 3, &parts);
+    // The advice, followed.
+    model_with(&place, "bert-classification", &json!({"id2label": names, "label2id": null}));
+    crate::common::succeeds(&mut place.kiln(&forward));
+}
+
 #[test]
 fn fields_of_hugging_face_that_are_refused() {
     let place = Place::new();
