@@ -56,6 +56,11 @@ const OLD_NORM: &[(&str, &str)] = &[("LayerNorm.weight", "LayerNorm.gamma"), ("L
 const VOCABULARY: &[&str] = &[
     "wte.weight",
     "word_embeddings.weight",
+    "lm_head.weight",
+    "decoder.weight",
+    "decoder.bias",
+    "vocab_projector.weight",
+    "generator_lm_head.weight",
     "cls.predictions.bias",
     "lm_head.bias",
     "vocab_projector.bias",
@@ -384,14 +389,14 @@ fn transposed(values: Values) -> Values {
     Values { shape: vec![columns, rows], data }
 }
 
-/// `values` with as many `rows`: those that are missing are the mean of those that are there, or of a bias 0, which is what
-/// `transformers` leaves of them when it ties the bias of the output again.
-fn with_rows(mut values: Values, rows: usize) -> Values {
+/// `values` with as many `rows`: those that are missing are the mean of those that are there, or of a bias 0 in a model that
+/// `is_tied`, which is what `transformers` leaves of them when it ties the bias of the output again.
+fn with_rows(mut values: Values, rows: usize, is_tied: bool) -> Values {
     let had = values.shape.first().copied().unwrap_or(rows);
     if had >= rows || had == 0 {
         return values;
     }
-    if values.shape.len() == 1 {
+    if values.shape.len() == 1 && is_tied {
         values.data.resize(rows, 0.0);
         values.shape[0] = rows;
         return values;
@@ -460,7 +465,11 @@ impl Fill<'_> {
         check_tied(self.checkpoint, parameter, source, &read, self.is_alias)?;
         Ok(match parameter.transposed {
             true => transposed(read),
-            false => with_rows(read, parameter.shape.first().copied().unwrap_or_default()),
+            // In a model that is tied each of the two names may stand for the other.
+            false => {
+                let is_tied = (self.is_alias)(source);
+                with_rows(read, parameter.shape.first().copied().unwrap_or_default(), is_tied)
+            }
         })
     }
 }

@@ -211,7 +211,7 @@ fn an_embedding_grows_to_the_rows_that_transformers_gives_it() {
     let row = json!({"input_ids": [5, 54, 7, 52], "labels": [5, 54, 7, 52]});
     std::fs::write(path.join("rows.jsonl"), format!("{row}\n").repeat(4)).unwrap();
     std::fs::write(path.join("batch.json"), r#"{"input_ids": [[5, 54, 7, 52]]}"#).unwrap();
-    for (case, task) in [("resized-gpt2", "clm"), ("resized-bert-mlm", "mlm")] {
+    for (case, task) in [("resized-gpt2", "clm"), ("resized-bert-mlm", "mlm"), ("resized-bert-untied", "mlm")] {
         let from = fixture(case).join("model");
         let (task, from) = (format!("data.task={task}"), from.to_str().unwrap());
         let always = ["data.format=tokenized", "data.train=rows.jsonl", "model.vocab_size=56", &task];
