@@ -118,7 +118,7 @@ fn a_model_folder_states_how_it_generates() {
         output.status.success() && said.contains("num_beams = 4 is not followed") && !said.contains("min_p"),
         "{said}"
     );
-    assert!(said.contains("max_time = 60 has no effect") && !said.contains("min_new_tokens"), "{said}");
+    assert!(said.contains("max_time = 60 is not followed") && !said.contains("min_new_tokens"), "{said}");
     let shorter = generated(folder.path(), &["--prompt", "a", "--max-new-tokens", "3"]);
     assert_eq!(shorter[0]["token_ids"].as_array().unwrap().len(), 3, "the model's least number yields");
     state(json!({"top_k": "many"}));
