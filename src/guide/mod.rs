@@ -74,6 +74,10 @@ pub fn other_files_tables() -> Vec<&'static kiln_models::NameTable> {
         &crate::data::instruct::rows::MESSAGE,
         &crate::session::generation_config::GENERATION_CONFIG_NAMES,
         &kiln_models::ADAPTER_CONFIG_NAMES,
+        &crate::data::tokenizer::CLASSES,
+        &crate::data::tokenizer::CONFIG_NAMES,
+        &crate::data::tokenizer::SPECIAL_NAMES,
+        &crate::data::tokenizer::JSON_NAMES,
     ];
     tables.extend(kiln_models::config::CONFIG_NAMES);
     tables

@@ -40,7 +40,7 @@ pub fn evaluate_folder(
     config.model = crate::config::ModelSection { from: Some(spec.clone()), ..Default::default() };
     config.lora = None;
     config.data.label_names = None;
-    if crate::data::tokenizer::Tokenizer::is_in(&folder) {
+    if crate::data::tokenizer::Tokenizer::is_read(&folder) {
         config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());
     }
     let session = open(&config)?;

@@ -6,6 +6,7 @@
 mod common;
 
 // Data, models and the Hub.
+mod cache_keys;
 mod generation;
 mod heads;
 mod hub;

@@ -26,7 +26,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// As it stands in its file.
     source: String,
-    tokens: Vec<(&'static str, String)>,
+    tokens: Vec<(String, String)>,
     /// Whether it marks the words of the assistant by `{% generation %}`.
     marks_answers: bool,
     /// Whether it writes messages with all of their keys.
@@ -115,7 +115,7 @@ impl ChatTemplate {
     }
 
     /// The special tokens that the template may name, by role.
-    pub fn tokens(&self) -> &[(&'static str, String)] {
+    pub fn tokens(&self) -> &[(String, String)] {
         &self.tokens
     }
 
@@ -185,7 +185,7 @@ impl ChatTemplate {
             .help("write the number as a text"));
         }
         let template = self.environment.get_template(NAME).map_err(|error| unusable(&error))?;
-        let tokens = self.tokens.iter().map(|(role, token)| ((*role).to_owned(), Value::from(token.as_str())));
+        let tokens = self.tokens.iter().map(|(role, token)| (role.clone(), Value::from(token.as_str())));
         let mut given = tokens.collect::<BTreeMap<_, _>>();
         let others = [
             ("messages", Value::from(Serde(messages))),

@@ -1,14 +1,17 @@
 //! The files of a tokenizer as `transformers` knows them: those that came with it, which are saved byte for byte, what they
 //! say beside `tokenizer.json`, and those that are written for one that came from no folder.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_models::{ModelConfig, ModelType};
 use serde_json::{Map, Value};
-use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, TruncationDirection};
+use tokenizers::{AddedToken, TruncationDirection};
 
+use super::classes::{Arguments, Class, Named, named};
+use super::names::{CONFIG_NAMES, JSON_NAMES, SPECIAL_NAMES};
 use super::{END_OF_TEXT, Tokenizer};
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_error, read_regular};
@@ -19,11 +22,14 @@ pub type NamedFile = (String, Arc<[u8]>);
 /// `tokenizer_config.json`
 pub(super) const CONFIG: &str = "tokenizer_config.json";
 
+/// `special_tokens_map.json`
+pub(super) const SPECIAL: &str = "special_tokens_map.json";
+
 /// Every file of a folder that can belong to its tokenizer.
 pub(super) const FILES: [&str; 14] = [
     "tokenizer.json",
     CONFIG,
-    "special_tokens_map.json",
+    SPECIAL,
     "added_tokens.json",
     "vocab.txt",
     "vocab.json",
@@ -95,7 +101,7 @@ impl Origin {
     }
 
     /// One of the files as a JSON object; an empty one if it is not there.
-    fn object(&self, name: &str) -> Result<Map<String, Value>> {
+    pub(super) fn object(&self, name: &str) -> Result<Map<String, Value>> {
         let Some((_, bytes)) = self.files.iter().find(|(file, _)| file == name) else { return Ok(Map::new()) };
         serde_json::from_slice(bytes).map_err(|error| {
             Error::data(format!("{}: expected a JSON object: {error}", self.folder.join(name).display()))
@@ -151,139 +157,230 @@ pub fn write_files(folder: &Path, files: &[NamedFile]) -> Result<()> {
     Ok(())
 }
 
-/// The settings in the files beside `tokenizer.json` on which token ids depend.
+/// A special token of a role.
+#[derive(Debug, Clone, PartialEq)]
+struct Role {
+    name: String,
+    token: AddedToken,
+}
+
+/// The settings in the files of a tokenizer on which token ids depend, as `AutoTokenizer` of `transformers` 5.24 takes them
+/// together.
 #[derive(Debug, Default)]
 pub(super) struct Stated {
-    /// Tokens that are added to the vocabulary if they are not in it, in order; with their id where one is stated.
-    tokens: Vec<(AddedToken, Option<u32>)>,
-    /// Tokens by role.
-    pub(super) roles: Vec<(&'static str, String)>,
+    /// `tokenizer_config.json`, with `special_tokens_map.json` over it where that counts.
+    pub(super) config: Map<String, Value>,
+    /// The class that the files name.
+    pub(super) named: Option<Named>,
+    /// The class by which they are read.
+    pub(super) class: Class,
+    /// Tokens that the files list with their ids.
+    listed: BTreeMap<u32, AddedToken>,
+    /// Special tokens by role.
+    roles: Vec<Role>,
+    /// Special tokens without a role; none where the files state none, and the class may have its own.
+    pub(super) further: Option<Vec<AddedToken>>,
     /// The side that a text which is too long loses.
-    pub(super) truncation: Option<TruncationDirection>,
-    /// How the tokenizer's class treats case, accents and Chinese characters, if it is BERT's: it ignores what
-    /// `tokenizer.json` says of them.
-    bert: Option<(bool, Option<bool>, bool)>,
-    /// Whether a text begins with a space, if the class is GPT-2's or RoBERTa's.
-    prefix_space: Option<bool>,
+    pub(super) truncation: TruncationDirection,
+    /// What Kiln does not follow, one line each.
+    pub(super) told: Vec<String>,
 }
 
 impl Stated {
-    /// Reads what stands in the files, as `PreTrainedTokenizerFast` of `transformers` 4.57 does.
-    pub(super) fn read(origin: &Origin) -> Result<Self> {
-        let config = origin.object(CONFIG)?;
+    /// Reads what stands in the files; `json` is `tokenizer.json`, if that is read, and `usual` the class where the files name none.
+    pub(super) fn read(origin: &Origin, json: Option<&Value>, usual: Class) -> Result<Self> {
         let bad = |file: &str, what: String| Error::data(format!("{}: {what}", origin.folder.join(file).display()));
-        let mut said = Self::default();
-        let listed = config.get("added_tokens_decoder").filter(|value| !value.is_null());
-        // Since the tokens are listed in tokenizer_config.json, the two older files are not read beside it.
-        let older = |name: &str| if listed.is_some() { Ok(Map::new()) } else { origin.object(name) };
-        let (map, added) = (older("special_tokens_map.json")?, older("added_tokens.json")?);
-        if let Some(listed) = listed {
-            let expected = "added_tokens_decoder: expected an object of id = token";
-            let listed = listed.as_object().ok_or_else(|| bad(CONFIG, format!("{expected}, got {}", short(listed))))?;
-            for (id, value) in listed {
-                let id = id.parse().map_err(|_| bad(CONFIG, format!("{expected}, got the id {id:?}")))?;
-                let token =
-                    token(value, false).map_err(|error| bad(CONFIG, format!("added_tokens_decoder: {error}")))?;
-                said.tokens.extend(token.map(|token| (token, Some(id))));
+        let mut config = origin.object(CONFIG)?;
+        let told = CONFIG_NAMES.check(&without_tokens(&config)).map_err(|error| bad(CONFIG, plain(error)))?;
+        let told = told.into_iter().map(|told| format!("{CONFIG}: {told}")).collect();
+        let named = named(&origin.folder, &config)?;
+        let mut said = Self { named, class: named.map_or(usual, |named| named.class), told, ..Self::default() };
+        if is_empty(config.get("extra_special_tokens"))
+            && let Some(further) = config.remove("additional_special_tokens")
+        {
+            config.insert("extra_special_tokens".into(), further);
+        }
+        // Of the file that a value stands in, for messages.
+        let mut file_of = HashMap::new();
+        match config.get("added_tokens_decoder").filter(|value| !value.is_null()) {
+            // Since the tokens are listed in tokenizer_config.json, neither the two older files nor the tokens of tokenizer.json are
+            // read beside it.
+            Some(listed) => {
+                let expected = "added_tokens_decoder: expected an object of id = token";
+                let listed =
+                    listed.as_object().ok_or_else(|| bad(CONFIG, format!("{expected}, got {}", short(listed))))?;
+                for (id, value) in listed {
+                    let id = id.parse().map_err(|_| bad(CONFIG, format!("{expected}, got the id {id:?}")))?;
+                    let token =
+                        token(value, false).map_err(|error| bad(CONFIG, format!("added_tokens_decoder: {error}")))?;
+                    said.listed.extend(token.map(|token| (id, token)));
+                }
+            }
+            None => {
+                let map = origin.object(SPECIAL)?;
+                let told = SPECIAL_NAMES.check(&without_tokens(&map)).map_err(|error| bad(SPECIAL, plain(error)))?;
+                said.told.extend(told.into_iter().map(|told| format!("{SPECIAL}: {told}")));
+                for (name, value) in map {
+                    let value = match (config.get(&name), value) {
+                        (Some(Value::Array(before)), Value::Array(after)) if name == "extra_special_tokens" => {
+                            let more = after.into_iter().filter(|token| !before.contains(token));
+                            before.iter().cloned().chain(more.collect::<Vec<_>>()).collect()
+                        }
+                        (_, value) => value,
+                    };
+                    config.insert(name.clone(), value);
+                    file_of.insert(name, SPECIAL);
+                }
             }
         }
-        for (content, id) in &added {
-            let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
-                bad("added_tokens.json", format!("{content:?}: expected the id of a token, got {}", short(id)))
-            })?;
-            said.tokens.push((AddedToken::from(content.as_str(), false), Some(id)));
-        }
-        said.tokens.sort_by_key(|(_, id)| *id);
-        let mut special = Vec::new();
-        let from = |name: &str| match map.get(name) {
-            Some(value) => Some(("special_tokens_map.json", value)),
-            None => config.get(name).map(|value| (CONFIG, value)),
-        };
-        for role in ROLES {
-            let Some((file, value)) = from(role) else { continue };
-            if let Some(token) = token(value, true).map_err(|error| bad(file, format!("{role}: {error}")))? {
-                said.roles.push((role, token.content.clone()));
-                special.push(token);
-            }
-        }
-        for list in ["additional_special_tokens", "extra_special_tokens"] {
-            let Some((file, value)) = from(list) else { continue };
-            let values = match value {
-                Value::Array(values) => values.iter().collect::<Vec<_>>(),
-                Value::Object(values) => values.values().collect(),
-                Value::Null => Vec::new(),
-                other => return Err(bad(file, format!("{list}: expected a list of tokens, got {}", short(other)))),
+        said.config = config;
+        let file_of = |name: &str| file_of.get(name).copied().unwrap_or(CONFIG);
+        said.further = said.read_further().map_err(|(name, error)| bad(file_of(name), error))?;
+        if said.config.get("added_tokens_decoder").is_none_or(Value::is_null) {
+            let added = origin.object("added_tokens.json")?;
+            let is_special = |content: &str| {
+                let role = |role: &&str| said.config.get(*role).is_some_and(|value| text_of(value) == Some(content));
+                ROLES.iter().any(role) || said.further.iter().flatten().any(|further| further.content == content)
             };
-            for value in values {
-                special.extend(token(value, true).map_err(|error| bad(file, format!("{list}: {error}")))?);
+            for (content, id) in &added {
+                let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
+                    bad("added_tokens.json", format!("{content:?}: expected the id of a token, got {}", short(id)))
+                })?;
+                let token = AddedToken::from(content.as_str(), is_special(content));
+                if let Some(other) = said.listed.insert(id, token) {
+                    let what = format!("the tokens {:?} and {content:?} have the id {id}", other.content);
+                    return Err(bad("added_tokens.json", what));
+                }
+            }
+            for value in json.and_then(|json| json.get("added_tokens")).and_then(Value::as_array).into_iter().flatten()
+            {
+                let id = value.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+                let token =
+                    token(value, false).map_err(|error| bad("tokenizer.json", format!("added_tokens: {error}")))?;
+                said.listed.extend(id.zip(token));
             }
         }
-        for (token, _) in &mut said.tokens {
-            token.special |= special.iter().any(|special| special.content == token.content);
-        }
-        special.retain(|special| said.tokens.iter().all(|(token, _)| token.content != special.content));
-        said.tokens.extend(special.into_iter().map(|token| (token, None)));
-        said.truncation = match config.get("truncation_side") {
-            None | Some(Value::Null) => None,
-            Some(Value::String(side)) if side == "right" => Some(TruncationDirection::Right),
-            Some(Value::String(side)) if side == "left" => Some(TruncationDirection::Left),
+        said.read_roles(json).map_err(|(name, error)| bad(file_of(&name), error))?;
+        let of_json = json.and_then(|json| json.pointer("/truncation/direction")).and_then(Value::as_str);
+        said.truncation = match said.config.get("truncation_side") {
+            None | Some(Value::Null) if of_json == Some("Left") => TruncationDirection::Left,
+            None | Some(Value::Null) => TruncationDirection::Right,
+            Some(Value::String(side)) if side == "right" => TruncationDirection::Right,
+            Some(Value::String(side)) if side == "left" => TruncationDirection::Left,
             Some(other) => {
                 let got = short(other);
                 return Err(bad(CONFIG, format!("truncation_side: expected \"left\" or \"right\", got {got}")));
             }
         };
-        let flag = |name: &str| match config.get(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::Bool(flag)) => Ok(Some(*flag)),
-            Some(other) => Err(bad(CONFIG, format!("{name}: expected true or false, got {}", short(other)))),
-        };
-        let class = match config.is_empty() {
-            // Without tokenizer_config.json tokenizer.json alone decides, and what is saved says so.
-            true => None,
-            false => class(origin)?.as_deref().and_then(Class::of),
-        };
-        match class {
-            Some(Class::Bert | Class::DistilBert) => {
-                said.bert = Some((
-                    flag("do_lower_case")?.unwrap_or(true),
-                    flag("strip_accents")?,
-                    flag("tokenize_chinese_chars")?.unwrap_or(true),
-                ));
-            }
-            Some(Class::Gpt2 | Class::Roberta) => {
-                said.prefix_space = Some(flag("add_prefix_space")?.unwrap_or(false));
-            }
-            None => {}
-        }
         Ok(said)
     }
 
-    /// Changes `inner` as `transformers` changes what it reads from `tokenizer.json`.
-    pub(super) fn apply(&self, inner: &mut tokenizers::Tokenizer) -> Result<()> {
-        let failed = |error: tokenizers::Error| Error::data(format!("tokenizer: {error}"));
-        if let (Some((lower_case, accents, chinese)), Some(NormalizerWrapper::BertNormalizer(found))) =
-            (self.bert, inner.get_normalizer())
-        {
-            let mut wanted = *found;
-            (wanted.lowercase, wanted.strip_accents, wanted.handle_chinese_chars) = (lower_case, accents, chinese);
-            inner.with_normalizer(Some(wanted)).map_err(failed)?;
+    /// Notes the names of `json`, a `tokenizer.json`, that Kiln does not know.
+    ///
+    /// # Errors
+    /// A name or value that is refused.
+    pub(super) fn check_json(&mut self, json: &Map<String, Value>) -> Result<()> {
+        let told = JSON_NAMES.check(json).map_err(|error| Error::data(plain(error)))?;
+        self.told.extend(told.into_iter().map(|told| format!("tokenizer.json: {told}")));
+        Ok(())
+    }
+
+    /// The special tokens without a role that the files list; none where they list none.
+    fn read_further(&self) -> std::result::Result<Option<Vec<AddedToken>>, (&'static str, String)> {
+        let lists = ["extra_special_tokens", "additional_special_tokens"];
+        let Some((name, values)) = lists.into_iter().find_map(|name| Some((name, self.config.get(name)?))) else {
+            return Ok(None);
+        };
+        match values {
+            Value::Array(values) => {
+                let tokens = values.iter().filter_map(|value| token(value, value.is_string()).transpose());
+                let tokens = tokens.collect::<std::result::Result<Vec<_>, _>>();
+                tokens.map(Some).map_err(|error| (name, format!("{name}: {error}")))
+            }
+            // These have names: they are roles.
+            Value::Object(_) | Value::Null => Ok(None),
+            other => Err((name, format!("{name}: expected a list of tokens, got {}", short(other)))),
         }
-        if let (Some(prefix), Some(PreTokenizerWrapper::ByteLevel(found))) =
-            (self.prefix_space, inner.get_pre_tokenizer())
-        {
-            let wanted = found.add_prefix_space(prefix);
-            inner.with_pre_tokenizer(Some(wanted));
-        }
-        let known = inner.get_added_tokens_decoder();
-        for (token, id) in &self.tokens {
-            if known.values().any(|known| known.content == token.content) {
+    }
+
+    /// The tokens by role: those that the files state, else those of the class; then the roles that only this tokenizer has.
+    fn read_roles(&mut self, json: Option<&Value>) -> std::result::Result<(), (String, String)> {
+        let class = self.class;
+        let listed = |content: &str| self.listed.values().find(|token| token.content == content).cloned();
+        let stated = |name: &str, value: &Value| -> std::result::Result<Option<Role>, (String, String)> {
+            let found = token(value, true).map_err(|error| (name.to_owned(), format!("{name}: {error}")))?;
+            Ok(found.map(|found| {
+                let bare = || match value.is_string() {
+                    true => class.token(name, &found.content),
+                    false => found.clone(),
+                };
+                Role { name: name.to_owned(), token: listed(&found.content).unwrap_or_else(bare) }
+            }))
+        };
+        let mut roles = Vec::new();
+        for name in ROLES {
+            if let Some(value) = self.config.get(name) {
+                roles.extend(stated(name, value)?);
                 continue;
             }
-            inner.add_tokens([token.clone()]).map_err(failed)?;
-            let found = inner.token_to_id(&token.content);
-            if let (Some(id), Some(found)) = (id, found)
-                && *id != found
-            {
+            let own = class.roles().iter().find(|(role, _)| *role == name).map(|(_, token)| *token);
+            let padding = || json?.pointer("/padding/pad_token")?.as_str();
+            let own = own.or_else(|| if name == "pad_token" && class == Class::AsItStands { padding() } else { None });
+            roles.extend(own.map(|own| Role { name: name.into(), token: class.token(name, own) }));
+        }
+        let is_token = |value: &Value| value.is_string() || value.get("content").is_some();
+        let named = self
+            .config
+            .iter()
+            .filter(|(name, value)| name.ends_with("_token") && !ROLES.contains(&name.as_str()) && is_token(value));
+        let lists = ["extra_special_tokens", "model_specific_special_tokens"];
+        let of_lists = lists.iter().filter_map(|name| self.config.get(*name)?.as_object()).flatten();
+        for (name, value) in named.chain(of_lists) {
+            let role = stated(name, value)?;
+            roles.retain(|other: &Role| other.name != *name);
+            roles.extend(role);
+        }
+        self.roles = roles;
+        Ok(())
+    }
+
+    /// The tokens by role.
+    pub(super) fn roles(&self) -> Vec<(String, String)> {
+        self.roles.iter().map(|role| (role.name.clone(), role.token.content.clone())).collect()
+    }
+
+    /// The token of a role.
+    pub(super) fn role(&self, name: &str) -> Option<&str> {
+        self.roles.iter().find(|role| role.name == name).map(|role| role.token.content.as_str())
+    }
+
+    /// `tokenizer_config.json` as the arguments of the class.
+    pub(super) fn arguments(&self) -> Arguments<'_> {
+        Arguments(&self.config)
+    }
+
+    /// Adds the tokens of the files and of the class to `inner`, as the constructor of `TokenizersBackend` adds them. `own` are the
+    /// special tokens without a role that the class has where the files state none. A class that the files do not name has
+    /// those of its tokens that the vocabulary has.
+    pub(super) fn add_tokens(&mut self, inner: &mut tokenizers::Tokenizer, own: Vec<AddedToken>) -> Result<()> {
+        if !self.named.is_some_and(|named| named.is_said) {
+            let is_stated = |role: &Role| self.config.contains_key(&role.name);
+            self.roles.retain(|role| is_stated(role) || inner.token_to_id(&role.token.content).is_some());
+        }
+        let known = inner.get_added_tokens_decoder();
+        let is_known = |token: &AddedToken| known.values().any(|known| is_same(known, token));
+        let mut added = self.listed.values().filter(|token| !is_known(token)).cloned().collect::<Vec<_>>();
+        let there = known.values().chain(&added).map(|token| token.content.clone()).collect::<HashSet<_>>();
+        let further = self.further.as_ref().unwrap_or(&own);
+        // Of two tokens with one content the later one counts.
+        let more = self.roles.iter().map(|role| &role.token).chain(further);
+        added.extend(more.filter(|token| !there.contains(&token.content)).cloned());
+        for token in &mut added {
+            token.special |= self.roles.iter().any(|role| role.token.content == token.content);
+        }
+        inner.add_tokens(added).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
+        for (id, token) in &self.listed {
+            if let Some(found) = inner.token_to_id(&token.content).filter(|found| found != id) {
                 return Err(Error::data(format!(
                     "the added token {:?}: expected the id {id} that its file states, but in this vocabulary it has {found}",
                     token.content
@@ -292,6 +389,45 @@ impl Stated {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether two tokens are equal in all that the library tells apart.
+fn is_same(one: &AddedToken, other: &AddedToken) -> bool {
+    let flags = |token: &AddedToken| [token.single_word, token.lstrip, token.rstrip, token.normalized, token.special];
+    one.content == other.content && flags(one) == flags(other)
+}
+
+/// Whether a list of tokens states none.
+fn is_empty(value: Option<&Value>) -> bool {
+    match value {
+        None | Some(Value::Null) => true,
+        Some(Value::Array(values)) => values.is_empty(),
+        Some(Value::Object(values)) => values.is_empty(),
+        Some(_) => false,
+    }
+}
+
+/// The text of a token as a file writes it.
+pub(super) fn text_of(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+/// `object` without the special tokens that only this tokenizer has: each may have a name of its own that ends with `_token`.
+fn without_tokens(object: &Map<String, Value>) -> Map<String, Value> {
+    let is_own = |name: &str, value: &Value| name.ends_with("_token") && text_of(value).is_some();
+    object
+        .iter()
+        .filter(|(name, value)| !is_own(name, value))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}
+
+/// The text of an error of a table of names.
+fn plain(error: kiln_models::Error) -> String {
+    match error {
+        kiln_models::Error::Config(text) => text,
+        other => other.to_string(),
     }
 }
 
@@ -326,88 +462,6 @@ fn token(value: &Value, special: bool) -> std::result::Result<Option<AddedToken>
 fn short(value: &Value) -> String {
     let text = value.to_string();
     text.char_indices().nth(60).map_or(text.clone(), |(end, _)| format!("{}...", &text[..end]))
-}
-
-/// The classes of `transformers` that Kiln's families have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Class {
-    Gpt2,
-    Bert,
-    Roberta,
-    DistilBert,
-}
-
-impl Class {
-    const ALL: [Self; 4] = [Self::Gpt2, Self::Bert, Self::Roberta, Self::DistilBert];
-
-    /// The name that both `transformers` 4 and 5 know; 4 takes the class with `Fast` of its own accord.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Gpt2 => "GPT2Tokenizer",
-            Self::Bert => "BertTokenizer",
-            Self::Roberta => "RobertaTokenizer",
-            Self::DistilBert => "DistilBertTokenizer",
-        }
-    }
-
-    fn of(name: &str) -> Option<Self> {
-        let name = name.strip_suffix("Fast").unwrap_or(name);
-        match name {
-            "ElectraTokenizer" => Some(Self::Bert),
-            _ => Self::ALL.into_iter().find(|class| class.name() == name),
-        }
-    }
-
-    /// None for SentencePiece, where `tokenizer.json` says everything.
-    fn of_model(model_type: ModelType) -> Option<Self> {
-        match model_type {
-            ModelType::Gpt2 | ModelType::GptNeo => Some(Self::Gpt2),
-            ModelType::Bert | ModelType::Electra => Some(Self::Bert),
-            ModelType::Roberta => Some(Self::Roberta),
-            ModelType::DistilBert => Some(Self::DistilBert),
-            ModelType::Camembert | ModelType::XlmRoberta | ModelType::Albert => None,
-        }
-    }
-
-    /// Whether the class gives token types, unless `model_input_names` says otherwise.
-    fn has_types(self) -> bool {
-        self == Self::Bert
-    }
-
-    /// The special tokens that the class has, said or not.
-    fn tokens(self) -> &'static [&'static str] {
-        match self {
-            Self::Gpt2 => &[END_OF_TEXT],
-            Self::Bert | Self::DistilBert => &["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
-            Self::Roberta => &["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-        }
-    }
-}
-
-/// Whether the class called `name` gives token types, unless `model_input_names` says otherwise; none for one that is not known,
-/// as ALBERT's, which does in `transformers` 4 and does not in 5.
-fn gives_types(name: &str) -> Option<bool> {
-    match name.strip_suffix("Fast").unwrap_or(name) {
-        "CamembertTokenizer" | "XLMRobertaTokenizer" => Some(false),
-        name => Class::of(name).map(Class::has_types),
-    }
-}
-
-/// The class that `AutoTokenizer` takes for a folder: `tokenizer_config.json` names it, or the model's `config.json` does.
-fn class(origin: &Origin) -> Result<Option<String>> {
-    let text = |value: Option<&Value>| value.and_then(Value::as_str).map(String::from);
-    if let Some(class) = text(origin.object(CONFIG)?.get("tokenizer_class")) {
-        return Ok(Some(class));
-    }
-    // A config.json that cannot be read is the model's business, not the tokenizer's.
-    let Ok(Some((_, bytes))) = read_file(&origin.folder, "config.json") else { return Ok(None) };
-    let model: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-    let by_type = || {
-        let found = model.get("model_type").and_then(Value::as_str)?;
-        let kind = ModelType::ALL.into_iter().find(|kind| kind.name() == found)?;
-        Some(Class::of_model(kind)?.name().to_string())
-    };
-    Ok(text(model.get("tokenizer_class")).or_else(by_type))
 }
 
 impl Tokenizer {
@@ -457,19 +511,15 @@ impl Tokenizer {
 
     /// `tokenizer_config.json` of a tokenizer from the folder of another model than that of `model`.
     fn completed(&self, mut config: Map<String, Value>, model: &ModelConfig) -> Result<Map<String, Value>> {
-        let class = match &self.origin {
-            Some(origin) => class(origin)?,
-            None => None,
-        };
         let described = self.described(model)?;
         if config.get("tokenizer_class").is_none_or(Value::is_null) {
             let own = described.get("tokenizer_class").cloned().unwrap_or_default();
-            config.insert("tokenizer_class".into(), class.clone().map_or(own, Value::from));
+            config.insert("tokenizer_class".into(), self.class.map_or(own, |class| class.name().into()));
         }
         let named = config.get("tokenizer_class").and_then(Value::as_str);
         let has_types = match config.get("model_input_names").and_then(Value::as_array) {
             Some(names) => Some(names.iter().any(|name| name == "token_type_ids")),
-            None => named.and_then(gives_types),
+            None => named.and_then(Class::of).and_then(Class::has_types),
         };
         if has_types != Some(self.has_types(model)?) {
             config.insert("model_input_names".into(), self.input_names(model)?);
@@ -480,7 +530,8 @@ impl Tokenizer {
     /// `tokenizer_config.json` of a tokenizer that came without.
     fn described(&self, model: &ModelConfig) -> Result<Map<String, Value>> {
         let json = serde_json::to_value(&self.inner).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        let class = self.class(&json, model.model_type());
+        let class = self.fitting_class(&json, model.model_type());
+        let class = class.or_else(|| self.class.filter(|class| *class != Class::AsItStands));
         let mut config = Map::new();
         let name = class.map_or("PreTrainedTokenizerFast", Class::name);
         config.insert("tokenizer_class".into(), name.into());
@@ -497,7 +548,7 @@ impl Tokenizer {
             ("mask_token", &["[MASK]", "<mask>"]),
         ];
         for (role, tokens) in named {
-            let stated = self.roles.iter().find(|(name, _)| *name == role).map(|(_, token)| token.as_str());
+            let stated = self.role(role);
             let usual = || tokens.iter().copied().find(|token| self.token_id(token).is_some());
             if let Some(token) = stated.or_else(usual) {
                 config.insert(role.into(), token.into());
@@ -513,7 +564,7 @@ impl Tokenizer {
             Some(Class::Gpt2 | Class::Roberta) => {
                 config.insert("add_prefix_space".into(), at("/pre_tokenizer/add_prefix_space"));
             }
-            None => {}
+            _ => {}
         }
         Ok(config)
     }
@@ -521,7 +572,7 @@ impl Tokenizer {
     /// The class that does what this tokenizer (`json` is its `tokenizer.json`) does, in the folder of a model of
     /// `model_type`: a class of a family builds its own pipeline around the vocabulary. None if only
     /// `PreTrainedTokenizerFast`, which keeps all of `tokenizer.json`, does.
-    fn class(&self, json: &Value, model_type: ModelType) -> Option<Class> {
+    fn fitting_class(&self, json: &Value, model_type: ModelType) -> Option<Class> {
         let at = |pointer: &str| json.pointer(pointer).unwrap_or(&Value::Null);
         let kind = |part: &str| at(&format!("/{part}/type")).as_str();
         let off = |pointer: &str| matches!(at(pointer), Value::Null | Value::Bool(false)) || at(pointer) == "";
@@ -564,7 +615,7 @@ impl Tokenizer {
             }
             _ => return None,
         };
-        class.tokens().iter().all(|token| self.token_id(token).is_some()).then_some(class)
+        class.roles().iter().all(|(_, token)| self.token_id(token).is_some()).then_some(class)
     }
 
     /// Whether the model takes token types that say more than 0: it has several, and pairs of this tokenizer have two.

@@ -1,29 +1,33 @@
 //! Text to ids and back: a wrapper around the `tokenizers` crate that knows the files Hugging Face folders hold, and learns
 //! a byte-level BPE when there is none.
 
+mod classes;
 mod files;
 mod guard;
 #[cfg(test)]
 mod mutations;
+mod names;
+#[cfg(test)]
+mod peers;
 mod sentence_piece;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
-use tokenizers::normalizers::BertNormalizer;
 use tokenizers::parallelism::MaybeParallelIterator;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::processors::bert::BertProcessing;
-use tokenizers::processors::roberta::RobertaProcessing;
+use tokenizers::processors::PostProcessorWrapper;
 use tokenizers::{
-    AddedToken, EncodeInput, Encoding, Model, PostProcessor, Token, TruncationDirection, TruncationParams,
-    truncate_encodings,
+    AddedToken, EncodeInput, Encoding, PostProcessor, Token, TruncationDirection, TruncationParams, truncate_encodings,
 };
 
 use super::corpus::Corpus;
@@ -32,10 +36,13 @@ use super::text_chunks::{first_seam, seam};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::{read_error, read_regular_text};
 use crate::data::squad::WindowEncoder;
-use files::{Origin, Stated};
+use classes::{Class, Ends, Kind};
+use files::{CONFIG, Origin, Stated};
 
+pub use classes::CLASSES;
 pub use files::{NamedFile, chat_templates, read_file, tokenizer_files, write_files};
 pub(crate) use guard::guarded;
+pub use names::{CONFIG_NAMES, JSON_NAMES, SPECIAL_NAMES};
 
 /// GPT-2's end-of-text token, which also separates documents.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -216,10 +223,16 @@ pub struct Tokenizer {
     hash: [u8; 32],
     /// The folder that it came from with its files; none if it was learned or read from a file of another name.
     origin: Option<Origin>,
-    /// Tokens by role, as the files state them.
-    roles: Vec<(&'static str, String)>,
+    /// The class that its files name.
+    class: Option<Class>,
+    /// Tokens by role, as the files state them or the class has them.
+    roles: Vec<(String, String)>,
     /// The side that a text which is too long loses.
     truncation: TruncationDirection,
+    /// Whether the text of ids loses spaces before punctuation.
+    cleans_up: bool,
+    /// What its files say and Kiln does not follow, one line each.
+    notes: Vec<String>,
 }
 
 impl Tokenizer {
@@ -230,27 +243,37 @@ impl Tokenizer {
             || has("vocab.txt")
             || (has("vocab.json") && has("merges.txt"))
             || (has("encoder.json") && has("vocab.bpe"))
-            || (sentence_piece::NAMES.into_iter().any(has) && sentence_piece::is_known(folder))
+            || sentence_piece::NAMES.into_iter().any(has)
     }
 
-    /// Reads a folder with `tokenizer.json`, `vocab.json` and `merges.txt` (or OpenAI's names, `encoder.json` and
-    /// `vocab.bpe`), `vocab.txt` (WordPiece, lower-casing unless `tokenizer_config.json` says `do_lower_case: false`), or
-    /// SentencePiece's `sentencepiece.bpe.model` or `spiece.model` of ALBERT, CamemBERT or XLM-RoBERTa; or one such file. Added tokens, special tokens and what the tokenizer's class decides are taken from the files beside
-    /// it, so that ids are those of `transformers`' `AutoTokenizer`.
+    /// Whether the files of `folder` are those of a class of tokenizers that is implemented.
+    pub fn is_read(folder: &Path) -> bool {
+        let named = || -> Result<bool> {
+            let named = classes::named(folder, &Origin::read(folder, &[])?.object(CONFIG)?)?;
+            Ok(named.is_some() || !sentence_piece::NAMES.into_iter().any(|name| folder.join(name).is_file()))
+        };
+        Self::is_in(folder) && named().unwrap_or(false)
+    }
+
+    /// Reads a folder with `tokenizer.json`, `vocab.json` and `merges.txt` (or OpenAI's names, `encoder.json` and `vocab.bpe`),
+    /// `vocab.txt`, or a model of SentencePiece; or one such file. The class that `tokenizer_config.json` or `config.json` names
+    /// builds its pipeline around the vocabulary, with the settings and tokens of the files beside it, so that ids are those of
+    /// `transformers`' `AutoTokenizer`. What the files say and Kiln does not follow is told once.
     ///
     /// # Errors
-    /// None of these files, or one that cannot be read.
+    /// None of these files, one that cannot be read, or a class that is not implemented.
     pub fn load(path: &Path) -> Result<Self> {
-        guarded(|| Self::read(path)).map_err(|error| match error.kind() {
+        let loaded = guarded(|| Self::read(path)).map_err(|error| match error.kind() {
             ErrorKind::Data if !error.to_string().starts_with(&path.display().to_string()) => error.at(path.display()),
             _ => error,
-        })
+        })?;
+        for note in &loaded.notes {
+            tell_once(format!("{}: {note}", path.display()));
+        }
+        Ok(loaded)
     }
 
     fn read(path: &Path) -> Result<Self> {
-        let bad = |file: &Path, error: tokenizers::Error| {
-            Error::data(format!("{}: not a readable tokenizer: {error}", file.display()))
-        };
         let (folder, file) = match path.is_dir() {
             true => (path, None),
             false => (path.parent().unwrap_or(Path::new(".")), path.file_name().and_then(|name| name.to_str())),
@@ -260,39 +283,70 @@ impl Tokenizer {
             (file.is_none_or(|file| file == name) && there.is_file()).then_some(there)
         };
         if let Some(found) = find("tokenizer.json") {
-            let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
-            return Self::wrap(inner, Some(Origin::read(folder, &[])?), Some(&found));
+            let origin = Origin::read(folder, &[])?;
+            return Self::whole(&found, origin).map_err(|error| error.at(found.display()));
         }
+        // The class decides which of several vocabularies is read.
+        let config = Origin::read(folder, &[])?.object(CONFIG)?;
+        let named = classes::named(folder, &config)?.map(|named| named.class);
+        let reads = |kind: Kind| named.is_none_or(|class| class.kind() == Some(kind));
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             // Under OpenAI's names `transformers` does not find them, so they are written anew.
             let known = vocab == "vocab.json";
             let (vocab, merges) = (folder.join(vocab), folder.join(merges));
-            let named = |path: &Path| file.is_none_or(|file| path.file_name().is_some_and(|name| name == file));
-            if vocab.is_file() && merges.is_file() && (named(&vocab) || named(&merges)) {
-                let model = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy()).build();
-                let inner = byte_level(model.map_err(|error| bad(&vocab, error))?)?;
-                let origin = known.then(|| Origin::read(folder, &["tokenizer.json", "vocab.txt"])).transpose()?;
-                return Self::wrap(inner, origin, Some(&vocab));
+            let given = |path: &Path| file.is_none_or(|file| path.file_name().is_some_and(|name| name == file));
+            if reads(Kind::Bpe) && vocab.is_file() && merges.is_file() && (given(&vocab) || given(&merges)) {
+                let read = BPE::read_file(&vocab.to_string_lossy(), &merges.to_string_lossy());
+                let (pieces, merges) = read.map_err(|error| unreadable(error).at(vocab.display()))?;
+                let has = |token: &str| pieces.contains_key(token);
+                let usual = match has(END_OF_TEXT) || !has("<s>") || !has("</s>") {
+                    true => Class::Gpt2,
+                    false => Class::Roberta,
+                };
+                let pieces = Pieces { vocab: json!(pieces), merges: json!(merges), ..Pieces::default() };
+                let origin = Origin::read(folder, &["tokenizer.json", "vocab.txt"])?;
+                let mut said = Stated::read(&origin, None, usual)?;
+                let inner = assembled(&mut said, pieces).map_err(|error| error.at(vocab.display()))?;
+                return Self::wrap(inner, known.then_some(origin), said).map_err(|error| error.at(vocab.display()));
             }
         }
-        if let Some(found) = find("vocab.txt") {
-            let model = WordPiece::from_file(&found.to_string_lossy()).unk_token("[UNK]".into()).build();
-            let inner = word_piece(model.map_err(|error| bad(&found, error))?, lower_cases(folder)?, &found)?;
+        if let Some(found) = find("vocab.txt").filter(|_| reads(Kind::WordPiece)) {
             let origin = Origin::read(folder, &["tokenizer.json", "vocab.json", "merges.txt"])?;
-            return Self::wrap(inner, Some(origin), Some(&found));
-        }
-        if let Some(found) = sentence_piece::NAMES.into_iter().find_map(find) {
-            let others = ["tokenizer.json", "vocab.json", "merges.txt", "vocab.txt"];
-            let origin = Origin::read(folder, &others)?;
-            let text = sentence_piece::converted(folder, &found, &Stated::read(&origin)?)?;
-            let inner = guarded(|| text.parse::<tokenizers::Tokenizer>().map_err(failed));
+            let mut said = Stated::read(&origin, None, Class::Bert)?;
+            let pieces = WordPiece::read_file(&found.to_string_lossy());
+            let pieces = pieces.map_err(|error| unreadable(error).at(found.display()))?;
+            let needed = ["unk_token", "cls_token", "sep_token"].into_iter().filter_map(|role| said.role(role));
+            if let Some(token) = needed.into_iter().find(|token| !pieces.contains_key(*token)) {
+                let found = found.display();
+                return Err(Error::data(format!("{found}: expected BERT's word pieces, but {token} is missing")));
+            }
+            let inner = assembled(&mut said, Pieces { vocab: json!(pieces), ..Pieces::default() });
             let inner = inner.map_err(|error| error.at(found.display()))?;
+            return Self::wrap(inner, Some(origin), said).map_err(|error| error.at(found.display()));
+        }
+        if let Some(found) = sentence_piece::NAMES.into_iter().find_map(find).filter(|_| reads(Kind::Unigram)) {
+            if named.is_none() {
+                return Err(Error::data(format!(
+                    "{}: the files beside it do not say whose tokenizer it is",
+                    found.display()
+                ))
+                .help(
+                    "name the class of the tokenizer as tokenizer_class in tokenizer_config.json, or save it as tokenizer.json, by \
+                     AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) in Python",
+                ));
+            }
+            let origin = Origin::read(folder, &["tokenizer.json", "vocab.json", "merges.txt", "vocab.txt"])?;
+            let mut said = Stated::read(&origin, None, Class::AsItStands)?;
+            let pieces = sentence_piece::pieces(said.class, &found, &said)?;
+            let inner = assembled(&mut said, pieces).map_err(|error| error.at(found.display()))?;
             // With it the folder of a trained model is opened also where SentencePiece is not installed.
-            return Self::wrap(inner, Some(origin.with_json(text)), Some(&found));
+            let text = inner.to_string(false).map_err(failed)?;
+            let wrapped = Self::wrap(inner, Some(origin.with_json(text)), said);
+            return wrapped.map_err(|error| error.at(found.display()));
         }
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             for (there, missing) in [(vocab, merges), (merges, vocab)] {
-                if find(there).is_some() {
+                if find(there).is_some() && !folder.join(missing).is_file() && reads(Kind::Bpe) {
                     let there = folder.join(there);
                     return Err(Error::data(format!("{}: {missing} is missing beside it", there.display()))
                         .help("a byte-level BPE is a vocabulary and its merges: both files are needed"));
@@ -301,12 +355,66 @@ impl Tokenizer {
         }
         if let Some(file) = file.filter(|file| file.ends_with(".json") && folder.join(file).is_file()) {
             let found = folder.join(file);
-            let inner = tokenizers::Tokenizer::from_file(&found).map_err(|error| bad(&found, error))?;
-            return Self::wrap(inner, None, Some(&found));
+            let inner = tokenizers::Tokenizer::from_file(&found).map_err(unreadable);
+            let wrapped = inner.and_then(|inner| Self::wrap(inner, None, Stated::default()));
+            return wrapped.map_err(|error| error.at(found.display()));
         }
-        Err(Error::data(format!("{}: no tokenizer found", path.display())).help(
-            "expected tokenizer.json, vocab.json with merges.txt, vocab.txt, sentencepiece.bpe.model or spiece.model",
-        ))
+        Err(match named {
+            Some(class) => {
+                let files = class.kind().map_or(String::new(), |kind| format!(" or {}", kind.files()));
+                Error::data(format!("{}: {} needs tokenizer.json{files}", path.display(), class.name())).help(
+                    "tokenizer_config.json or config.json names this class; put its files there, or name the class of those that are there \
+                     as tokenizer_class",
+                )
+            }
+            None => Error::data(format!("{}: no tokenizer found", path.display())).help(
+                "expected tokenizer.json, vocab.json with merges.txt, vocab.txt, sentencepiece.bpe.model or spiece.model",
+            ),
+        })
+    }
+
+    /// The tokenizer whose `tokenizer.json` is `found`, among the files `origin`.
+    fn whole(found: &Path, origin: Origin) -> Result<Self> {
+        let text = read_regular_text(found).map_err(|error| read_error(found, &error))?;
+        let mut json: Value = serde_json::from_str(&text).map_err(|error| unreadable(error.into()))?;
+        let mut said = Stated::read(&origin, Some(&json), Class::AsItStands)?;
+        if let Some(object) = json.as_object() {
+            said.check_json(object)?;
+        }
+        let Some(kind) = said.class.kind() else {
+            let mut inner = text.parse::<tokenizers::Tokenizer>().map_err(unreadable)?;
+            complete(&mut inner, &mut said, Vec::new(), true)?;
+            return Self::wrap(inner, Some(origin), said);
+        };
+        let model = json.get("model");
+        let found = model.and_then(|model| model.get("type")).and_then(Value::as_str);
+        if let Some(found) = found.filter(|found| *found != kind.name()) {
+            let class = said.class.name();
+            return Err(Error::data(format!(
+                "model.type = {found:?}, but {class}, the class that tokenizer_config.json or config.json names, has the model {}",
+                kind.name()
+            ))
+            .help(
+                "if tokenizer.json is to be read as it stands, set tokenizer_class = \"PreTrainedTokenizerFast\" in tokenizer_config.json; \
+                 otherwise take the files from one folder",
+            ));
+        }
+        let charsmap = |part: &Value| {
+            let map = part.get("precompiled_charsmap")?.as_str()?;
+            BASE64_STANDARD.decode(map).ok()
+        };
+        let normalizer = json.get("normalizer");
+        let parts = normalizer.and_then(|part| part.get("normalizers")?.as_array()).map_or(&[][..], Vec::as_slice);
+        let pieces = Pieces {
+            charsmap: normalizer.and_then(charsmap).or_else(|| parts.iter().find_map(charsmap)),
+            vocab: json.pointer_mut("/model/vocab").map(Value::take).unwrap_or_default(),
+            merges: json.pointer_mut("/model/merges").map(Value::take).unwrap_or_default(),
+            post_processor: json.get_mut("post_processor").map(Value::take).unwrap_or_default(),
+            is_whole: true,
+            ..Pieces::default()
+        };
+        let inner = assembled(&mut said, pieces)?;
+        Self::wrap(inner, Some(origin), said)
     }
 
     /// Learns a byte-level BPE (Radford et al. 2019) of `vocab_size` tokens from `corpus`: 256 bytes, end-of-text (id 0),
@@ -335,7 +443,7 @@ impl Tokenizer {
         let learned = inner.train(&mut wrapped, texts).map(drop);
         failed.map_or(Ok(()), Err)?;
         learned.map_err(|error| Error::data(format!("learning the tokenizer failed: {error}")))?;
-        Self::wrap(inner, None, None)
+        Self::wrap(inner, None, Stated::default())
     }
 
     /// Reads the text of a `tokenizer.json`.
@@ -344,28 +452,36 @@ impl Tokenizer {
     /// Text that is none.
     pub fn from_json(json: &str) -> Result<Self> {
         let inner = guarded(|| json.parse::<tokenizers::Tokenizer>().map_err(failed));
-        Self::wrap(inner?, None, None)
+        Self::wrap(inner?, None, Stated::default())
     }
 
-    /// The tokenizer `inner` as the files beside it say; `file` is the one that holds its vocabulary.
-    fn wrap(mut inner: tokenizers::Tokenizer, origin: Option<Origin>, file: Option<&Path>) -> Result<Self> {
-        let at = |error: Error| match file {
-            Some(file) => error.at(file.display()),
-            None => error,
-        };
+    /// The tokenizer `inner`, to which everything that `said` states has been added.
+    fn wrap(mut inner: tokenizers::Tokenizer, origin: Option<Origin>, said: Stated) -> Result<Self> {
         // Lengths are the collator's business; a file that truncates or pads would do it behind its back.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(failed).map_err(at)?;
-        let stated = origin.as_ref().map(Stated::read).transpose()?.unwrap_or_default();
-        stated.apply(&mut inner).map_err(at)?;
-        let json = inner.to_string(false).map_err(failed).map_err(at)?;
-        let truncation = stated.truncation.unwrap_or(TruncationDirection::Right);
-        let mut wrapped = Self { hash: [0; 32], inner, origin, roles: stated.roles, truncation };
-        wrapped.check_ids().map_err(at)?;
-        let mut hash = Sha256::new();
-        hash.update(json.as_bytes());
-        hash.update(format!("{:?} ends documents, {truncation:?} is cut", wrapped.eot_id()));
-        wrapped.hash = hash.finalize().into();
+        inner.with_truncation(None).map_err(failed)?;
+        let args = said.arguments();
+        inner.set_encode_special_tokens(args.flag("split_special_tokens")?.unwrap_or(false));
+        let is_bpe = matches!(inner.get_model(), ModelWrapper::BPE(_));
+        let cleans_bpe = args.flag("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")?;
+        let cleans_up =
+            args.flag("clean_up_tokenization_spaces")? == Some(true) && (!is_bpe || cleans_bpe == Some(true));
+        let json = inner.to_string(false).map_err(failed)?;
+        let (roles, truncation) = (said.roles(), said.truncation);
+        let class = said.named.map(|named| named.class);
+        let mut wrapped = Self { hash: [0; 32], inner, origin, class, roles, truncation, cleans_up, notes: said.told };
+        wrapped.check_ids()?;
+        let eot_id = wrapped.eot_id();
+        // Every field is named, so that a new one is not forgotten: `inner` is in `json`, roles are the business of templates, the
+        // rest says nothing of ids.
+        let Self { hash, inner, origin: _, class: _, roles: _, truncation, cleans_up: _, notes: _ } = &mut wrapped;
+        let mut all = Sha256::new();
+        all.update(json.as_bytes());
+        all.update(format!("{eot_id:?} ends documents, {truncation:?} is cut"));
+        if inner.get_encode_special_tokens() {
+            all.update("special tokens are text");
+        }
+        *hash = all.finalize().into();
         Ok(wrapped)
     }
 
@@ -440,8 +556,13 @@ impl Tokenizer {
     }
 
     /// The special tokens by role, such as `eos_token`, as the files state them.
-    pub fn roles(&self) -> &[(&'static str, String)] {
+    pub fn roles(&self) -> &[(String, String)] {
         &self.roles
+    }
+
+    /// The token of a role.
+    fn role(&self, role: &str) -> Option<&str> {
+        self.roles.iter().find(|(name, _)| name == role).map(|(_, token)| token.as_str())
     }
 
     /// The text of the chat template in its files: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json`, of
@@ -507,7 +628,22 @@ impl Tokenizer {
         if ids.is_empty() {
             return Ok(String::new());
         }
-        guarded(|| self.inner.decode(ids, skip_special).map_err(failed))
+        let text = guarded(|| self.inner.decode(ids, skip_special).map_err(failed))?;
+        // As `clean_up_tokenization` of `transformers` does.
+        const CHANGES: [(&str, &str); 10] = [
+            (" .", "."),
+            (" ?", "?"),
+            (" !", "!"),
+            (" ,", ","),
+            (" ' ", "'"),
+            (" n't", "n't"),
+            (" 'm", "'m"),
+            (" 's", "'s"),
+            (" 've", "'ve"),
+            (" 're", "'re"),
+        ];
+        let changes = if self.cleans_up { &CHANGES[..] } else { &[] };
+        Ok(changes.iter().fold(text, |text, (from, to)| text.replace(from, to)))
     }
 
     /// Number of ids, added tokens included: one more than the largest id.
@@ -545,8 +681,7 @@ impl Tokenizer {
 
     /// The id of the first of `roles` that the files state, else of the first of the `usual` tokens that exists.
     fn role_id(&self, roles: &[&str], usual: &[&str]) -> Option<u32> {
-        let stated = |role: &&str| self.roles.iter().find(|(name, _)| name == role).map(|(_, token)| token.as_str());
-        let mut tokens = roles.iter().filter_map(stated).chain(usual.iter().copied());
+        let mut tokens = roles.iter().filter_map(|role| self.role(role)).chain(usual.iter().copied());
         tokens.find_map(|token| self.token_id(token))
     }
 
@@ -635,60 +770,127 @@ fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
     of_text.max(added).map_or(0, |id| id as usize + 1)
 }
 
-/// GPT-2's pipeline around its vocabulary and merges, and RoBERTa's where the vocabulary has `<s>` and `</s>` in place of
-/// `<|endoftext|>`.
-fn byte_level(model: BPE) -> Result<tokenizers::Tokenizer> {
-    let mut inner = tokenizers::Tokenizer::new(model);
-    inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
-    inner.with_decoder(Some(ByteLevel::new(false, true, true)));
-    let ids = |token: &str| inner.token_to_id(token).map(|id| (token.to_string(), id));
-    match (ids(END_OF_TEXT), ids("<s>"), ids("</s>")) {
-        (Some(_), ..) => special(&mut inner, &[END_OF_TEXT])?,
-        (None, Some(first), Some(last)) => {
-            inner.with_post_processor(Some(RobertaProcessing::new(last, first).add_prefix_space(false)));
-            let present = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"].into_iter();
-            let present = present.filter(|token| inner.token_to_id(token).is_some()).collect::<Vec<_>>();
-            special(&mut inner, &present)?;
-        }
+/// What a class builds its pipeline around.
+#[derive(Debug, Default)]
+struct Pieces {
+    /// The vocabulary, as `tokenizer.json` writes it.
+    vocab: Value,
+    /// The merges of a BPE, likewise.
+    merges: Value,
+    /// What `tokenizer.json` puts around texts.
+    post_processor: Value,
+    /// The id that stands for what is unknown, by a model of SentencePiece.
+    unk_id: Option<usize>,
+    /// The rule of normalisation of a model of SentencePiece.
+    charsmap: Option<Vec<u8>>,
+    /// Special tokens without a role.
+    further: Option<Vec<AddedToken>>,
+    /// Whether they come from a `tokenizer.json`.
+    is_whole: bool,
+}
+
+/// The pipeline that the class of `said` builds around `pieces`.
+fn assembled(said: &mut Stated, pieces: Pieces) -> Result<tokenizers::Tokenizer> {
+    let class = said.class;
+    let Pieces { vocab, merges, post_processor, unk_id, charsmap, further, is_whole } = pieces;
+    if further.is_some() && !said.config.get("extra_special_tokens").is_some_and(Value::is_array) {
+        said.further = further;
+    }
+    let args = said.arguments();
+    let further = class.further(&args)?;
+    let mut json = class.parts(&args, said.role("unk_token"), charsmap.as_deref())?;
+    let stated = unk_id.or_else(|| args.0.get("unk_id")?.as_u64()?.try_into().ok());
+    let unk_id = class.unk_id(&vocab, said.role("unk_token").unwrap_or_default(), stated);
+    if let (Some(Kind::WordPiece), Some(unk)) = (class.kind(), said.role("unk_token"))
+        && vocab.get(unk).is_none()
+    {
+        return Err(Error::data(format!("expected word pieces with unk_token = {unk:?}, but it is missing")));
+    }
+    let parts = [("type", class.kind().map_or(Value::Null, |kind| kind.name().into())), ("vocab", vocab)];
+    for (name, value) in parts {
+        json["model"][name] = value;
+    }
+    match class.kind() {
+        Some(Kind::Bpe) => json["model"]["merges"] = merges,
+        Some(Kind::Unigram) => json["model"]["unk_id"] = unk_id.into(),
         _ => {}
     }
+    for (name, value) in [("version", "1.0".into()), ("added_tokens", json!([])), ("post_processor", post_processor)] {
+        json[name] = value;
+    }
+    let mut inner = guarded(|| json.to_string().parse::<tokenizers::Tokenizer>().map_err(unreadable))?;
+    complete(&mut inner, said, further, is_whole)?;
     Ok(inner)
 }
 
-/// BERT's pipeline around its word pieces.
-fn word_piece(model: WordPiece, lower_case: bool, file: &Path) -> Result<tokenizers::Tokenizer> {
-    let missing = ["[UNK]", "[CLS]", "[SEP]"].into_iter().find(|token| model.token_to_id(token).is_none());
-    if let Some(token) = missing {
-        return Err(Error::data(format!("{}: expected BERT's word pieces, but {token} is missing", file.display())));
-    }
-    let id = |token: &str| (token.to_string(), model.token_to_id(token).unwrap_or_default());
-    let ends = BertProcessing::new(id("[SEP]"), id("[CLS]"));
-    let mut inner = tokenizers::Tokenizer::new(model);
-    inner.with_normalizer(Some(BertNormalizer::new(true, true, None, lower_case))).map_err(failed)?;
-    inner.with_pre_tokenizer(Some(BertPreTokenizer));
-    inner.with_post_processor(Some(ends));
-    inner.with_decoder(Some(tokenizers::decoders::wordpiece::WordPiece::default()));
-    let present = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"].into_iter();
-    let present = present.filter(|token| inner.token_to_id(token).is_some()).collect::<Vec<_>>();
-    special(&mut inner, &present)?;
-    Ok(inner)
+/// Adds the tokens of `said` to `inner` and puts around texts what its class puts there. `is_whole`: it comes from a
+/// `tokenizer.json`, beside which `add_bos_token` and `add_eos_token` do not count.
+fn complete(
+    inner: &mut tokenizers::Tokenizer,
+    said: &mut Stated,
+    further: Vec<AddedToken>,
+    is_whole: bool,
+) -> Result<()> {
+    said.add_tokens(inner, further)?;
+    let args = said.arguments();
+    let role = |name: &'static str| -> Result<(String, u32)> {
+        let token = said.role(name).ok_or_else(|| {
+            Error::data(format!("{name}: expected a token, which {} puts beside a text, got null", said.class.name()))
+        })?;
+        let id = inner.token_to_id(token).or_else(|| inner.token_to_id(said.role("unk_token")?));
+        let id = id.ok_or_else(|| Error::data(format!("{name} = {token:?}: the vocabulary has no such token")))?;
+        Ok((token.to_owned(), id))
+    };
+    let is_asked = !is_whole && ["add_bos_token", "add_eos_token"].iter().any(|name| args.0.contains_key(*name));
+    let is_stated = inner.get_post_processor().is_some();
+    let around = match said.class.ends(&args, role)? {
+        Ends::Class(value) => value,
+        Ends::StatedOr(value) if !is_stated && !is_asked => value,
+        Ends::Stated | Ends::StatedOr(_) if is_stated && !is_asked => return Ok(()),
+        Ends::Asked | Ends::Stated | Ends::StatedOr(_) => {
+            let asked = |name: &str, token: &'static str| -> Result<Option<(String, u32)>> {
+                let is_asked = !is_whole && args.flag(name)?.unwrap_or(false) && said.role(token).is_some();
+                is_asked.then(|| role(token)).transpose()
+            };
+            let [bos, eos] = [asked("add_bos_token", "bos_token")?, asked("add_eos_token", "eos_token")?];
+            if bos.is_none() && eos.is_none() {
+                inner.with_post_processor(None::<PostProcessorWrapper>);
+                return Ok(());
+            }
+            let text = |name: &str, kind: u8| {
+                let token = |token: &Option<(String, u32)>| {
+                    token.as_ref().map(|(token, _)| json!({"SpecialToken": {"id": token, "type_id": kind}}))
+                };
+                let text = json!({"Sequence": {"id": name, "type_id": kind}});
+                token(&bos).into_iter().chain([text]).chain(token(&eos)).collect::<Vec<_>>()
+            };
+            let special = bos.iter().chain(&eos);
+            let special =
+                special.map(|(token, id)| (token.clone(), json!({"id": token, "ids": [id], "tokens": [token]})));
+            let pair = [text("A", 0), text("B", 1)].concat();
+            json!({
+                "type": "TemplateProcessing", "single": text("A", 0), "pair": pair,
+                "special_tokens": special.collect::<serde_json::Map<_, _>>()
+            })
+        }
+    };
+    let around: PostProcessorWrapper =
+        serde_json::from_value(around).map_err(|error| Error::data(format!("post_processor: {error}")))?;
+    inner.with_post_processor(Some(around));
+    Ok(())
 }
 
-fn special(inner: &mut tokenizers::Tokenizer, tokens: &[&str]) -> Result<()> {
-    let tokens = tokens.iter().map(|token| AddedToken::from(*token, true)).collect::<Vec<_>>();
-    inner.add_special_tokens(tokens).map(drop).map_err(failed)
+/// Says `line`, unless this process has said it before: a folder may be read several times.
+fn tell_once(line: String) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if told.insert(line.clone()) {
+        tracing::warn!("{line}");
+    }
 }
 
-/// `do_lower_case` of `tokenizer_config.json`; BERT's default is true.
-fn lower_cases(folder: &Path) -> Result<bool> {
-    let path = folder.join("tokenizer_config.json");
-    if !path.is_file() {
-        return Ok(true);
-    }
-    let text = read_regular_text(&path).map_err(|error| read_error(&path, &error))?;
-    let json: serde_json::Value =
-        serde_json::from_str(&text).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
-    Ok(json.get("do_lower_case").and_then(serde_json::Value::as_bool).unwrap_or(true))
+fn unreadable(error: tokenizers::Error) -> Error {
+    Error::data(format!("not a readable tokenizer: {error}"))
 }
 
 #[cfg(test)]

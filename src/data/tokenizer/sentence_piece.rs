@@ -1,18 +1,17 @@
 //! Tokenizers of folders that have SentencePiece's model and no `tokenizer.json`, as ALBERT, CamemBERT and XLM-RoBERTa are
-//! published: the pipeline that `convert_slow_tokenizer.py` of `transformers` 4.57 makes of it.
+//! published: the vocabulary that `convert_slow_tokenizer.py` of `transformers` 5.24 makes of it.
 
-use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::LazyLock;
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use prost::Message;
-use regex::Regex;
 use serde_json::{Value, json};
+use tokenizers::AddedToken;
 
-use super::files::{CONFIG, ROLES, Stated};
+use super::Pieces;
+use super::classes::{Class, NOT_USED, extra_ids};
+use super::files::{Stated, text_of};
 use crate::base::error::{Error, Result};
-use crate::base::files::{read_error, read_json, read_regular};
+use crate::base::files::{read_error, read_regular};
 
 /// The names of such files. The first is CamemBERT's and XLM-RoBERTa's, the second ALBERT's.
 pub(super) const NAMES: [&str; 3] = ["sentencepiece.bpe.model", "spiece.model", "spm.model"];
@@ -60,105 +59,53 @@ struct NormalizerSpec {
     precompiled_charsmap: Option<Vec<u8>>,
 }
 
-/// The families that Kiln has of such.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
-    Albert,
-    Camembert,
-    XlmRoberta,
-}
-
-/// Whether the files of `folder` say that a model of SentencePiece in it is that of a family which is read.
-pub(super) fn is_known(folder: &Path) -> bool {
-    let config = |name: &str| read_json::<Value>(&folder.join(name)).unwrap_or(Value::Null);
-    Family::of(&config(CONFIG), &config("config.json")).is_some()
-}
-
-/// The text of the `tokenizer.json` that `file`, a model in `folder`, stands for. `said` is what the files beside it say.
+/// What `convert_from_spm` of `transformers` 5.24 makes for `class` of `file`, a model of SentencePiece. `said` is what the files
+/// beside it say.
 ///
 /// # Errors
-/// A file that is no unigram model of SentencePiece; a folder that does not say that its tokenizer is ALBERT's, CamemBERT's or
-/// XLM-RoBERTa's.
-pub(super) fn converted(folder: &Path, file: &Path, said: &Stated) -> Result<String> {
-    let config = |name: &str| -> Result<Value> {
-        let path = folder.join(name);
-        if path.is_file() { read_json(&path) } else { Ok(Value::Null) }
-    };
-    let stated = config(CONFIG)?;
-    let family = Family::of(&stated, &config("config.json")?).ok_or_else(|| {
-        Error::data(format!("{}: the files beside it do not say whose tokenizer it is", file.display())).help(
-            "Kiln reads those of ALBERT, CamemBERT and XLM-RoBERTa, by tokenizer_class of tokenizer_config.json or model_type of \
-             config.json; save another one as tokenizer.json, by AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) in \
-             Python",
-        )
-    })?;
+/// A file that is no unigram model of SentencePiece.
+pub(super) fn pieces(class: Class, file: &Path, said: &Stated) -> Result<Pieces> {
     let model = read(file)?;
-    let vocab = family.vocab(&model.pieces);
-    // Of pieces that are there twice the library finds the last.
-    let ids = vocab.iter().zip(0_usize..).map(|((piece, _), id)| (piece.as_str(), id)).collect::<HashMap<_, _>>();
-    let role = |role: &'static str| {
-        let stated = said.roles.iter().find(|(name, _)| *name == role).map(|(_, token)| token.as_str());
-        stated.unwrap_or_else(|| family.token(role))
+    let own = model.pieces.iter().map(|piece| (piece.piece.as_deref().unwrap_or_default(), piece.score.unwrap_or(0.0)));
+    // The classes whose models were trained by fairseq put tokens of their own before the pieces.
+    let role = |name: &str, usual: &str| match said.config.get(name) {
+        // Python's text of a token that is null.
+        Some(Value::Null) => "None".to_owned(),
+        stated => stated.and_then(text_of).unwrap_or(usual).to_owned(),
     };
-    let added = |token: &str, id: usize, is_special: bool| {
-        let is_mask = token == role("mask_token");
-        // XLM-RoBERTa's class does not say that its mask is special, and what is not is looked for in the normalised text.
-        let normalized = is_mask && family == Family::XlmRoberta;
-        json!({
-            "id": id, "content": token, "single_word": false, "lstrip": is_mask, "rstrip": false, "normalized": normalized,
-            "special": is_special
-        })
+    let [pad, unk] = [role("pad_token", "<pad>"), role("unk_token", "<unk>")];
+    let (before, skipped): (Vec<(String, f32)>, usize) = match class {
+        Class::Camembert => {
+            let [first, last, unknown] = NOT_USED.map(String::from);
+            (vec![(first, 0.0), (pad, 0.0), (last, 0.0), (unk, 0.0), (unknown, -100.0)], 1)
+        }
+        Class::XlmRoberta => {
+            let [bos, eos] = [role("bos_token", "<s>"), role("eos_token", "</s>")];
+            (vec![(bos, 0.0), (pad, 0.0), (eos, 0.0), (unk, 0.0)], 3)
+        }
+        _ => (Vec::new(), 0),
     };
-    let mut tokens = BTreeMap::new();
+    let mask = matches!(class, Class::Camembert | Class::XlmRoberta).then(|| role("mask_token", "<mask>"));
+    let extra = if class == Class::T5 { extra_ids(&said.arguments())? } else { Vec::new() };
+    let vocab = before.into_iter().chain(own.skip(skipped).map(|(piece, score)| (piece.to_owned(), score)));
+    let after = mask.into_iter().chain(extra.iter().rev().cloned()).map(|token| (token, 0.0));
+    let vocab = vocab.chain(after).map(|(piece, score)| json!([piece, f64::from(score)])).collect();
+    let mut further = Vec::new();
     for piece in &model.pieces {
-        let (Some(name), Some(kind @ (CONTROL | USER_DEFINED))) = (piece.piece.as_deref(), piece.kind) else {
-            continue;
-        };
-        if let Some(id) = ids.get(name) {
-            tokens.insert(*id, added(name, *id, kind == CONTROL));
+        if let (Some(name), Some(kind @ (CONTROL | USER_DEFINED))) = (piece.piece.as_deref(), piece.kind) {
+            further.push(AddedToken::from(name, kind == CONTROL).normalized(false));
         }
     }
-    for name in ROLES.map(role).into_iter().chain(family.additional().iter().copied()) {
-        if let Some(id) = ids.get(name) {
-            tokens.insert(*id, added(name, *id, true));
-        }
+    if !further.iter().any(|token| token.content.contains("<extra_id_")) {
+        further.extend(extra.iter().map(|token| AddedToken::from(token.as_str(), true)));
     }
-    let around = [family.token("cls_token"), family.token("sep_token")];
-    let [first, last] = around;
-    let special = around
-        .map(|token| ids.get(token).map(|id| (token.to_owned(), json!({"id": token, "ids": [id], "tokens": [token]}))));
-    let [Some(of_first), Some(of_last)] = special else {
-        return Err(damaged(file, &format!("it lacks the piece {first} or {last}")));
-    };
-    let special = serde_json::Map::from_iter([of_first, of_last]);
-    let marker = |token: &str, kind: u8| json!({"SpecialToken": {"id": token, "type_id": kind}});
-    let text = |name: &str, kind: u8| json!({"Sequence": {"id": name, "type_id": kind}});
-    let single = vec![marker(first, 0), text("A", 0), marker(last, 0)];
-    let pair = match family {
-        Family::Albert => [&single[..], &[text("B", 1), marker(last, 1)]].concat(),
-        Family::Camembert | Family::XlmRoberta => {
-            [&single[..], &[marker(last, 0), text("B", 0), marker(last, 0)]].concat()
-        }
-    };
-    let unk_id = match family {
-        Family::Albert => model.trainer.as_ref().and_then(|trainer| trainer.unk_id).unwrap_or(0),
-        Family::Camembert | Family::XlmRoberta => 3,
-    };
-    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
-    let tokenizer = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": tokens.into_values().collect::<Vec<_>>(),
-        "normalizer": {"type": "Sequence", "normalizers": family.normalizers(&stated, model.normalizer)?},
-        "pre_tokenizer": metaspace,
-        "post_processor": {
-            "type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special
-        },
-        "decoder": metaspace,
-        "model": {"type": "Unigram", "unk_id": unk_id, "vocab": vocab, "byte_fallback": false},
-    });
-    Ok(tokenizer.to_string())
+    Ok(Pieces {
+        vocab: Value::Array(vocab),
+        unk_id: model.trainer.and_then(|trainer| trainer.unk_id).and_then(|id| usize::try_from(id).ok()),
+        charsmap: model.normalizer.and_then(|spec| spec.precompiled_charsmap).filter(|map| !map.is_empty()),
+        further: Some(further),
+        ..Pieces::default()
+    })
 }
 
 fn damaged(file: &Path, what: &str) -> Error {
@@ -188,124 +135,17 @@ fn read(file: &Path) -> Result<Model> {
     Ok(model)
 }
 
-impl Family {
-    /// The family by the class of the tokenizer, or else by the type of the model.
-    fn of(tokenizer: &Value, model: &Value) -> Option<Self> {
-        let name = |value: &Value| value.get("tokenizer_class").and_then(Value::as_str).map(String::from);
-        if let Some(class) = name(tokenizer).or_else(|| name(model)) {
-            return match class.trim_end_matches("Fast") {
-                "AlbertTokenizer" => Some(Self::Albert),
-                "CamembertTokenizer" => Some(Self::Camembert),
-                "XLMRobertaTokenizer" => Some(Self::XlmRoberta),
-                _ => None,
-            };
-        }
-        match model.get("model_type").and_then(Value::as_str)? {
-            "albert" => Some(Self::Albert),
-            "camembert" => Some(Self::Camembert),
-            "xlm-roberta" => Some(Self::XlmRoberta),
-            _ => None,
-        }
-    }
-
-    /// The token of a role unless the files state another.
-    fn token(self, role: &str) -> &'static str {
-        match (self, role) {
-            (_, "pad_token") => "<pad>",
-            (_, "unk_token") => "<unk>",
-            (Self::Albert, "bos_token" | "cls_token") => "[CLS]",
-            (Self::Albert, "mask_token") => "[MASK]",
-            (Self::Albert, _) => "[SEP]",
-            (_, "bos_token" | "cls_token") => "<s>",
-            (_, "mask_token") => "<mask>",
-            _ => "</s>",
-        }
-    }
-
-    /// The tokens that are special and have no role.
-    fn additional(self) -> &'static [&'static str] {
-        match self {
-            Self::Camembert => &["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"],
-            Self::Albert | Self::XlmRoberta => &[],
-        }
-    }
-
-    /// Pieces with their scores, in the order of the ids.
-    fn vocab(self, pieces: &[Piece]) -> Vec<(String, f64)> {
-        let special =
-            |tokens: &[(&str, f64)]| tokens.iter().map(|(token, score)| ((*token).to_owned(), *score)).collect();
-        let (mut vocab, skipped): (Vec<_>, _) = match self {
-            Self::Albert => (Vec::new(), 0),
-            Self::Camembert => {
-                let (unused, unknown) = ([("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0)], ("<unk>", 0.0));
-                (special(&[&unused[..], &[unknown, ("<unk>NOTUSED", -100.0)]].concat()), 1)
-            }
-            Self::XlmRoberta => (special(&[("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]), 3),
-        };
-        let scored = |piece: &Piece| {
-            let (name, score) = (piece.piece.clone().unwrap_or_default(), f64::from(piece.score.unwrap_or(0.0)));
-            let score = if self == Self::Albert && ends_a_number(&name) { score - 100.0 } else { score };
-            (name, score)
-        };
-        vocab.extend(pieces.iter().skip(skipped).map(scored));
-        if self != Self::Albert {
-            vocab.push(("<mask>".into(), 0.0));
-        }
-        vocab
-    }
-
-    /// The changes to a text before it is cut into pieces; `stated` is `tokenizer_config.json`.
-    fn normalizers(self, stated: &Value, spec: Option<NormalizerSpec>) -> Result<Vec<Value>> {
-        let charsmap = spec.and_then(|spec| spec.precompiled_charsmap).filter(|map| !map.is_empty());
-        let precompiled =
-            charsmap.map(|map| json!({"type": "Precompiled", "precompiled_charsmap": BASE64_STANDARD.encode(map)}));
-        let replace =
-            |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
-        let spaces = |content: &str| replace(json!({"Regex": " {2,}"}), content);
-        if self != Self::Albert {
-            let strip = json!({"type": "Strip", "strip_left": false, "strip_right": true});
-            return Ok(precompiled.into_iter().chain([strip, spaces("▁")]).collect());
-        }
-        let flag = |name: &str, default: bool| match stated.get(name) {
-            None | Some(Value::Null) => Ok(default),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(Error::data(format!("{CONFIG}: {name}: expected true or false, got {other}"))),
-        };
-        let mut all = ["``", "''"].map(|quotes| replace(json!({"String": quotes}), "\"")).to_vec();
-        if !flag("keep_accents", false)? {
-            all.extend([json!({"type": "NFKD"}), json!({"type": "StripAccents"})]);
-        }
-        if flag("do_lower_case", true)? {
-            all.push(json!({"type": "Lowercase"}));
-        }
-        all.extend(precompiled);
-        all.push(spaces(" "));
-        Ok(all)
-    }
-}
-
-/// Whether a piece ends with a digit and a comma, which ALBERT keeps apart. Digits are those of Python's `str.isdigit`: decimal ones, and
-/// those of Unicode's `Numeric_Type=Digit`, to which fractions and larger numbers do not belong.
-fn ends_a_number(piece: &str) -> bool {
-    static ENDS: LazyLock<Regex> = LazyLock::new(|| {
-        let digits = concat!(
-            r"\p{Nd}\u{b2}\u{b3}\u{b9}\u{1369}-\u{1371}\u{19da}\u{2070}\u{2074}-\u{2079}\u{2080}-\u{2089}\u{2460}-\u{2468}",
-            r"\u{2474}-\u{247c}\u{2488}-\u{2490}\u{24ea}\u{24f5}-\u{24fd}\u{24ff}\u{2776}-\u{277e}\u{2780}-\u{2788}",
-            r"\u{278a}-\u{2792}\u{10a40}-\u{10a43}\u{10e60}-\u{10e68}\u{11052}-\u{1105a}\u{1f100}-\u{1f10a}",
-        );
-        Regex::new(&format!("[{digits}],$")).expect("a set of characters")
-    });
-    ENDS.is_match(piece)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeMap;
     use std::fs;
 
+    use base64::prelude::{BASE64_STANDARD, Engine as _};
     use kiln_models::{ModelConfig, ModelType};
     use serde::Deserialize;
 
+    use super::super::files::CONFIG;
     use super::super::{RowKind, Tokenizer, write_files};
     use super::*;
     use crate::data::table::Row;
@@ -351,9 +191,9 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_those_of_the_fast_tokenizers_that_transformers_makes() {
+    fn ids_are_those_of_auto_tokenizer() {
         let fixture = fixture();
-        assert!(fixture.transformers.starts_with("4.57") && fixture.families.len() == 4);
+        assert!(fixture.transformers.starts_with("5.24") && fixture.families.len() == 4);
         for (name, case) in fixture.families {
             let folder = case.folder();
             let tokenizer = Tokenizer::load(folder.path()).unwrap();
@@ -381,31 +221,11 @@ mod tests {
             write_files(saved.path(), &tokenizer.files(&config, Some(folder.path())).unwrap()).unwrap();
             assert_eq!(fs::read(saved.path().join(&case.file)).unwrap(), case.bytes());
             fs::remove_file(saved.path().join(&case.file)).unwrap();
-            assert_eq!(Tokenizer::load(saved.path()).unwrap().content_hash(), hash, "{name}");
-        }
-    }
-
-    /// As `check_number_comma` of transformers 4.57 and 5.23 tells them.
-    #[test]
-    fn digits_before_a_comma_are_those_of_python() {
-        for (piece, is_number) in [
-            ("1,", true),
-            ("▁1,", true),
-            ("²,", true),
-            ("٣,", true),
-            ("①,", true),
-            ("፩,", true),
-            ("🄊,", true),
-            ("½,", false),
-            ("Ⅷ,", false),
-            ("⑩,", false),
-            ("三,", false),
-            ("a,", false),
-            ("1", false),
-            (",", false),
-            ("1,1", false),
-        ] {
-            assert_eq!(ends_a_number(piece), is_number, "{piece}");
+            let again = Tokenizer::load(saved.path()).unwrap();
+            // CamemBERT's class takes the tokens that are not used for special ones where it reads a tokenizer.json, and only there.
+            for (text, ids) in case.texts.iter().filter(|(text, _)| !text.contains("NOTUSED")) {
+                assert_eq!(&again.encode(text).unwrap(), ids, "{name}: {text:?}");
+            }
         }
     }
 
@@ -441,8 +261,16 @@ mod tests {
         fs::write(&path, &whole).unwrap();
         for (name, text, says) in [
             ("config.json", r#"{"model_type": "t5"}"#, "do not say whose tokenizer it is"),
-            ("tokenizer_config.json", r#"{"tokenizer_class": "T5Tokenizer"}"#, "do not say whose tokenizer it is"),
-            ("tokenizer_config.json", r#"{"tokenizer_class": "AlbertTokenizer"}"#, "it lacks the piece [CLS] or [SEP]"),
+            (
+                "tokenizer_config.json",
+                r#"{"tokenizer_class": "LlamaTokenizer"}"#,
+                "tokenizer_class = \"LlamaTokenizer\"",
+            ),
+            (
+                "tokenizer_config.json",
+                r#"{"tokenizer_class": "BertTokenizer"}"#,
+                "BertTokenizer needs tokenizer.json or vocab.txt",
+            ),
         ] {
             fs::write(folder.path().join(name), text).unwrap();
             let error = Tokenizer::load(folder.path()).unwrap_err();
@@ -454,10 +282,10 @@ mod tests {
     fn a_model_of_another_family_is_no_tokenizer_that_is_read() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("spiece.model"), b"any").unwrap();
-        assert!(!Tokenizer::is_in(folder.path()), "nothing says whose it is");
-        for (class, is_read) in [("T5Tokenizer", false), ("AlbertTokenizer", true)] {
+        assert!(!Tokenizer::is_read(folder.path()), "nothing says whose it is");
+        for (class, is_read) in [("LlamaTokenizer", false), ("AlbertTokenizer", true)] {
             fs::write(folder.path().join(CONFIG), format!("{{\"tokenizer_class\": \"{class}\"}}")).unwrap();
-            assert_eq!(Tokenizer::is_in(folder.path()), is_read, "{class}");
+            assert_eq!(Tokenizer::is_read(folder.path()), is_read, "{class}");
         }
     }
 }

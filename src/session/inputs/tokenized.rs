@@ -1,5 +1,6 @@
 //! Rows of tokens as training and validation data.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use kiln_models::ModelConfig;
@@ -13,6 +14,7 @@ use crate::cache;
 use crate::config::{RunConfig, Task};
 use crate::data::labels::problem_type;
 use crate::data::tokenized::{Limits, TokenizedData};
+use crate::data::tokenizer::Tokenizer;
 use crate::data::{Dataset, paths};
 
 /// Opens the files; a model without stated labels takes as many as the data show.
@@ -27,7 +29,12 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let data = Splits::open(config, used, |patterns| {
         TokenizedData::open(&folder, &paths::resolve(patterns, config.data.format)?, task, opening.progress)
     })?;
-    let tokenizer = opening.optional_tokenizer()?;
+    // Rows that are tokenized need no tokenizer: one of a class that is not implemented is kept as it is.
+    let has_other = |folder: &PathBuf| Tokenizer::is_in(folder) && !Tokenizer::is_read(folder);
+    let tokenizer = match config.tokenizer.from.is_none() && opening.model_from.as_ref().is_some_and(has_other) {
+        true => None,
+        false => opening.optional_tokenizer()?,
+    };
     if let Some(tokenizer) = tokenizer.as_ref().filter(|_| config.model.resize_token_embeddings) {
         opening.settle_vocabulary(tokenizer)?;
     }
