@@ -215,7 +215,8 @@ fn bert_tokenizer(more: Value) -> String {
 #[test]
 fn rows_of_tables() {
     let table = |first: &str| {
-        format!("a,b,c,label,other\n{first},die Öfen 中文,gut,good,bad\nSchlecht [end],rain,weg,bad,good\n")
+        let rows = ["die Öfen 中文,gut,good,bad\nSchlecht [end]", "rain,weg,bad,good\nnett", "so,ja,good,none\n"];
+        format!("a,b,c,label,other\n{first},{}", rows.join(","))
     };
     let words = |tag: &str| {
         json!({"tokens": ["The", "Öfen"], "tags": [tag, "O"], "others": ["O", "B"]}).to_string()

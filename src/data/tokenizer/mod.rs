@@ -362,9 +362,10 @@ impl Tokenizer {
         Err(match named {
             Some(class) => {
                 let files = class.kind().map_or(String::new(), |kind| format!(" or {}", kind.files()));
-                Error::data(format!("{}: {} needs tokenizer.json{files}", path.display(), class.name())).help(
-                    "tokenizer_config.json or config.json names this class; put its files there, or name the class of those that are there \
-                     as tokenizer_class",
+                let name = class.name();
+                Error::data(format!("{}: no tokenizer found: {name} needs tokenizer.json{files}", path.display())).help(
+                    "tokenizer_config.json or config.json names this class, by tokenizer_class or model_type; put its files there, or \
+                     name the class of those that are there as tokenizer_class",
                 )
             }
             None => Error::data(format!("{}: no tokenizer found", path.display())).help(
@@ -904,13 +905,7 @@ mod tests {
     use kiln_models::{ModelConfig, ModelType};
 
     /// Writes the folder of a model of `size` as a run does, which was trained from the folder `from`, if any.
-    fn save(
-        tokenizer: &Tokenizer,
-        kind: ModelType,
-        size: &str,
-        from: Option<&Path>,
-        folder: &Path,
-    ) -> serde_json::Value {
+    fn save(tokenizer: &Tokenizer, kind: ModelType, size: &str, from: Option<&Path>, folder: &Path) -> Value {
         let model = ModelConfig::preset(kind, size).unwrap();
         write_files(folder, &tokenizer.files(&model, from).unwrap()).unwrap();
         let text = fs::read(folder.join("tokenizer_config.json")).unwrap_or(b"null".to_vec());
@@ -1108,7 +1103,7 @@ mod tests {
         assert_eq!(distilbert["tokenizer_class"], "DistilBertTokenizer");
         assert_eq!(distilbert["model_input_names"], serde_json::json!(["input_ids", "attention_mask"]));
         // A pipeline that no class of the family has is kept whole.
-        let mut json: serde_json::Value = serde_json::from_str(&tokenizer.to_json().unwrap()).unwrap();
+        let mut json: Value = serde_json::from_str(&tokenizer.to_json().unwrap()).unwrap();
         json["pre_tokenizer"] = serde_json::json!({"type": "Whitespace"});
         fs::remove_file(from.path().join("vocab.txt")).unwrap();
         fs::write(from.path().join("tokenizer.json"), json.to_string()).unwrap();

@@ -64,7 +64,7 @@ fn samples() -> Vec<(&'static str, Value)> {
     };
     let byte_level =
         || json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let alphabet = || ByteLevel::alphabet().into_iter().collect::<std::collections::BTreeSet<_>>();
+    let alphabet = || ByteLevel::alphabet().into_iter().collect::<BTreeSet<_>>();
     let bpe = |special: &[&str]| {
         let tokens = special.iter().map(ToString::to_string).chain(alphabet().into_iter().map(String::from));
         let tokens = tokens.chain(["he", "hel", "Ġw"].map(String::from));

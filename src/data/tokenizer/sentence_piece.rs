@@ -198,7 +198,7 @@ mod tests {
             let folder = case.folder();
             let tokenizer = Tokenizer::load(folder.path()).unwrap();
             let added = tokenizer.inner.get_added_tokens_decoder().into_iter().collect::<BTreeMap<_, _>>();
-            let flags = |token: tokenizers::AddedToken| (token.content, token.lstrip, token.normalized, token.special);
+            let flags = |token: AddedToken| (token.content, token.lstrip, token.normalized, token.special);
             let added = added.into_iter().map(|(id, token)| (id, flags(token)));
             let added =
                 added.map(|(id, (content, lstrip, normalized, special))| (id, content, lstrip, normalized, special));
