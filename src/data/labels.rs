@@ -23,6 +23,9 @@ pub const MISSING: [&str; 19] = [
     "NULL", "NaN", "None", "n/a", "nan", "null",
 ];
 
+/// Characters without a width, which exports leave in texts.
+const INVISIBLE: [char; 6] = ['\u{ad}', '\u{200b}', '\u{200c}', '\u{200d}', '\u{2060}', '\u{feff}'];
+
 /// Ids that say "no label": `datasets` writes the first into splits without labels, and losses of PyTorch ignore the second.
 const NO_CLASS: [i128; 2] = [-1, IGNORED as i128];
 
@@ -63,10 +66,10 @@ impl LabelReader {
             return Ok(label);
         }
         match (&self.rule, cell, &label) {
-            (_, _, None) => Err(unlabeled(cell.unwrap_or(&Cell::Null))),
+            (_, _, None) => Err(unlabeled(cell.unwrap_or(&Cell::Null), "row")),
             (LabelRule::Tags(names), Some(Cell::List(cells)), Some(Label::Tokens(tags))) if tags.contains(&IGNORED) => {
                 let ignored = cells.iter().find(|cell| matches!(names.id(cell), Ok(None)));
-                Err(unlabeled(ignored.unwrap_or(&Cell::Null)))
+                Err(unlabeled(ignored.unwrap_or(&Cell::Null), "word"))
             }
             _ => Ok(label),
         }
@@ -95,13 +98,15 @@ pub struct SeenLabels {
     /// The first value that is no class.
     refused: Option<(Place, Cell)>,
     /// The first value that says that there is no label.
-    unlabeled: Option<(Place, Cell)>,
-    /// How often each spelling of "no label" stands there.
+    unlabeled: Option<(Place, Cell, &'static str)>,
+    /// How often each spelling of "no label" stands in a list.
     missing: BTreeMap<String, u64>,
     /// The first boolean, the first number and the first name.
     kinds: [Option<(Place, String)>; 3],
     /// The first label with blanks around it.
     blanks: Option<(Place, String)>,
+    /// The first number that is written as no other program would write it, such as 01.
+    respelled: Option<(Place, String)>,
 }
 
 /// What a cell says as a label, in whatever format it stands.
@@ -186,6 +191,12 @@ impl LabelRule {
                 Some(Label::Tokens(tags.collect::<Result<_>>()?))
             }
             (Self::Several(names), Cell::List(cells)) => {
+                let is_number = |cell: &Cell| matches!(Reading::of(cell).kind, Kind::Whole(_) | Kind::Boolean(_));
+                // Of more labels a vector has one of its numbers twice, which is refused below.
+                if names.names.len() == 2 && cells.len() == 2 && cells.iter().all(is_number) {
+                    return Err(Error::data("with two labels, a list of two numbers may list both or be a vector of 0 and 1")
+                        .help("write the labels by their names, in data.label_names too; a vector belongs in data.format = \"tokenized\""));
+                }
                 let mut applies = vec![0.0; names.names.len()];
                 for cell in cells {
                     let id = names.id(cell)?.ok_or_else(|| {
@@ -325,9 +336,13 @@ impl SeenLabels {
         if let Cell::List(cells) = cell {
             return cells.iter().for_each(|cell| match cell {
                 Cell::List(_) => self.refuse(cell, place),
-                _ => self.add(cell, place),
+                _ => self.add_one(cell, place, true),
             });
         }
+        self.add_one(cell, place, false);
+    }
+
+    fn add_one(&mut self, cell: &Cell, place: &Place, in_list: bool) {
         let Reading { key, kind } = Reading::of(cell);
         let at = match kind {
             Kind::Number(_) | Kind::List => return self.refuse(cell, place),
@@ -338,13 +353,21 @@ impl SeenLabels {
             Kind::Name => Some(2),
         };
         let Some(at) = at else {
-            self.unlabeled.get_or_insert_with(|| (place.clone(), cell.clone()));
-            return *self.missing.entry(key).or_default() += 1;
+            self.unlabeled.get_or_insert_with(|| (place.clone(), cell.clone(), if in_list { "word" } else { "row" }));
+            *self.missing.entry(key).or_default() += u64::from(in_list);
+            return;
         };
-        if let Cell::Text(text) = cell
-            && text.trim() != text
-        {
-            self.blanks.get_or_insert_with(|| (place.clone(), text.clone()));
+        if let Cell::Text(text) = cell {
+            if text.trim() != text {
+                self.blanks.get_or_insert_with(|| (place.clone(), text.clone()));
+            }
+            // Floats of whole numbers are what pandas writes.
+            let fraction = text.trim().strip_prefix(&key);
+            let is_plain =
+                fraction.is_some_and(|rest| rest.strip_prefix('.').unwrap_or(rest).bytes().all(|byte| byte == b'0'));
+            if at == 1 && !is_plain {
+                self.respelled.get_or_insert_with(|| (place.clone(), text.clone()));
+            }
         }
         if !self.values.contains(&key) && self.values.len() <= MAX_CLASSES {
             self.kinds[at].get_or_insert_with(|| (place.clone(), key.clone()));
@@ -362,7 +385,7 @@ impl SeenLabels {
         (outside.count(), self.values.len())
     }
 
-    /// How many labels say that there is none, where `names` are the names.
+    /// How many labels in lists say that there is none, where `names` are the names.
     pub fn missing(&self, names: &LabelNames) -> u64 {
         let named = |key: &String| !key.is_empty() && names.ids.contains_key(key);
         self.missing.iter().filter(|(key, _)| !named(key)).map(|(_, count)| count).sum()
@@ -377,8 +400,8 @@ impl SeenLabels {
         if let Some((place, cell)) = &self.refused {
             return Err(not_a_class(cell).at(place));
         }
-        if let Some((place, cell)) = self.unlabeled.as_ref().filter(|_| !skip_unlabeled) {
-            return Err(unlabeled(cell).at(place));
+        if let Some((place, cell, what)) = self.unlabeled.as_ref().filter(|_| !skip_unlabeled) {
+            return Err(unlabeled(cell, what).at(place));
         }
         if self.values.len() > MAX_CLASSES {
             return Err(Error::data(format!("the label column has more than {MAX_CLASSES} different values"))
@@ -406,6 +429,10 @@ impl SeenLabels {
         if let Some((place, text)) = &self.blanks {
             remarks.push(format!("{place}: the label {text:?} is read without the blanks around it"));
         }
+        if let Some((place, text)) = &self.respelled {
+            let key = Reading::of_text(text.trim()).0;
+            remarks.push(format!("{place}: the label {text:?} is read as the number {key}"));
+        }
         if let [_, Some((number_at, number)), Some((name_at, name))] = &self.kinds {
             remarks.push(format!(
                 "{number_at}: the label {number} is a number, and {name:?} at {name_at} is a name; both are names of classes"
@@ -413,8 +440,12 @@ impl SeenLabels {
         }
         let mut lower = BTreeMap::new();
         for value in &self.values {
-            if let Some(other) = lower.insert(value.to_lowercase(), value) {
-                remarks.push(format!("the labels {other:?} and {value:?} differ in case alone and are two classes"));
+            let seen = value.to_lowercase().replace(INVISIBLE, "");
+            if let Some(other) = lower.insert(seen, value) {
+                remarks.push(format!(
+                    "the labels {other:?} and {value:?} differ in case or in characters that are not seen alone, and are two \
+                     classes"
+                ));
             }
         }
         remarks
@@ -453,21 +484,18 @@ fn not_list(cell: &Cell) -> Error {
 
 /// A cell in a message, a number alike in every format.
 fn shown(cell: &Cell) -> String {
-    match (cell, Reading::of(cell)) {
-        (Cell::List(cells), _) => format!("a list of {}", cells.len()),
-        (Cell::Null, _) => "nothing".into(),
-        (_, Reading { key, kind: Kind::Boolean(_) | Kind::Whole(_) | Kind::Number(_) }) => key,
-        (Cell::Text(text), _) => format!("{text:?}"),
-        (_, Reading { key, .. }) => key,
+    match Reading::of(cell) {
+        Reading { key, kind: Kind::Boolean(_) | Kind::Whole(_) | Kind::Number(_) } => key,
+        _ => cell.to_string(),
     }
 }
 
-/// The error for a cell that says that there is no label.
-pub fn unlabeled(cell: &Cell) -> Error {
+/// The error for the `cell` of a row or a word that says that there is no label.
+fn unlabeled(cell: &Cell, what: &str) -> Error {
     let message = match cell {
-        Cell::Null => "the row has no label".into(),
-        Cell::Text(text) if text.trim().is_empty() => "the row has no label".into(),
-        _ => format!("the row has no label: {} says that there is none", shown(cell)),
+        Cell::Null => format!("the {what} has no label"),
+        Cell::Text(text) if text.trim().is_empty() => format!("the {what} has no label"),
+        _ => format!("the {what} has no label: {} says that there is none", shown(cell)),
     };
     Error::data(message).help(match cell {
         Cell::Null => "every row needs one; data.skip_unlabeled = true leaves out those without; [] in a list says that no label applies",
@@ -586,6 +614,11 @@ mod tests {
         let list = |cells: &[Cell]| rule.apply(Some(&Cell::List(cells.to_vec())));
         assert_eq!(list(&[]).unwrap(), Some(Label::Multi(vec![0.0; 3])));
         assert_eq!(list(&[text("c"), Cell::Integer(0)]).unwrap(), Some(Label::Multi(vec![1.0, 0.0, 1.0])));
+        let two = LabelRule::Several(LabelNames::new(vec!["a".into(), "b".into()]).unwrap());
+        let two = |cells: &[Cell]| two.apply(Some(&Cell::List(cells.to_vec())));
+        assert_eq!(two(&[text("a"), text("b")]).unwrap(), two(&[text("b"), Cell::Integer(0)]).unwrap());
+        let error = two(&[Cell::Integer(0), Cell::Integer(1)]).unwrap_err().to_string();
+        assert!(error.contains("may list both or be a vector"), "{error}");
         let error = list(&[Cell::Integer(0), Cell::Integer(1), Cell::Integer(0)]).unwrap_err().to_string();
         assert!(error.contains("\"0\" stands twice") && error.contains("\"tokenized\""), "{error}");
         for none in [None, Some(&Cell::Null)] {

@@ -149,7 +149,7 @@ fn a_value_is_the_same_label_in_every_format() {
     tags("tags", false, Ok("O B-PER, O O, B-PER O, O O, O B-PER, O O"));
     tags("tags_ints", false, Ok("0 1, 0 0, 2 0, 0 10, 0 1, 0 0"));
     tags("tags_floats", false, Ok("0 1, 0 0, 2 0, 0 10, 0 1, 0 0"));
-    tags("tags_ignored", false, Err("the row has no label"));
+    tags("tags_ignored", false, Err("the word has no label"));
     tags("tags_ignored", true, Ok("0 1, 0 none, 1 0, 0 0, 0 1, 0 0"));
     tags("tags_missing", true, Ok("O B-PER, O none, B-PER O, O O, O B-PER, O O"));
     tags("tags_scores", false, Err("expected a class, got the number 0.5"));
@@ -302,6 +302,8 @@ fn numbers_are_ids_where_names_are_given() {
     );
     place.trains(&[validation, "data.label_names=[\"neg\", \"pos\"]"]);
     place.csv("train.csv", &["1.0", "2.0", "10.0"]);
+    place.csv("train.csv", &["1.0", "02", "10"]);
+    assert!(place.trains(&[]).0.contains("line 3: the label \"02\" is read as the number 2"));
     place.csv("validation.csv", &["1", "02", "1e1"]);
     assert_eq!(place.trains(&[validation]).1, ["1", "2", "10"]);
     place.csv("validation.csv", &["0"]);
@@ -311,7 +313,7 @@ fn numbers_are_ids_where_names_are_given() {
     assert_eq!(names, ["3", "Yes", "yes"]);
     for part in [
         "line 3: the label \"yes \" is read without the blanks around it",
-        "the labels \"Yes\" and \"yes\" differ in case alone",
+        "the labels \"Yes\" and \"yes\" differ in case or in characters that are not seen alone",
         "the label 3 is a number, and \"yes\" at",
     ] {
         assert!(says.contains(part), "{part}: {says}");

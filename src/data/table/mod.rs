@@ -147,16 +147,30 @@ pub enum Cell {
     List(Vec<Cell>),
 }
 
+impl fmt::Display for Cell {
+    /// As messages show it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Null => f.write_str("nothing"),
+            Self::Text(text) => write!(f, "{text:?}"),
+            Self::Boolean(value) => f.write_str(if *value { "True" } else { "False" }),
+            Self::Integer(number) => number.fmt(f),
+            Self::Number(number) => number.fmt(f),
+            Self::List(cells) => write!(f, "a list of {}", cells.len()),
+        }
+    }
+}
+
 /// The column `name` as a list of words.
 fn words(name: &str, cell: Cell) -> Result<Vec<String>> {
     let got = match cell {
         Cell::List(cells) => {
             let word =
-                |cell| if let Cell::Text(text) = cell { Ok(text) } else { Err(not_text(name, &format!("{cell:?}"))) };
+                |cell| if let Cell::Text(text) = cell { Ok(text) } else { Err(not_text(name, &cell.to_string())) };
             return cells.into_iter().map(word).collect();
         }
         Cell::Text(text) => format!("{text:?}"),
-        other => format!("{other:?}"),
+        other => other.to_string(),
     };
     Err(Error::data(format!("column {name:?}: expected a list of words, got {got}"))
         .help("words are a list in JSON and parquet; in CSV and TSV they are separated by spaces"))
