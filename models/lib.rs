@@ -30,6 +30,7 @@
 compile_error!("`compiler` is the compiled engine for a GPU: add the feature `wgpu` or `cuda`; the CPU needs neither");
 
 mod error;
+pub mod words;
 pub mod names;
 pub mod whole_file;
 pub mod ops;
@@ -57,3 +58,4 @@ pub use ops::gelu::Activation;
 pub use ops::{Operator, Ops};
 pub use rows::Rows;
 pub use whole_file::WholeFile;
+pub use words::{json_words, json_words_in_line, safetensors_words, serde_words};

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::config::{Head, ModelType};
 use crate::error::{Error, Result};
 use crate::names::{Name, NameTable, Unknown};
+use crate::words::json_words;
 
 /// A tensor of a model: its Hugging Face name, and whether it is the weight of a linear layer.
 pub(crate) type Named<'a> = (&'a str, bool);
@@ -310,7 +311,7 @@ impl LoraConfig {
         let bad = |message: String| Err(Error::Config(message));
         let fields: Map<String, Value> = match serde_json::from_str(text) {
             Ok(fields) => fields,
-            Err(error) => return bad(format!("not a JSON object: {error}")),
+            Err(error) => return bad(format!("not a JSON object: {}", json_words(&error))),
         };
         let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
         let refused = |what: String, help| Err(Error::NotComputed { what, help });

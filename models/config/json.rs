@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{BertConfig, Gpt2Config, Gpt2Variant, ModelConfig, ModelType};
 use crate::error::{Error, Result};
 use crate::names::{Name, Treatment};
+use crate::words::json_words;
 
 /// The field of GPT-Neo that `transformers` goes by, where a file has it.
 const ATTENTION_LAYERS: &str = "attention_layers";
@@ -15,7 +16,8 @@ impl ModelConfig {
     /// Reads the text of a `config.json`. Returns the names of fields that Kiln does not know (kept, not honoured) beside
     /// the configuration, so that the caller can show them.
     pub fn from_json(text: &str) -> Result<(Self, Vec<String>)> {
-        let value: Value = serde_json::from_str(text).map_err(|e| Error::Config(format!("not JSON: {e}")))?;
+        let value: Value =
+            serde_json::from_str(text).map_err(|error| Error::Config(format!("not JSON: {}", json_words(&error))))?;
         let Value::Object(map) = value else {
             return Err(Error::Config("expected a JSON object at the top".into()));
         };
@@ -113,7 +115,7 @@ impl ModelConfig {
             }
         }
         merged.retain(|name, value| !value.is_null() || name == "pad_token_id");
-        let bad = |error: serde_json::Error| Error::Config(error.to_string());
+        let bad = |error: serde_json::Error| Error::Config(json_words(&error));
         // Field by field first, so that a wrong type names its field.
         merged.iter().try_for_each(|(name, value)| check_type(kind, name, value))?;
         let plain = merged.into_iter().map(|(name, value)| (kind.plain_field(&name).to_string(), value));

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::save::{ADAPTER_FILE, MODEL_FILE};
 use crate::error::{Error, Result};
+use crate::words::{json_words, safetensors_words};
 
 /// An opened checkpoint: every tensor's name, and where to read it.
 pub(super) struct Checkpoint {
@@ -69,7 +70,8 @@ impl Checkpoint {
     fn open_sharded(&mut self, index: &Path) -> Result<()> {
         let bad = |problem: String| Error::Weights { path: index.into(), problem };
         let text = std::fs::read_to_string(index).map_err(|source| io(index, source))?;
-        let json: Value = serde_json::from_str(&text).map_err(|error| bad(format!("not JSON: {error}")))?;
+        let json: Value =
+            serde_json::from_str(&text).map_err(|error| bad(format!("not JSON: {}", json_words(&error))))?;
         let Some(map) = json.get("weight_map").and_then(Value::as_object) else {
             return Err(bad("expected an object \"weight_map\" from tensor names to files".into()));
         };
@@ -189,7 +191,7 @@ impl Shard {
         // where the file ends.
         let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| Error::Weights {
             path: path.into(),
-            problem: format!("not a valid safetensors file ({} bytes): {error}", map.len()),
+            problem: format!("not a valid safetensors file ({} bytes): {}", map.len(), safetensors_words(&error)),
         })?;
         Ok(Self::Safetensors { path: path.into(), data_start: 8 + header, file, metadata })
     }

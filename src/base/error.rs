@@ -4,6 +4,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use kiln_models::serde_words;
+
 use crate::base::reads::unread_weights;
 use crate::base::signals::Signal;
 
@@ -112,7 +114,11 @@ impl Error {
             std::io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
             _ => ErrorKind::Io,
         };
-        Self::new(kind, format!("cannot {action}: {error}"))
+        let said = match error.to_string() {
+            said if said == "stream did not contain valid UTF-8" => "expected UTF-8 text".to_owned(),
+            said => said,
+        };
+        Self::new(kind, format!("cannot {action}: {said}"))
     }
 
     /// The operating system refused to start `what`, a thread or a process: for lack of memory, or because the limit of the
@@ -286,27 +292,22 @@ fn has_power(character: char) -> bool {
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// serde's wording of a mismatch, "invalid type: GOT, expected WANTED", in the words of Kiln's other messages.
+/// A message of TOML's reader about a value, in the words of Kiln's other messages.
 pub(crate) fn plain_words(message: &str) -> String {
-    let mismatch = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
-    let Some((got, wanted)) = mismatch.and_then(|text| text.rsplit_once(", expected ")) else {
-        return message.to_owned();
+    serde_words(message, "a table")
+}
+
+/// The error of `text`, which came from `origin`, and is no TOML or not that of a value.
+pub(crate) fn toml_error(origin: impl fmt::Display, text: &str, error: &toml::de::Error) -> Error {
+    let words = plain_words(error.message());
+    let Some(at) = error.span().map(|span| span.start.min(text.len())).filter(|_| !text.is_empty()) else {
+        return Error::config(format!("{origin}: {words}"));
     };
-    let wanted = match wanted {
-        "f64" => "a number",
-        "i64" => "a whole number",
-        "a sequence" => "a list",
-        "a boolean" => "true or false",
-        "path string" => "a path in quotes",
-        _ if wanted.starts_with("struct ") => "a table",
-        other => other,
-    };
-    let got = match got {
-        "sequence" => "a list",
-        "map" => "a table",
-        other => other,
-    };
-    format!("expected {wanted}, got {got}")
+    let number = text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
+    // The end of the text may lie behind its last line.
+    let line = text.lines().nth(number).or_else(|| text.lines().last()).unwrap_or_default().trim();
+    let line = line.chars().take(80).collect::<String>();
+    Error::config(format!("{origin}:{}: {words}, in {line:?}", number + 1))
 }
 
 impl From<kiln_models::Error> for Error {

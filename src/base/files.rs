@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use kiln_models::whole_file;
+use kiln_models::{json_words, whole_file};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
@@ -117,7 +117,7 @@ impl Read for Decoded {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.inner.read(buffer).map_err(|error| match self.archive {
             Some(archive) if error.raw_os_error().is_none() && error.kind() != io::ErrorKind::Interrupted => {
-                io::Error::new(io::ErrorKind::InvalidData, format!("damaged or truncated {archive} archive: {error}"))
+                io::Error::new(io::ErrorKind::InvalidData, format!("damaged or truncated {archive} archive"))
             }
             _ => error,
         })
@@ -286,5 +286,5 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
 }
 
 fn malformed(path: &Path, error: &serde_json::Error) -> Error {
-    Error::data(format!("{}: {error}", path.display()))
+    Error::data(format!("{}: {}", path.display(), json_words(error)))
 }

@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-use kiln_models::WholeFile;
+use kiln_models::{WholeFile, json_words};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -184,7 +184,7 @@ fn unpack(file: &mut File, archive: &Path, into: &Path, here: &Manifest) -> Resu
         Error::data(format!("{shown}: no archive of `kiln cache export`, or a damaged one: {what}"))
             .help("export it again; nothing of it was taken")
     };
-    let unreadable = |error: io::Error| damaged(error.to_string());
+    let unreadable = |_: io::Error| damaged("it cannot be read to its end".to_owned());
     let mut reader = tar::Archive::new(file);
     let mut entries = reader.entries().map_err(unreadable)?;
     let first = entries.next().transpose().map_err(unreadable)?;
@@ -194,7 +194,8 @@ fn unpack(file: &mut File, archive: &Path, into: &Path, here: &Manifest) -> Resu
     }
     let mut text = String::new();
     first.by_ref().take(MAX_MANIFEST).read_to_string(&mut text).map_err(unreadable)?;
-    let manifest: Manifest = serde_json::from_str(&text).map_err(|error| damaged(format!("{MANIFEST}: {error}")))?;
+    let manifest: Manifest =
+        serde_json::from_str(&text).map_err(|error| damaged(format!("{MANIFEST}: {}", json_words(&error))))?;
     manifest.check(here, archive)?;
     let mut left = BTreeSet::new();
     for packed in &manifest.files {

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kiln_models::json_words;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -191,7 +192,12 @@ pub(super) fn definitions(text: &str, origin: &str) -> Result<Vec<(Definition, R
         Ok(json) => json,
         Err(error) => match text.parse::<toml::Table>() {
             Ok(table) if !table.is_empty() => serde_json::to_value(table).unwrap_or_default(),
-            _ => return Err(bad(format!("{EXPECTED} as JSON, or [[metric_definitions]] as TOML: {error}"))),
+            _ => {
+                return Err(bad(format!(
+                    "{EXPECTED} as JSON, or [[metric_definitions]] as TOML: {}",
+                    json_words(&error)
+                )));
+            }
         },
     };
     let list = match json {
@@ -202,7 +208,7 @@ pub(super) fn definitions(text: &str, origin: &str) -> Result<Vec<(Definition, R
         list => list,
     };
     let list = serde_path_to_error::deserialize::<_, Vec<Definition>>(list)
-        .map_err(|error| bad(format!("{EXPECTED}: {}: {}", error.path(), error.inner())))?;
+        .map_err(|error| bad(format!("{EXPECTED}: {}: {}", error.path(), json_words(error.inner()))))?;
     let (most, name, regex) = LIMITS;
     if list.is_empty() || list.len() > most {
         return Err(bad(format!("expected 1 to {most} definitions, got {}", list.len())));
@@ -222,7 +228,8 @@ pub(super) fn definitions(text: &str, origin: &str) -> Result<Vec<(Definition, R
         }
         let compiled = Regex::new(&definition.regex).map_err(|error| {
             let error = error.to_string();
-            bad(format!("{shown}: {}", error.lines().last().unwrap_or_default()))
+            let why = error.lines().last().unwrap_or_default();
+            bad(format!("{shown}: no regular expression: {}", why.trim_start_matches("error: ")))
         })?;
         if compiled.captures_len() < 2 {
             return Err(bad(format!(
@@ -270,7 +277,7 @@ mod tests {
             ("", "expected a list"),
             ("[]", "1 to 40"),
             ("{\"a\": []}", "expected a list"),
-            ("[{\"Name\": \"a\"}]", "missing field `Regex`"),
+            ("[{\"Name\": \"a\"}]", "the field `Regex` is missing"),
             ("[{\"Name\": \"a\", \"Regex\": \"b\", \"c\": 1}]", "unknown field"),
             ("[{\"Name\": \"a\", \"Regex\": \"b\"}]", "no group"),
             ("[{\"Name\": \"a\", \"Regex\": \"(\"}]", "unclosed group"),

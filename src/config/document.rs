@@ -19,7 +19,7 @@ use super::sections::{
 use super::settings::Setting;
 use super::trainer::TrainerSection;
 use super::{BatchSection, LearningRateSection, LoraSection, OptimArgs, RunConfig, SchedulerKwargs};
-use crate::base::error::{Error, ErrorKind, Result, nearest, plain_words, printable};
+use crate::base::error::{Error, ErrorKind, Result, nearest, plain_words, printable, toml_error};
 
 /// A mistake in one key, before it is known where in which file that key stands.
 #[derive(Debug)]
@@ -121,12 +121,12 @@ impl Document {
         overrides: &[String],
     ) -> Result<Self> {
         let lines = Self::lines(text).map_err(|error| {
-            Error::config(format!("{origin}: {}", error.to_string().trim_end()))
+            toml_error(origin, text, &error)
                 .help("the file is TOML: [section], then key = value; text values stand in quotes")
         })?;
         // The remaining mistakes are numbers.
         let written: Table = text.parse().map_err(|error: toml::de::Error| {
-            Error::config(format!("{origin}: {}", error.to_string().trim_end()))
+            toml_error(origin, text, &error)
                 .help(format!("TOML's whole numbers end at {}; a seed above stands in quotes", i64::MAX))
         })?;
         let mut document =

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use kiln_models::json_words;
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
@@ -66,7 +67,7 @@ impl Document {
         let values: serde_json::Map<String, Json> = match serde_json::from_str(text.trim_start_matches('\u{feff}')) {
             Ok(Json::Object(values)) => values,
             Ok(other) => return Err(Error::config(format!("{origin}: {expected}, got {}", kind(&other)))),
-            Err(error) => return Err(Error::config(format!("{origin}: {expected}: {error}"))),
+            Err(error) => return Err(Error::config(format!("{origin}: {expected}: {}", json_words(&error)))),
         };
         let line = |name: &str| {
             let quoted = format!("\"{name}\"");
@@ -109,8 +110,11 @@ impl Document {
                 ("eval_steps", value) if value.as_f64() == Some(0.0) => continue,
                 ("logging_steps", value) if !is_steps && value.as_f64() == Some(0.0) => continue,
                 ("lr_scheduler_kwargs", Json::String(text)) => serde_json::from_str(&text).map_err(|error| {
-                    Error::config(format!("trainer.lr_scheduler_kwargs: expected JSON, got {text:?}: {error}"))
-                        .at(here.at())
+                    Error::config(format!(
+                        "trainer.lr_scheduler_kwargs: expected JSON, got {text:?}: {}",
+                        json_words(&error)
+                    ))
+                    .at(here.at())
                 })?,
                 ("report_to", value) => self.without_services(value),
                 (_, value) => value,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use indicatif::{ProgressBar, ProgressStyle};
+use kiln_models::json_words;
 use kiln_models::weights::is_plain_name;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use ureq::http::{Method, Request, Response, StatusCode, Uri};
@@ -126,7 +127,7 @@ impl<'a> Session<'a> {
         if text.len() as u64 > MAX_LISTING {
             return Err(unexpected(format!("it is longer than {MAX_LISTING} bytes")));
         }
-        let info: RepoInfo = serde_json::from_slice(&text).map_err(|error| unexpected(error.to_string()))?;
+        let info: RepoInfo = serde_json::from_slice(&text).map_err(|error| unexpected(json_words(&error)))?;
         if !is_commit(&info.sha) {
             return Err(unexpected(format!("{:?} is no commit", info.sha)));
         }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use kiln_models::json_words;
 use kiln_models::weights::is_plain_name;
 
 use crate::base::error::{Error, Result};
@@ -157,8 +158,8 @@ pub(super) fn shards(folder: &Path, name: &str) -> Result<BTreeSet<String>> {
     }
     let path = folder.join(name);
     let text = std::fs::read(&path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
-    let index: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|error| Error::data(format!("{}: not JSON: {error}", path.display())))?;
+    let index: serde_json::Value = serde_json::from_slice(&text)
+        .map_err(|error| Error::data(format!("{}: not JSON: {}", path.display(), json_words(&error))))?;
     let bad = |what: &str, got: Option<&serde_json::Value>| {
         let got = got.map_or_else(|| "nothing".to_string(), ToString::to_string);
         let got = got.char_indices().nth(80).map_or(got.clone(), |(end, _)| format!("{}...", &got[..end]));

@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use kiln_models::safetensors_words;
 use kiln_models::weights::{ADAPTER_FILE, Depth, MODEL_FILE};
 use safetensors::SafeTensors;
 
@@ -194,7 +195,7 @@ fn header(file: &[u8]) -> Option<&[u8]> {
 }
 
 fn tensors<'a>(file: &str, bytes: &'a [u8]) -> Result<SafeTensors<'a>> {
-    SafeTensors::deserialize(bytes).map_err(|error| Error::data(format!("{file}: {error}")))
+    SafeTensors::deserialize(bytes).map_err(|error| Error::data(format!("{file}: {}", safetensors_words(&error))))
 }
 
 fn values(bytes: &[u8]) -> impl Iterator<Item = f64> {

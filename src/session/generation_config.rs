@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kiln_models::config::eos_token_ids;
-use kiln_models::{ModelConfig, Name, NameTable, Unknown};
+use kiln_models::{ModelConfig, Name, NameTable, Unknown, json_words};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
@@ -119,7 +119,7 @@ impl<'a> File<'a> {
         let path = path.join(GENERATION_CONFIG).display().to_string();
         match serde_json::from_slice(&bytes) {
             Ok(keys) => Ok(Self { path, keys, folder }),
-            Err(error) => Err(Error::data(format!("{path}: {error}"))),
+            Err(error) => Err(Error::data(format!("{path}: {}", json_words(&error)))),
         }
     }
 
@@ -129,7 +129,7 @@ impl<'a> File<'a> {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match V::deserialize(value) {
                 Ok(value) => Ok(Some(value)),
-                Err(error) => Err(Error::data(format!("{}: {key}: {error}", self.path))),
+                Err(error) => Err(Error::data(format!("{}: {key}: {}", self.path, json_words(&error)))),
             },
         }
     }

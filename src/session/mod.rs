@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
+use kiln_models::json_words;
 use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
 
 use crate::base::error::{Error, Result};
@@ -370,7 +371,7 @@ pub fn saved_plan(folder: &Path) -> Result<Option<RunPlan>> {
     match serde_json::from_value(saved) {
         Ok(plan) => Ok(Some(plan)),
         Err(_) if !is_ours => Ok(None),
-        Err(error) => Err(Error::data(format!("{}: {error}", path.display()))),
+        Err(error) => Err(Error::data(format!("{}: {}", path.display(), json_words(&error)))),
     }
 }
 

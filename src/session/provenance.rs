@@ -11,7 +11,7 @@ use crate::base::files::{hex, read_regular_text, write_json};
 use crate::base::host;
 use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use crate::session::{Session, TrainingTask};
-use kiln_models::Ops;
+use kiln_models::{Ops, json_words};
 use sha2::{Digest, Sha256};
 
 /// The file's name.
@@ -114,7 +114,7 @@ impl Provenance {
         match read_regular_text(&path) {
             Ok(text) => {
                 let read = serde_json::from_str(&text);
-                read.map(Some).map_err(|error| Error::data(format!("{}: {error}", path.display())))
+                read.map(Some).map_err(|error| Error::data(format!("{}: {}", path.display(), json_words(&error))))
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Error::io(format!("read {}", path.display()), &error)),

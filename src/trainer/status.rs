@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
+use kiln_models::json_words;
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
@@ -126,8 +127,8 @@ impl Status {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::io(format!("read {}", path.display()), &error)),
         };
-        let mut status: Self =
-            serde_json::from_str(&text).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
+        let mut status: Self = serde_json::from_str(&text)
+            .map_err(|error| Error::data(format!("{}: {}", path.display(), json_words(&error))))?;
         if status.status == RunStatus::InProgress {
             let lock = folder.join(LOCK);
             // A pipe in its place would not open.

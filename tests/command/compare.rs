@@ -221,7 +221,10 @@ fn a_comparison_is_measured_written_and_made_again() {
     let good = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, good.replace("\"micro\"", "\"macro\"")).unwrap();
     let out = succeeds(&mut place.report(&["run-compare"]));
-    assert!(out.contains("plan.json: the run is damaged: missing field `micro`") && out.contains("remove it"), "{out}");
+    assert!(
+        out.contains("plan.json: the run is damaged: the field `micro` is missing") && out.contains("remove it"),
+        "{out}"
+    );
     let partly = json(&folder.join("report.json"));
     let arms = partly["arms"].as_array().unwrap().iter().filter(|arm| !arm["failure"].is_null());
     assert_eq!(arms.map(|arm| arm["name"].as_str().unwrap()).collect::<Vec<_>>(), ["compiled"]);
@@ -326,7 +329,7 @@ fn finished_runs_are_compared_with_their_differences() {
     damage("steps.jsonl", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"), &["does not end at step 14"]);
     damage("plan.toml", &|text| text.replace('=', " "), &["plan.toml: the run is damaged"]);
     damage("plan.json", &|text| text.replace(':', " "), &["plan.json: the run is damaged"]);
-    let parts = ["b/plan.json: the run is damaged: missing field `micro`", "another build of Kiln"];
+    let parts = ["b/plan.json: the run is damaged: the field `micro` is missing", "another build of Kiln"];
     damage("plan.json", &|text| text.replace("\"micro\"", "\"macro\""), &parts);
     // A report derives nothing: it shows the plan that was saved, or nothing.
     let (path, good) = (place.path("b/plan.json"), std::fs::read_to_string(place.path("b/plan.json")).unwrap());

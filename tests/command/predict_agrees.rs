@@ -339,3 +339,65 @@ fn language_models() {
         fails(kiln(folder.path()).args(refused), 2, &["has no prediction for a row", "kiln generate"]);
     }
 }
+
+/// `tests/fixtures/make_pipelines.py` asks transformers.
+#[test]
+fn predictions_are_those_of_the_pipelines() {
+    let peer = json(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pipelines.json"));
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let list = |value: &Value| value.as_array().unwrap().clone();
+    let texts = list(&peer["rows"]);
+    let written = |name: &str, rows: Vec<Value>| {
+        std::fs::write(at.join(name), rows.iter().map(|row| row.to_string() + "\n").collect::<String>()).unwrap();
+    };
+    let [a, b, c] = ["the cat", "a dog", "in the tree and the box"];
+    let row = |text: &Value| json!({ "text": text, "question": "where is the cat", "a": a, "b": b, "c": c });
+    written("rows.jsonl", texts.iter().map(row).collect());
+    for case in ["bert-classification", "bert-regression", "distilbert-multi-label", "bert-choice", "lora-bert-qa"] {
+        let model = crate::common::fixture(case).join("model");
+        std::fs::create_dir(at.join(case)).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(model.join(file), at.join(case).join(file)).unwrap();
+        }
+        let mut words = list(&peer["words"]).iter().map(|word| word.as_str().unwrap().to_owned()).collect::<Vec<_>>();
+        let size = json(&model.join("config.json"))["vocab_size"].as_u64().unwrap() as usize;
+        words.extend((0..size - words.len()).map(|i| format!("[unused{i}]")));
+        std::fs::write(at.join(case).join("vocab.txt"), words.join("\n") + "\n").unwrap();
+    }
+    // Sums in f32 in another order: some roundings of logits and probabilities of order 1.
+    let near = |ours: &Value, theirs: &Value| {
+        let (ours, theirs) = (ours.as_f64().unwrap(), theirs.as_f64().unwrap());
+        assert!((ours - theirs).abs() < 1e-5, "{ours} against {theirs}");
+    };
+    let rows = ["--input", "rows.jsonl", "--max-length", "12"];
+    for case in ["bert-classification", "distilbert-multi-label"] {
+        for (ours, theirs) in predicted(at, case, &rows).iter().zip(list(&peer[case])) {
+            assert_eq!(ours["probabilities"].as_object().unwrap().len(), list(&theirs).len());
+            list(&theirs)
+                .iter()
+                .for_each(|it| near(&ours["probabilities"][it["label"].as_str().unwrap()], &it["score"]));
+        }
+    }
+    for (ours, theirs) in predicted(at, "bert-regression", &rows).iter().zip(list(&peer["bert-regression"])) {
+        near(&ours["value"], &theirs[0]["score"]);
+    }
+    let choices = predicted(at, "bert-choice", &[&rows[..], &["--choice-columns", "a,b,c"]].concat());
+    for (ours, theirs) in choices.iter().zip(list(&peer["bert-choice"])) {
+        assert_eq!(ours["choice"], theirs["choice"]);
+        list(&ours["probabilities"]).iter().zip(list(&theirs["probabilities"])).for_each(|(a, b)| near(a, &b));
+    }
+    for case in list(&peer["bert-qa"]) {
+        let of = |name: &str| case["settings"][name].to_string();
+        let flags = ["max_length", "stride", "n_best", "max_answer", "threshold", "negative"];
+        let names = ["max-length", "doc-stride", "n-best-size", "max-answer-length", "null-score-diff-threshold"];
+        let names = names.into_iter().chain(["version-2-with-negative"]);
+        let flags = names.zip(flags).map(|(name, key)| format!("--{name}={}", of(key))).collect::<Vec<_>>();
+        let columns = ["--input", "rows.jsonl", "--text-column", "question", "--text-pair-column", "text"];
+        let args = columns.into_iter().chain(flags.iter().map(String::as_str)).collect::<Vec<_>>();
+        for (ours, theirs) in predicted(at, "lora-bert-qa", &args).iter().zip(list(&case["answers"])) {
+            assert_eq!(ours["answer"], theirs["answer"]);
+            near(&ours["score"], &theirs["score"]);
+        }
+    }
+}

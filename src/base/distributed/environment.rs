@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use kiln_models::json_words;
+
 use crate::base::error::{Error, Result};
 use crate::base::process;
 
@@ -246,7 +248,7 @@ impl Hosts {
 
     fn read(hosts: &str, own: &str) -> Result<Self> {
         let all: Vec<String> = serde_json::from_str(hosts).map_err(|error| {
-            Error::config(format!("SM_HOSTS: expected a JSON list of names, got {hosts:?}: {error}"))
+            Error::config(format!("SM_HOSTS: expected a JSON list of names, got {hosts:?}: {}", json_words(&error)))
         })?;
         match all.iter().position(|host| host == own) {
             Some(own) => Ok(Self { all, own }),

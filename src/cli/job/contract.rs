@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use kiln_models::json_words;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value as Json;
@@ -240,7 +241,7 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
         }
         Err(error) => return Err(Error::io(format!("read {at}"), &error)),
     };
-    serde_json::from_slice(&bytes).map(Some).map_err(|error| Error::config(format!("{at}: {error}")))
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| Error::config(format!("{at}: {}", json_words(&error))))
 }
 
 /// Hyperparameters as SageMaker's training toolkit puts them into variables.
@@ -248,7 +249,8 @@ fn hyperparameters_of(variables: &BTreeMap<String, String>) -> Result<Vec<(Strin
     let mut all = Vec::new();
     for name in ["SM_HPS", "SM_FRAMEWORK_PARAMS"] {
         let Some(text) = variables.get(name).filter(|text| !text.is_empty()) else { continue };
-        let pairs: Pairs = serde_json::from_str(text).map_err(|error| Error::config(format!("{name}: {error}")))?;
+        let pairs: Pairs =
+            serde_json::from_str(text).map_err(|error| Error::config(format!("{name}: {}", json_words(&error))))?;
         all.extend(pairs.each_once(Path::new(name))?);
     }
     if all.is_empty() {
@@ -342,7 +344,7 @@ fn resources(path: &Path, variables: &BTreeMap<String, String>) -> Result<Resour
     }
     let variable = |name: &str| variables.get(name).filter(|text| !text.is_empty());
     let hosts = variable("SM_HOSTS").map(|text| serde_json::from_str(text));
-    let hosts = hosts.transpose().map_err(|error| Error::config(format!("SM_HOSTS: {error}")))?;
+    let hosts = hosts.transpose().map_err(|error| Error::config(format!("SM_HOSTS: {}", json_words(&error))))?;
     Ok(Resources {
         hosts: hosts.unwrap_or_default(),
         current_host: variable("SM_CURRENT_HOST").cloned(),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use crate::base::error::{Error, Result, nearest};
+use crate::base::error::{Error, Result, nearest, plain_words, toml_error};
 use crate::cli::metrics::{Definition, definitions, text_of as text_of_file};
 use crate::config;
 
@@ -208,7 +208,7 @@ impl JobFile {
     pub(super) fn read(path: &Path) -> Result<Self> {
         let at = |error: Error| error.at(path.display());
         let text = config::read(path)?;
-        let mut table = text.parse::<Table>().map_err(|error| at(Error::config(error.to_string().trim_end())))?;
+        let mut table = text.parse::<Table>().map_err(|error| toml_error(path.display(), &text, &error))?;
         let mut told = Vec::new();
         for (name, why) in INERT {
             if let Some(value) = table.remove(name) {
@@ -229,7 +229,7 @@ impl JobFile {
         }
         let mut job: Self = serde_path_to_error::deserialize(table).map_err(|error| {
             let key = error.path().to_string();
-            at(Error::config(format!("{key}: {}", error.into_inner().message())))
+            at(Error::config(format!("{key}: {}", plain_words(error.into_inner().message()))))
         })?;
         job.told = told;
         if job.name.is_empty() {
@@ -269,7 +269,7 @@ impl JobFile {
                     Ok(Channel { s3: Some(place.clone()), ..Channel::default() })
                 }
                 Value::String(place) => Ok(Channel { local: Some(place.clone()), ..Channel::default() }),
-                Value::Table(_) => value.clone().try_into::<Channel>().map_err(|error| error.message().to_owned()),
+                Value::Table(_) => value.clone().try_into::<Channel>().map_err(|error| plain_words(error.message())),
                 other => Err(format!("expected a path, an address or a table, got {other}")),
             };
             match channel {

@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kiln_models::json_words_in_line;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokenizers::parallelism::MaybeParallelIterator;
@@ -92,7 +93,8 @@ impl Encoder {
     /// The tokens of a row, whose texts are values of JSON: a prompt and its completion, or messages.
     fn encode(&self, row: &Row) -> Result<Encoded> {
         let value = |text: &str| -> Result<Value> {
-            serde_json::from_str(text).map_err(|error| Error::data(format!("malformed JSON: {error}")))
+            serde_json::from_str(text)
+                .map_err(|error| Error::data(format!("malformed JSON: {}", json_words_in_line(&error))))
         };
         let beside = match row.parts.first().map(|text| value(text)).transpose()? {
             Some(Value::Object(columns)) => Beside::read(columns)?,

@@ -1,10 +1,11 @@
 //! A row of tokenized data as it is written, and the example that it is. Used by the reader of files and by `batch.json`.
 
+use kiln_models::json_words;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::base::error::{Error, Result, plain_words};
+use crate::base::error::{Error, Result};
 use crate::config::Task;
 use crate::data::IGNORED;
 use crate::data::table::malformed;
@@ -68,7 +69,7 @@ pub(super) fn of_value(row: Value, task: Task) -> Result<Example> {
 
 fn read<T: DeserializeOwned>(row: Value) -> Result<T> {
     serde_path_to_error::deserialize(row).map_err(|error| {
-        let (path, problem) = (error.path().to_string(), plain_words(&error.inner().to_string()));
+        let (path, problem) = (error.path().to_string(), json_words(error.inner()));
         let problem = if path == "." || problem.contains("field `") { problem } else { format!("{path}: {problem}") };
         Error::data(problem).help(
             "a row has input_ids and, as needed, attention_mask, token_type_ids, position_ids, labels, start_positions, \

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_models::{ModelConfig, ModelType};
+use kiln_models::{ModelConfig, ModelType, json_words};
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, TruncationDirection};
 
@@ -104,7 +104,7 @@ impl Origin {
     pub(super) fn object(&self, name: &str) -> Result<Map<String, Value>> {
         let Some((_, bytes)) = self.files.iter().find(|(file, _)| file == name) else { return Ok(Map::new()) };
         serde_json::from_slice(bytes).map_err(|error| {
-            Error::data(format!("{}: expected a JSON object: {error}", self.folder.join(name).display()))
+            Error::data(format!("{}: expected a JSON object: {}", self.folder.join(name).display(), json_words(&error)))
         })
     }
 }

@@ -17,6 +17,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use kiln_models::{json_words, serde_words};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
@@ -761,7 +762,28 @@ fn marked(mark: u32, kind: u32) -> Encoding {
 }
 
 fn failed(error: tokenizers::Error) -> Error {
-    Error::data(format!("tokenizer: {error}"))
+    Error::data(format!("tokenizer: {}", words_of(&error)))
+}
+
+/// What the library `tokenizers` says, in the words of Kiln's own messages.
+fn words_of(error: &tokenizers::Error) -> String {
+    let said = error.to_string();
+    let Some(error) = error.downcast_ref::<serde_json::Error>() else {
+        return match error.downcast_ref::<std::io::Error>() {
+            Some(error) if error.kind() == std::io::ErrorKind::InvalidData => "expected UTF-8 text".to_owned(),
+            _ => serde_words(&said, "an object"),
+        };
+    };
+    // The library tries one kind of part after the other, and names the Rust type that holds them.
+    let name = said.split_once("untagged enum ").and_then(|(_, name)| name.split_whitespace().next());
+    let part =
+        name.map(|name| ["Wrapper", "Untagged", "Helper"].iter().fold(name, |name, end| name.trim_end_matches(end)));
+    match part {
+        Some("Model") => "model: expected BPE, WordPiece, WordLevel or Unigram with what belongs to it".to_owned(),
+        Some(part) => format!("{}: expected a kind and a form that the library knows", part.to_lowercase()),
+        None if said.starts_with("Model missing") => "the field `model` is missing".to_owned(),
+        None => json_words(error),
+    }
 }
 
 fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
@@ -891,7 +913,7 @@ fn tell_once(line: String) {
 }
 
 fn unreadable(error: tokenizers::Error) -> Error {
-    Error::data(format!("not a readable tokenizer: {error}"))
+    Error::data(format!("not a readable tokenizer: {}", words_of(&error)))
 }
 
 #[cfg(test)]

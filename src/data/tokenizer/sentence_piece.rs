@@ -115,7 +115,7 @@ fn damaged(file: &Path, what: &str) -> Error {
 /// The model in `file`, with pieces.
 fn read(file: &Path) -> Result<Model> {
     let bytes = read_regular(file).map_err(|error| read_error(file, &error))?;
-    let model = Model::decode(&bytes[..]).map_err(|error| damaged(file, &error.to_string()))?;
+    let model = Model::decode(&bytes[..]).map_err(|_| damaged(file, "its bytes are no Protocol Buffers message"))?;
     if model.pieces.is_empty() {
         return Err(damaged(file, "it has no pieces"));
     }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use kiln_models::json_words;
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::{Error, Result};
@@ -48,7 +49,8 @@ impl Decision {
     /// # Errors
     /// Any other text.
     pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|error| Error::config(format!("expected a choice of the mode: {error}")))
+        serde_json::from_str(text)
+            .map_err(|error| Error::config(format!("expected a choice of the mode: {}", json_words(&error))))
     }
 
     /// The choice of an earlier process of the run in `folder`; none when there is none.
@@ -61,7 +63,7 @@ impl Decision {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Error::io(format!("read {}", path.display()), &error)),
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
-                Error::data(format!("{}: {error}", path.display()))
+                Error::data(format!("{}: {}", path.display(), json_words(&error)))
                     .help("remove the file to have the modes tried again, or set compiler.enabled to true or false")
             }),
         }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use crate::base::error::{Error, Result};
+use kiln_models::json_words_in_line;
+
+use crate::base::error::{Error, Result, toml_error};
 use crate::base::files::{read_error, read_regular_text};
 use crate::base::metrics::{self, Record};
 use crate::base::stats::median;
@@ -137,7 +139,9 @@ impl MeasuredRun {
         }
         let damaged = |file: &str, what: String| metrics::damaged(&folder.join(file), what).help(AGAIN);
         let plan = read(&folder.join("plan.toml"))?;
-        let plan: toml::Table = plan.parse().map_err(|error| damaged("plan.toml", format!("{error}")))?;
+        let plan: toml::Table = plan
+            .parse()
+            .map_err(|error| damaged("plan.toml", toml_error("its line", &plan, &error).message().to_owned()))?;
         let mut settings = BTreeMap::new();
         flatten("", &toml::Value::Table(plan), &mut settings);
         let damaged_plan = |error: Error| {
@@ -163,7 +167,9 @@ impl MeasuredRun {
         if path.exists() {
             for (number, line) in read(&path)?.lines().enumerate() {
                 let step = serde_json::from_str::<StepTimes>(line);
-                steps.push(step.map_err(|error| damaged(laps::FILE, format!("line {}: {error}", number + 1)))?);
+                steps.push(step.map_err(|error| {
+                    damaged(laps::FILE, format!("line {}: {}", number + 1, json_words_in_line(&error)))
+                })?);
             }
             if steps.last().map(|step| step.step) != Some(status.step) {
                 return Err(damaged(laps::FILE, format!("it does not end at step {}", status.step)));

@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use kiln_models::json_words;
+
 use super::analyse::analyse;
 use super::run::FILE;
 use super::{Arm, EXPERIMENT_SCHEMA, Experiment, Report, Role};
@@ -95,7 +97,7 @@ fn read(path: &Path) -> Result<Experiment> {
             .help("another version of kiln made this comparison; make it again"));
     }
     let experiment = serde_json::from_value::<Experiment>(value);
-    let experiment = experiment.map_err(|error| Error::data(format!("{shown}: {error}")))?;
+    let experiment = experiment.map_err(|error| Error::data(format!("{shown}: {}", json_words(&error))))?;
     if !experiment.is_complete {
         return Err(Error::data(format!("{shown}: the comparison did not come to its end, or is still going on"))
             .help("make it again; run.on_existing = \"overwrite\" replaces it"));

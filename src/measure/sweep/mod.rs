@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::{Error, ErrorKind, Result, plain_words, toml_error};
 use crate::base::files::{read_json, read_regular_text, write_json, write_whole};
 use crate::base::metrics;
 use crate::base::process::{Child, Exit, scratch};
@@ -206,12 +206,15 @@ fn read(file: &Path) -> Result<(SweepSection, String)> {
         })
     };
     let at = |error: &dyn std::fmt::Display| Error::config(format!("{}: {error}", file.display()));
-    let mut document: toml::Table = text(file)?.parse().map_err(|error: toml::de::Error| at(&error))?;
+    let whole = text(file)?;
+    let mut document: toml::Table = whole.parse().map_err(|error| toml_error(file.display(), &whole, &error))?;
     let Some(section) = document.remove("sweep") else {
         return Err(at(&"the section [sweep] is missing")
             .help("for example: [sweep] and [sweep.parameters] with \"trainer.learning_rate\" = [1e-4, 1e-3]"));
     };
-    let section: SweepSection = section.try_into().map_err(|error: toml::de::Error| at(&error))?;
+    let section: SweepSection = section
+        .try_into()
+        .map_err(|error: toml::de::Error| at(&format!("[sweep]: {}", plain_words(error.message()))))?;
     let config = match &section.config {
         None => toml::to_string(&document).map_err(|error| at(&error))?,
         Some(path) if document.is_empty() => text(path)?,

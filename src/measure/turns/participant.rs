@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kiln_models::json_words_in_line;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -201,7 +202,10 @@ impl Running {
         };
         Ok(serde_json::from_str(&line).map_err(|error| {
             let got = shortened(&line);
-            Failure::of_data(format!("expected a line of JSON on its stdout ({error}), got {got:?}"))
+            Failure::of_data(format!(
+                "expected a line of JSON on its stdout ({}), got {got:?}",
+                json_words_in_line(&error)
+            ))
         }))
     }
 

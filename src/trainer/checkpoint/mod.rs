@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use folder::{entries, suspicion, write_aside};
+use kiln_models::{json_words, safetensors_words};
 
 pub use folder::{
     IsOwn, is_own, is_unfinished, list, mark_suspect, name, remove_superseded, remove_unfinished, rotate, supersede,
@@ -347,7 +348,7 @@ impl Checkpoint {
         }
         let bad = |error: &dyn std::fmt::Display| Fault::Damaged(format!("{STATE}: {error}"));
         // The version comes first: another version may have other fields, and the first one had no digest.
-        let value: serde_json::Value = serde_json::from_slice(&text).map_err(|error| bad(&error))?;
+        let value: serde_json::Value = serde_json::from_slice(&text).map_err(|error| bad(&json_words(&error)))?;
         let version = value.get("format_version").and_then(serde_json::Value::as_u64);
         match version {
             None => return Err(bad(&"there is no format_version")),
@@ -362,7 +363,7 @@ impl Checkpoint {
             }
             Some(_) => digest?,
         };
-        let state: State = serde_json::from_value(value).map_err(|error| bad(&error))?;
+        let state: State = serde_json::from_value(value).map_err(|error| bad(&json_words(&error)))?;
         state.check().map_err(|error| bad(&error))?;
         for (name, expected) in &state.files {
             let file = path.join(name);
@@ -385,7 +386,7 @@ impl Checkpoint {
         let path = self.path.join(OPTIMIZER);
         let bytes = fs::read(&path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
         let bad = |what: String| Error::data(format!("{}: {what}", path.display()));
-        let file = SafeTensors::deserialize(&bytes).map_err(|error| bad(error.to_string()))?;
+        let file = SafeTensors::deserialize(&bytes).map_err(|error| bad(safetensors_words(&error)))?;
         let read = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
             if view.dtype() != Dtype::F32 {
                 return Err(bad(format!("{name}: expected F32, got {:?}", view.dtype())));

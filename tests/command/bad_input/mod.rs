@@ -7,3 +7,4 @@ mod data;
 mod model;
 mod output;
 mod weights;
+mod words;
