@@ -6,9 +6,10 @@ use safetensors::SafeTensorError;
 /// value was in memory.
 pub fn json_words(error: &serde_json::Error) -> String {
     let words = json_words_in_line(error);
-    match error.line() {
-        0 => words,
-        line => format!("line {line}, {words}"),
+    match (error.line(), error.column()) {
+        (0, _) => words,
+        (line, 0) => format!("line {line}: {words}"),
+        (line, _) => format!("line {line}, {words}"),
     }
 }
 
@@ -20,9 +21,9 @@ pub fn json_words_in_line(error: &serde_json::Error) -> String {
         _ => said.rsplit_once(" at line ").map_or(said.as_str(), |(words, _)| words),
     };
     let words = serde_words(words, "an object");
-    match error.line() {
+    match error.column() {
         0 => words,
-        _ => format!("column {}: {words}", error.column()),
+        column => format!("column {column}: {words}"),
     }
 }
 
@@ -89,7 +90,7 @@ fn expected_words<'a>(expected: &'a str, map: &'a str) -> &'a str {
         "a sequence" => "a list",
         "a map" => map,
         "a boolean" => "true or false",
-        "a string" | "string" => "a text",
+        "string" => "a string",
         "path string" => "a path in quotes",
         "any valid TOML value" => "a whole number of at most 64 bits",
         _ if expected.starts_with("struct ") => map,
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn messages_say_where_and_what_without_words_of_rust() {
         for (text, words) in [
-            ("", "line 1, column 0: the JSON ends before a value"),
+            ("", "line 1: the JSON ends before a value"),
             ("{\"count\": 1", "line 1, column 11: the JSON ends within an object"),
             ("{\"count\": 1,}", "line 1, column 13: expected no comma before a closing bracket"),
             ("{\n\"count\": -1}", "line 2, column 11: expected a whole number that is not negative, got integer `-1`"),

@@ -184,7 +184,11 @@ fn unpack(file: &mut File, archive: &Path, into: &Path, here: &Manifest) -> Resu
         Error::data(format!("{shown}: no archive of `kiln cache export`, or a damaged one: {what}"))
             .help("export it again; nothing of it was taken")
     };
-    let unreadable = |_: io::Error| damaged("it cannot be read to its end".to_owned());
+    let unreadable = |error: io::Error| match error.to_string() {
+        // The words of the library for a header that is cut off.
+        said if said.starts_with("failed to read entire block") => damaged("it ends too early".to_owned()),
+        said => damaged(said),
+    };
     let mut reader = tar::Archive::new(file);
     let mut entries = reader.entries().map_err(unreadable)?;
     let first = entries.next().transpose().map_err(unreadable)?;

@@ -78,8 +78,10 @@ pub fn best_answers(
 /// long.
 fn spans_of(window: &Window, logits: &SpanLogits, options: &SpanOptions, into: &mut Vec<Candidate>) {
     let inside = |token: usize| token.checked_sub(window.context_start).and_then(|at| window.offsets.get(at));
-    let ends = best(&logits.end, options.n_best_size);
-    for start in best(&logits.start, options.n_best_size) {
+    // Padding is no place for an answer: were it among the best, an answer would depend on the other rows of its batch.
+    let own = |logits: &'_ [f32]| best(&logits[..window.input_ids.len().min(logits.len())], options.n_best_size);
+    let ends = own(&logits.end);
+    for start in own(&logits.start) {
         for end in &ends {
             let (Some(first), Some(last)) = (inside(start), inside(*end)) else { continue };
             if *end < start || end - start + 1 > options.max_answer_length {

@@ -490,6 +490,11 @@ impl Tokenizer {
     /// Refuses ids that no model has, and those of special tokens that the vocabulary has not.
     fn check_ids(&self) -> Result<()> {
         let size = self.vocab_size();
+        if size == 0 {
+            return Err(
+                Error::data("expected tokens with their ids, got none").help("take the file from where it came again")
+            );
+        }
         if size > MAX_VOCAB_SIZE {
             return Err(Error::data(format!(
                 "the largest id is {}; a model has at most {MAX_VOCAB_SIZE} tokens",

@@ -81,8 +81,8 @@ fn files_that_are_no_config() {
     place.write("empty.toml", "");
     place.refused("none.toml", &[], 2, &["none.toml"]);
     place.refused("text", &[], 2, &["text"]);
-    place.refused("not-toml.toml", &[], 2, &["not-toml.toml", "line 2"]);
-    place.refused("twice.toml", &[], 2, &["twice.toml", "line 3", "duplicate key"]);
+    place.refused("not-toml.toml", &[], 2, &["not-toml.toml:2", "output_dir = runs/x"]);
+    place.refused("twice.toml", &[], 2, &["twice.toml:3", "duplicate key"]);
     place.refused("latin1.toml", &[], 2, &["latin1.toml", "UTF-8"]);
     place.refused("empty.toml", &[], 2, &["empty.toml", "data.task: required"]);
     place.refused("text.toml", &["max_steps"], 2, &["max_steps", "expected section.key=value"]);

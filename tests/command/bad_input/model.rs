@@ -108,8 +108,8 @@ fn model_folders_that_are_no_model() {
     place.refused("rows.toml", FROM, 3, &["model/config.json: not JSON"]);
     fails(&mut place.kiln(&["generate", "model", "--prompt", "a"]), 3, &["model/config.json", "not JSON"]);
     place.write("model/config.json", b"{\"model_type\": \"gpt2\xff\"}");
-    place.refused("rows.toml", FROM, 3, &["model/config.json", "valid UTF-8"]);
-    fails(&mut place.kiln(&["generate", "model", "--prompt", "a"]), 3, &["model/config.json", "valid UTF-8"]);
+    place.refused("rows.toml", FROM, 3, &["model/config.json", "expected UTF-8 text"]);
+    fails(&mut place.kiln(&["generate", "model", "--prompt", "a"]), 3, &["model/config.json", "expected UTF-8 text"]);
     place.write("model/config.json", "[]");
     place.refused("rows.toml", FROM, 3, &["model/config.json", "expected a JSON object"]);
     place.write("model/config.json", "{}");

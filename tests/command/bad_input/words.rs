@@ -46,6 +46,14 @@ const WORDS: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\ngood\nbad\nfilm\npla
 
 const ROWS: &str = "text,label\na good film,praise\na bad film,blame\ngood play,praise\nbad play,blame\n";
 
+/// The classifier's config with the model in `folder`.
+fn from(folder: &str) -> String {
+    let section = CLASSES.find("[model]").unwrap()..CLASSES.find("[data]").unwrap();
+    let mut config = CLASSES.to_owned();
+    config.replace_range(section, &format!("[model]\nfrom = \"{folder}\"\n"));
+    config
+}
+
 /// A folder with a classifier's config, its rows and its words.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -66,7 +74,10 @@ fn failure(command: &mut Command, name: &str) -> Option<String> {
     let output = command.output().unwrap();
     let said = text(&output);
     let of_rust = OF_RUST.iter().find(|words| said.contains(**words));
+    // A report leaves out what cannot be read, and says so.
+    let is_told = command.get_args().any(|arg| arg == "report") && output.status.success();
     let is_refused = output.status.code().is_some_and(|code| (1..=3).contains(&code)) && said.contains("error: ");
+    let is_refused = is_refused || is_told;
     let file = name.rsplit('/').next().unwrap_or(name);
     (of_rust.is_some() || !is_refused || !said.contains(file))
         .then(|| format!("{name}: {of_rust:?}, refused {is_refused}\n{said}"))
@@ -221,15 +232,15 @@ fn models_adapters_and_runs() {
     assert!(train.status.success(), "{}", text(&train));
     let weights = std::fs::read(at("run/model/model.safetensors")).unwrap();
     let plan = std::fs::read(at("run/plan.json")).unwrap();
-    let from = ["plan", "config.toml", "--set", "model={ from = \"run/model\" }"];
-    let train = ["train", "config.toml", "--set", "model={ from = \"run/model\" }", "--set", "run.output_dir=other"];
+    write(trained.path(), "from.toml", from("run/model").as_bytes());
+    let (plans, train) = (["plan", "from.toml"], ["train", "from.toml", "--set", "run.output_dir=other"]);
     let predict = ["predict", "run", "--input", "rows.csv"];
     let header = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let cases: &[(&str, &[u8], &[&str])] = &[
-        ("run/model/config.json", b"{", &from),
-        ("run/model/config.json", b"[]", &from),
-        ("run/model/config.json", b"{\"model_type\": \"bert\", \"hidden_size\": \"x\"}", &from),
-        ("run/model/config.json", b"{\"model_type\": \"bert\", \"hidden_size\": -1}", &from),
+        ("run/model/config.json", b"{", &plans),
+        ("run/model/config.json", b"[]", &plans),
+        ("run/model/config.json", b"{\"model_type\": \"bert\", \"hidden_size\": \"x\"}", &plans),
+        ("run/model/config.json", b"{\"model_type\": \"bert\", \"hidden_size\": -1}", &plans),
         ("run/model/model.safetensors", b"no", &train),
         ("run/model/model.safetensors", b"no safetensors", &train),
         ("run/model/model.safetensors", &weights[..weights.len() / 2], &train),
@@ -265,8 +276,8 @@ fn models_adapters_and_runs() {
         std::fs::copy(fixture("bert-classification/model/config.json"), folder.path().join("model/config.json"))
             .unwrap();
         write(folder.path(), name, bytes);
-        let set = ["train", "config.toml", "--set", "model={ from = \"model\" }", "--set", "tokenizer.from=words"];
-        failure(kiln(folder.path()).args(set), name)
+        write(folder.path(), "from.toml", from("model").as_bytes());
+        failure(kiln(folder.path()).args(["train", "from.toml"]), name)
     };
     for (name, bytes) in [
         ("model/pytorch_model.bin", &b"no checkpoint"[..]),
