@@ -975,3 +975,203 @@ fn modes_devices_and_processes() {
         case(CLASSES, &[Args(&["help", "clasifier"])], &["did you mean", "`kiln help` lists both"], &[Args(&["help"])]),
     ]);
 }
+
+#[test]
+fn settings_that_need_one_another() {
+    let train = &[Run(&["train", "config.toml", "--set", "run.output_dir=base"])];
+    let with = |more: &[Do]| -> &'static [Do] { Box::leak([train, more].concat().into_boxed_slice()) };
+    let stored = Unset("tokenizer.train_vocab_size");
+    let tokenized: &[Do] = Box::leak(Box::new([
+        stored,
+        Write("rows.jsonl", "{\"input_ids\": [1, 2, 3]}\n{\"input_ids\": [3, 2]}\n"),
+        Set("data.train", "[\"rows.jsonl\"]"),
+        Set("data.format", "\"tokenized\""),
+        Unset("data.block_size"),
+        Set("model.vocab_size", "16"),
+    ]));
+    let of_tokens = |more: &[Do]| -> &'static [Do] { Box::leak([tokenized, more].concat().into_boxed_slice()) };
+    all(&[
+        case(
+            CLASSES,
+            &[
+                Write("rows.csv", "text,label\na film,praise\n"),
+                Set("data.label_names", "[\"praise\", \"blame\"]"),
+                Set("data.validation", "0.5"),
+            ],
+            &["row cannot be split", "name a validation file"],
+            &[Set("data.validation", "[\"rows.csv\"]")],
+        ),
+        case(
+            ANSWERS,
+            &[Set("data.validation", "0.5")],
+            &["cannot be split", "name validation files instead"],
+            &[Set("data.validation", "[\"squad.json\"]")],
+        ),
+        case(
+            CLASSES,
+            &[
+                Set("trainer.do_train", "false"),
+                Set("trainer.do_predict", "true"),
+                Set("data.test", "\"rows.csv\""),
+                TRAIN,
+            ],
+            &["set model.from, or train first"],
+            &[Run(&["train", "config.toml", "--set", "trainer.do_train=true"])],
+        ),
+        case(
+            CLASSES,
+            &[
+                Set("data.task", "\"regression\""),
+                Write("rows.csv", "text,label\na,1.5\nthe,2\n"),
+                Set("trainer.label_smoothing_factor", "0.1"),
+            ],
+            &["remove it"],
+            &[Unset("trainer.label_smoothing_factor")],
+        ),
+        case(
+            TEXT,
+            of_tokens(&[Set("generation.prompt", "\"the\"")]),
+            &["set tokenizer.from"],
+            &[Set("tokenizer.from", "\"words\"")],
+        ),
+        case(
+            CLASSES,
+            &[
+                Set("data.validation", "\"40%\""),
+                Set(
+                    "trainer",
+                    "{ max_steps = 6, per_device_train_batch_size = 2, eval_strategy = \"steps\", eval_steps = 2, save_strategy = \"steps\", save_steps = 3, load_best_model_at_end = true }",
+                ),
+            ],
+            &["set trainer.save_steps to a multiple of 2, or trainer.save_strategy = \"best\""],
+            &[Set("trainer.save_steps", "4")],
+        ),
+        case(
+            CLASSES,
+            &[Set("trainer.dataloader_drop_last", "true"), Set("trainer.per_device_train_batch_size", "64")],
+            &["lower trainer.per_device_train_batch_size or set trainer.dataloader_drop_last = false"],
+            &[Set("trainer.per_device_train_batch_size", "4")],
+        ),
+        case(
+            CLASSES,
+            &[Set("trainer.dataloader_drop_last", "true"), Set("trainer.per_device_train_batch_size", "64")],
+            &["or set trainer.dataloader_drop_last = false"],
+            &[Set("trainer.dataloader_drop_last", "false")],
+        ),
+        case(
+            CLASSES,
+            &[Set("trainer.freeze_layers", "9")],
+            &["freeze fewer layers"],
+            &[Set("trainer.freeze_layers", "1")],
+        ),
+        case(
+            CLASSES,
+            &[Set("trainer.freeze", "[\"*\"]")],
+            &["or name fewer tensors (trainer.freeze)"],
+            &[Set("trainer.freeze", "[\"bert.*\"]")],
+        ),
+        case(
+            CLASSES,
+            &[
+                Set("data.streaming", "true"),
+                Set("data.label_names", "[\"praise\", \"blame\"]"),
+                Set("data.sampler", "\"group_by_length\""),
+            ],
+            &["set data.sampler = \"random\""],
+            &[Set("data.sampler", "\"random\"")],
+        ),
+        case(
+            CLASSES,
+            &[
+                Set("data.streaming", "true"),
+                Set("data.label_names", "[\"praise\", \"blame\"]"),
+                Set("data.padding", "\"buckets\""),
+            ],
+            &["set data.padding = \"longest\" or \"max_length\""],
+            &[Set("data.padding", "\"max_length\"")],
+        ),
+        case(
+            CLASSES,
+            &[Set("data.shuffle_buffer_size", "7")],
+            &["without streaming, `sampler = \"random\"` shuffles all examples"],
+            &[Unset("data.shuffle_buffer_size"), Set("data.sampler", "\"random\"")],
+        ),
+        case(
+            CLASSES,
+            &[Set("precision", "\"f16\""), Set("trainer.optim", "\"adafactor\""), TRAIN],
+            &["use another optimizer, such as adamw_torch; or precision = \"bf16\""],
+            &[Set("trainer.optim", "\"adamw_torch\"")],
+        ),
+        case(
+            CLASSES,
+            &[Set("precision", "\"f16\""), Set("trainer.optim", "\"adafactor\""), TRAIN],
+            &["use another optimizer, such as adamw_torch; or precision = \"bf16\""],
+            &[Set("precision", "\"bf16\"")],
+        ),
+        case(
+            CLASSES,
+            with(&[
+                Set("model", "{ from = \"base/model\" }"),
+                Set("lora.r", "2"),
+                Run(&["train", "config.toml", "--set", "run.output_dir=tuned"]),
+                Set("model", "{ from = \"tuned/model\" }"),
+                TRAIN,
+            ]),
+            &["leave [lora] out to train that adapter on; or merge it into its base first (kiln merge) for a new one"],
+            &[Unset("lora")],
+        ),
+        case(
+            CLASSES,
+            with(&[
+                Set("model", "{ from = \"base/model\" }"),
+                Set("lora.r", "2"),
+                Run(&["train", "config.toml", "--set", "run.output_dir=tuned"]),
+                Set("model", "{ from = \"tuned/model\" }"),
+                TRAIN,
+            ]),
+            &["or merge it into its base first (kiln merge) for a new one"],
+            &[Run(&["merge", "tuned", "--out", "merged"]), Set("model", "{ from = \"merged\" }")],
+        ),
+        case(
+            CLASSES,
+            with(&[Args(&["generate", "base", "--prompt", "a"])]),
+            &["has no head for the task clm", "choose the task it was trained for"],
+            &[Args(&["predict", "base", "--input", "rows.csv", "--task", "sequence-classification"])],
+        ),
+        case(
+            CLASSES,
+            &[Env("KILN_CACHE", "rows.csv/cache")],
+            &["set KILN_CACHE to a folder that can be written and has room"],
+            &[Env("KILN_CACHE", "cache")],
+        ),
+        case(
+            CLASSES,
+            &[Args(&["plan", "config.toml", "--hf-args", "args.json"])],
+            &["write it in Python: open(\"args.json\", \"w\").write(training_args.to_json_string())"],
+            &[Write("args.json", "{\"learning_rate\": 1e-4, \"num_train_epochs\": 1}")],
+        ),
+        case(
+            TEXT,
+            &[
+                Set("data.messages_column", "\"messages\""),
+                Set("data.format", "\"csv\""),
+                Set("data.train", "[\"rows.csv\"]"),
+                Unset("data.block_size"),
+                stored,
+                Set("tokenizer.from", "\"words\""),
+            ],
+            &["use `jsonl` or `parquet`"],
+            &[
+                Set("data.format", "\"jsonl\""),
+                Set("data.train", "[\"chat.jsonl\"]"),
+                Set("trainer.per_device_train_batch_size", "1"),
+                Write(
+                    "chat.jsonl",
+                    "{\"messages\": [{\"role\": \"user\", \"content\": \"where\"}, {\"role\": \"assistant\", \"content\": \"box\"}]}\n",
+                ),
+                Write("chat.jinja", "{% for m in messages %}{{ m.content }} {% endfor %}"),
+                Set("data.chat_template_path", "\"chat.jinja\""),
+            ],
+        ),
+    ]);
+}
