@@ -386,8 +386,8 @@ fn text_that_is_not_toml() {
     assert!(RunConfig::parse(&format!("\u{feff}{}", SMALL.replace('\n', "\r\n")), "a.toml").is_ok());
     refused(
         RunConfig::parse("[run]\noutput_dir = runs/x\n", "a.toml"),
-        &["a.toml: ", "line 2, column", "output_dir = runs/x"],
+        &["a.toml:2: string values must be quoted", "in \"output_dir = runs/x\""],
     );
-    refused(RunConfig::parse("[run]\na = 1\na = 2\n", "a.toml"), &["a.toml: ", "line 3", "duplicate key"]);
-    refused(RunConfig::parse("{\"run\": {}}", "a.json"), &["a.json: ", "the file is TOML"]);
+    refused(RunConfig::parse("[run]\na = 1\na = 2\n", "a.toml"), &["a.toml:3: duplicate key, in \"a = 2\""]);
+    refused(RunConfig::parse("{\"run\": {}}", "a.json"), &["a.json:1: ", "the file is TOML"]);
 }
