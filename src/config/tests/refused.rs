@@ -104,7 +104,7 @@ fn hugging_face_arguments_that_are_not_honoured() {
         ("fsdp = \"full_shard\"", "the whole model in each"),
         ("push_to_hub = true", "upload"),
         ("local_rank = 1", "the whole model in each"),
-        ("n_gpu = 4", "batch.global_batch_size"),
+        ("n_gpu = 4", "kiln launch -n N"),
         ("neftune_noise_alpha = 5", "no noise"),
         ("optim_target_modules = \"all-linear\"", "GaLore"),
         ("tpu_num_cores = 8", "device.kind"),
