@@ -980,9 +980,8 @@ fn modes_devices_and_processes() {
 fn settings_that_need_one_another() {
     let train = &[Run(&["train", "config.toml", "--set", "run.output_dir=base"])];
     let with = |more: &[Do]| -> &'static [Do] { Box::leak([train, more].concat().into_boxed_slice()) };
-    let stored = Unset("tokenizer.train_vocab_size");
     let tokenized: &[Do] = Box::leak(Box::new([
-        stored,
+        Unset("tokenizer.train_vocab_size"),
         Write("rows.jsonl", "{\"input_ids\": [1, 2, 3]}\n{\"input_ids\": [3, 2]}\n"),
         Set("data.train", "[\"rows.jsonl\"]"),
         Set("data.format", "\"tokenized\""),
@@ -1157,7 +1156,7 @@ fn settings_that_need_one_another() {
                 Set("data.format", "\"csv\""),
                 Set("data.train", "[\"rows.csv\"]"),
                 Unset("data.block_size"),
-                stored,
+                Unset("tokenizer.train_vocab_size"),
                 Set("tokenizer.from", "\"words\""),
             ],
             &["use `jsonl` or `parquet`"],
