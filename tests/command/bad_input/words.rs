@@ -146,7 +146,7 @@ fn tables_texts_and_questions() {
     let squad = ["data.format=squad", "data.task=question-answering", "data.train=squad.json"];
     let parquet = ["data.format=parquet", "data.train=rows.parquet"];
     let whole = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tables/names.parquet")).unwrap();
-    let footer = [&whole[..whole.len() - 60], &vec![7; 52], &whole[whole.len() - 8..]].concat();
+    let footer = [&whole[..whole.len() - 60], &[7; 52], &whole[whole.len() - 8..]].concat();
     let archive = gzipped(ROWS.as_bytes());
     let of = |text: &str| format!(r#"{{"data": [{{"paragraphs": [{{"context": "the cat", "qas": [{text}]}}]}}]}}"#);
     let [no_question, no_id, no_start] = [
