@@ -13,6 +13,7 @@ pub mod panics;
 pub mod process;
 pub mod random;
 pub mod reads;
+pub mod saved_dataset;
 pub mod signals;
 pub mod stats;
 pub mod variables;

@@ -181,8 +181,10 @@ names! {
         Tsv = "tsv",
         /// A JSON object a line.
         Jsonl = "jsonl",
-        /// Parquet files with flat columns.
+        /// Parquet files.
         Parquet = "parquet",
+        /// The folders that `datasets.save_to_disk` writes, and their files.
+        Arrow = "arrow",
         /// SQuAD's JSON, version 1.1 or 2.0, for question answering.
         Squad = "squad",
         /// JSON or JSONL rows of `input_ids`, `attention_mask`, `token_type_ids`, `labels`; -100 is the ignored label.
@@ -199,13 +201,14 @@ impl DataFormat {
             Self::Tsv => &["tsv"],
             Self::Jsonl | Self::Tokenized => &["jsonl", "ndjson", "json"],
             Self::Parquet => &["parquet"],
-            Self::Squad => &["json", "jsonl", "ndjson", "parquet"],
+            Self::Arrow => &["arrow"],
+            Self::Squad => &["json", "jsonl", "ndjson", "parquet", "arrow"],
         }
     }
 
     /// Whether the files are tables, whose columns the config names.
     pub fn is_table(self) -> bool {
-        matches!(self, Self::Csv | Self::Tsv | Self::Jsonl | Self::Parquet)
+        matches!(self, Self::Csv | Self::Tsv | Self::Jsonl | Self::Parquet | Self::Arrow)
     }
 }
 

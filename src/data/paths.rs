@@ -12,6 +12,7 @@ use glob::{MatchOptions, Pattern};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::{DESCRIPTIONS, ending, is_hidden, read_error};
+use crate::base::saved_dataset;
 use crate::base::variables::expand_text;
 use crate::config::DataFormat;
 use crate::hub;
@@ -130,6 +131,16 @@ fn visible(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 
 /// The files below `folder` in `format`, by the endings of their names. Hidden ones are passed over.
 fn in_folder(folder: &Path, format: DataFormat) -> Result<Vec<PathBuf>> {
+    if format.endings().contains(&"arrow") {
+        if let Some(splits) = saved_dataset::splits(folder)? {
+            let first = folder.join(splits.first().map_or("train", String::as_str));
+            return Err(Error::config(format!("the folder holds the splits {} of a saved dataset", splits.join(", ")))
+                .help(format!("name one of them, such as {:?}, or the folder in data.dataset_name", first.display())));
+        }
+        if let Some(files) = saved_dataset::files(folder)? {
+            return Ok(files);
+        }
+    }
     let mut all = Vec::new();
     visible(folder, &mut all)?;
     let is_wanted = |file: &&PathBuf| ending(file).is_some_and(|ending| format.endings().contains(&&*ending));
@@ -141,6 +152,10 @@ fn in_folder(folder: &Path, format: DataFormat) -> Result<Vec<PathBuf>> {
     let some = all.iter().take(4).filter_map(|file| file.strip_prefix(folder).ok());
     let some = some.map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
     let has = if some.is_empty() { "it holds no file".to_owned() } else { format!("it holds {some}") };
+    if saved_dataset::is_saved(folder) {
+        return Err(Error::config("the folder is one that `datasets.save_to_disk` has written")
+            .help("set data.format = \"arrow\""));
+    }
     Err(Error::config(format!("the folder has no file that ends as the format `{format}` does ({endings})"))
         .help(format!("{has}; name the files of a folder with a glob, such as \"{}/**/*\"", folder.display())))
 }
@@ -285,7 +300,6 @@ mod tests {
             "**/**/c.txt",
             "nothing*/a",
             "x/.h/*",
-            "**/.hidden.txt",
         ] {
             let pattern = format!("{root}/{pattern}");
             let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
@@ -329,6 +343,7 @@ mod tests {
             assert_eq!(found(name), [name]);
         }
         assert_eq!(found("._*"), ["._a.csv"]);
+        assert_eq!(found("**/._a.csv"), ["._a.csv"]);
         assert_eq!(found("__*/*"), ["__MACOSX/a.csv"]);
         assert_eq!(found("**/__MACOSX/.*"), ["x/__MACOSX/.b.csv"]);
     }

@@ -3,6 +3,7 @@
 //! standard cache, where Hugging Face's own tools find it too. It looks at names and sizes only: what the files hold is
 //! for the model and tokenizer loaders, which are its users.
 
+mod card;
 mod dataset;
 mod repo;
 mod settings;
@@ -18,6 +19,7 @@ pub(crate) use repo::name_of;
 use repo::{CachedRepo, Repo, RepoInfo, RepoKind};
 use transfer::{Session, Unanswered};
 
+pub use card::{CARD_CONFIG, DATASET_CARD};
 pub use dataset::{dataset_files, dataset_files_with, is_dataset};
 pub use settings::HubSettings;
 pub use splits::{Split, dataset_split, dataset_split_with};

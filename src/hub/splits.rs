@@ -1,10 +1,11 @@
-//! Datasets by name, as `load_dataset(NAME, CONFIGURATION)` of `datasets` finds their files: those of a repository that are named
-//! after splits, or else those of its branch `refs/convert/parquet`, which the Hub makes of repositories with scripts. A
-//! folder of this machine is read as a repository is.
+//! Datasets by name, as `load_dataset(NAME, CONFIGURATION)` of `datasets` finds their files: those that its [card](super::card)
+//! names, or those of a repository that are named after splits, or else those of its branch `refs/convert/parquet`, which the Hub makes of repositories with scripts. A
+//! folder of this machine is read as a repository is, or as [`saved_dataset`] where `datasets` has saved it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use super::card::{CARD, Card};
 use super::dataset::{is_complete, names_in};
 use super::repo::{CachedRepo, Repo, RepoKind};
 use super::settings::HubSettings;
@@ -12,6 +13,7 @@ use super::transfer::Session;
 use super::{offline_help, parse_id_as};
 use crate::base::error::{Error, Result};
 use crate::base::files::{DESCRIPTIONS, ending, hidden_parts};
+use crate::base::saved_dataset;
 use crate::base::variables::expand_text;
 
 /// The branch with a dataset's rows as parquet files, `CONFIGURATION/SPLIT/0000.parquet`.
@@ -67,9 +69,25 @@ pub fn dataset_split_with(
     let name = expand_text(name)?;
     let folder = Path::new(&name);
     let at_hand = |names: Vec<String>, folder: &Path| names.iter().map(|name| folder.join(name)).collect();
+    let of_card = |listing: &[String], card: Option<&Card>| match card {
+        None => Ok(choose(listing, config, split, endings)),
+        Some(card) => {
+            if split == Split::Train {
+                card.told().for_each(|line| tracing::warn!("{line}"));
+            }
+            card.choose(listing, config, split.names(), endings, &|names| choose(names, None, split, endings))
+        }
+    };
+    if let Some(splits) = saved_dataset::splits(folder)? {
+        let saved = split.names().iter().find(|name| splits.iter().any(|split| split == *name));
+        return Ok(saved.map(|name| folder.join(name)).into_iter().collect());
+    }
+    if saved_dataset::files(folder)?.is_some() {
+        return Ok(if split == Split::Train { vec![folder.to_owned()] } else { Vec::new() });
+    }
     if folder.is_dir() {
         let listing = names_in(folder);
-        return match choose(&listing, config, split, endings) {
+        return match of_card(&listing, Card::read(&folder.join(CARD))?.as_ref())? {
             Ok(names) => Ok(at_hand(names, folder)),
             Err(configs) => Err(refused(&format!("the folder {name}"), config, &configs, &listing, endings)),
         };
@@ -85,8 +103,8 @@ pub fn dataset_split_with(
         let snapshot = cached.commit().map(|commit| cached.snapshot(&commit));
         // The names of the parts tell whether all are there; which configurations there are only the Hub tells.
         if let Some(snapshot) = &snapshot
-            && (settings.offline || config.is_some())
-            && let Ok(names) = choose(&names_in(snapshot), config, split, endings)
+            && (settings.offline || config.is_some() && (number > 0 || snapshot.join(CARD).is_file()))
+            && let Ok(names) = of_card(&names_in(snapshot), Card::read(&snapshot.join(CARD))?.as_ref())?
             && is_complete(&names)
             && (settings.offline || !names.is_empty() && names.iter().all(|name| name.contains("-of-")))
         {
@@ -103,7 +121,14 @@ pub fn dataset_split_with(
             Err(error) => return Err(error),
         };
         let listing = info.siblings.into_iter().map(|file| file.rfilename).collect::<Vec<_>>();
-        match choose(&listing, config, split, endings) {
+        let card = match listing.iter().any(|name| name == CARD) {
+            true => {
+                session.fetch(&info.sha, CARD)?;
+                Card::read(&cached.snapshot(&info.sha).join(CARD))?
+            }
+            false => None,
+        };
+        match of_card(&listing, card.as_ref())? {
             Ok(names) => {
                 for name in &names {
                     session.fetch(&info.sha, name)?;

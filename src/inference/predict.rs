@@ -129,6 +129,7 @@ pub(crate) fn format_of(path: &Path) -> Result<DataFormat> {
         Some("tsv") => Ok(DataFormat::Tsv),
         Some("jsonl" | "ndjson") => Ok(DataFormat::Jsonl),
         Some("parquet") => Ok(DataFormat::Parquet),
+        Some("arrow") => Ok(DataFormat::Arrow),
         Some("json") => Ok(DataFormat::Squad),
         _ => Err(Error::config(format!("{}: the ending tells no format", path.display()))
             .help("give --format csv, tsv, jsonl, parquet or squad")),

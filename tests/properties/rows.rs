@@ -30,6 +30,10 @@ fn parquet(name: &str) -> Vec<u8> {
     std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tables").join(name)).unwrap()
 }
 
+fn saved(name: &str) -> Vec<u8> {
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/files/saved").join(name)).unwrap()
+}
+
 fn said<T>(result: Result<T>) -> std::result::Result<(), TestCaseError> {
     result.map_or_else(|error: Error| is_said(&error), |_| Ok(()))
 }
@@ -67,6 +71,17 @@ proptest! {
     #[test]
     fn parquet_of_text(edits in edits()) {
         table(&edited(&parquet("names.parquet"), &edits), DataFormat::Parquet, ["text", "label"])?;
+    }
+
+    #[test]
+    fn arrow(edits in edits()) {
+        table(&edited(&saved("train/data-00000-of-00002.arrow"), &edits), DataFormat::Arrow, ["text", "label"])?;
+    }
+
+    #[test]
+    fn json_list(edits in edits()) {
+        let list = format!("{{\"data\": [{}]}}", JSONL.trim().replace('\n', ", "));
+        table(&edited(list.as_bytes(), &edits), DataFormat::Jsonl, ["text", "label"])?;
     }
 
     #[test]

@@ -111,6 +111,7 @@ fn read_as(files: &[PathBuf], answered: bool) -> Result<Vec<Question>> {
         let first = questions.len();
         let format = match ending(file).as_deref() {
             Some("parquet") => DataFormat::Parquet,
+            Some("arrow") => DataFormat::Arrow,
             Some("jsonl" | "ndjson") => DataFormat::Jsonl,
             _ => {
                 rows.extend(read_file(file, answered, &mut contexts, &mut questions)?);

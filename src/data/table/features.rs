@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use kiln_models::{Name, NameTable, Treatment, Unknown};
-use parquet::file::metadata::FileMetaData;
 use serde_json::{Map, Value};
 
 use super::{Cell, Columns};
@@ -38,15 +37,14 @@ pub static FEATURES: NameTable = NameTable {
     unknown: Unknown::Refused,
 };
 
-/// The features in the metadata of the parquet file at `path`, if `datasets` has written them.
+/// The metadata in which `datasets` writes the features of a table.
+pub(super) const METADATA: &str = "huggingface";
+
+/// The features in the `text` of the metadata [`METADATA`] of the file at `path`.
 ///
 /// # Errors
-/// Metadata of that name that are no features.
-pub(super) fn features(path: &Path, metadata: &FileMetaData) -> Result<Option<Map<String, Value>>> {
-    let entries = metadata.key_value_metadata().into_iter().flatten();
-    let Some(text) = entries.filter(|entry| entry.key == "huggingface").find_map(|entry| entry.value.as_deref()) else {
-        return Ok(None);
-    };
+/// Metadata that are no features.
+pub(super) fn features(path: &Path, text: &str) -> Result<Option<Map<String, Value>>> {
     let info = serde_json::from_str::<Value>(text).map_err(|_| {
         Error::data(format!(
             "{}: the metadata huggingface: expected JSON with features, got other text",

@@ -5,14 +5,17 @@
 //!   is an error.
 //! - TSV: no quoting, a quote is a character like any other; a row is a line, the first names the columns.
 //! - JSONL: an object a line, or a file that is one list of objects or has it in `data`; every object must have the columns.
-//! - parquet: columns of strings, numbers and lists, as JSON nested ones too.
+//! - parquet, and the streams of Arrow that `datasets.save_to_disk` writes: columns of strings, numbers and lists, as JSON nested
+//!   ones too.
 //!
 //! Files of text may be archives of gzip or zstd.
 
+mod arrow_stream;
 mod delimited;
 mod features;
 mod jsonl;
 mod parquet_rows;
+mod typed;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -45,6 +48,7 @@ pub(crate) fn column_names(file: &Path, format: DataFormat) -> Vec<String> {
         DataFormat::Tsv => delimited::names(file, b'\t'),
         DataFormat::Jsonl => jsonl::names(file),
         DataFormat::Parquet => parquet_rows::names(file),
+        DataFormat::Arrow => arrow_stream::names(file),
         DataFormat::Text | DataFormat::Tokenized | DataFormat::Squad => Vec::new(),
     }
 }
@@ -226,12 +230,17 @@ impl Table {
     /// # Errors
     /// A file that cannot be read; features that are refused; two files with other names.
     pub fn class_names(&self) -> Result<Option<Vec<String>>> {
-        if self.format != DataFormat::Parquet || !self.columns.class_names || self.columns.label.is_none() {
+        if !self.columns.class_names || self.columns.label.is_none() {
             return Ok(None);
         }
         let mut first: Option<(&PathBuf, Vec<String>)> = None;
         for file in &self.files {
-            let Some(names) = parquet_rows::class_names(file, &self.columns)? else { continue };
+            let names = match self.format {
+                DataFormat::Parquet => parquet_rows::class_names(file, &self.columns)?,
+                DataFormat::Arrow => arrow_stream::class_names(file, &self.columns)?,
+                _ => None,
+            };
+            let Some(names) = names else { continue };
             match &first {
                 None => first = Some((file, names)),
                 // Their order may differ: each file is read by its own names.
@@ -263,6 +272,7 @@ impl Table {
             DataFormat::Tsv => delimited::rows(file, b'\t', &self.columns),
             DataFormat::Jsonl => jsonl::rows(file, &self.columns),
             DataFormat::Parquet => parquet_rows::rows(file, &self.columns),
+            DataFormat::Arrow => arrow_stream::rows(file, &self.columns),
             DataFormat::Text | DataFormat::Tokenized | DataFormat::Squad => {
                 Err(Error::config(format!("data.format = \"{}\" has no columns", self.format)))
             }
@@ -283,6 +293,11 @@ impl Columns {
     /// Every column that is read.
     fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.text).chain(&self.text_pair).chain(&self.choices).chain(&self.label).map(String::as_str)
+    }
+
+    /// Whether the column `name` is read.
+    fn has(&self, name: &str) -> bool {
+        self.names().any(|read| read == name) || self.beside.iter().any(|beside| beside == name)
     }
 
     /// The last part of a row: of the columns `existing` that are not read elsewhere, those of `beside` with what `value` gives.
@@ -382,7 +397,7 @@ mod tests {
             ("label,text\n\"x\" ,y\n", &[("x ", "y")]),
             ("label,text\n\"x\"z\"w\",y\n", &[("xz\"w\"", "y")]),
             ("label,text\r\"x\r\ny\",2\r", &[("x\r\ny", "2")]),
-            ("label,text\n ,\"\"\n", &[(" ", "")]),
+            ("label,text\nx, \nz,\"\"\n", &[("x", " "), ("z", "")]),
             ("\u{feff}\"label\",text\r\n1,2", &[("1", "2")]),
         ] {
             let read = read("a.csv", text.as_bytes(), DataFormat::Csv, columns()).unwrap();

@@ -10,10 +10,9 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::{Type, TypePtr};
 
-use serde_json::Value;
-
-use super::features::{check, features, named};
-use super::{Cell, Columns, Place, Row, Rows, not_text, words};
+use super::features::{METADATA, check, features};
+use super::typed::{Record, Value, of_rows};
+use super::{Columns, Rows};
 use crate::base::caught;
 use crate::base::error::{Error, Result};
 use crate::base::files::read_error;
@@ -54,9 +53,7 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
     let names = schema.get_fields().iter().map(|field| field.name().to_string()).collect::<Vec<_>>();
     columns.find(&names, file.display())?;
     // Of a column that is named twice, once as text and once as label, one copy is decoded.
-    let wanted = schema.get_fields().iter().filter(|field| {
-        columns.names().any(|name| name == field.name()) || columns.beside.iter().any(|name| name == field.name())
-    });
+    let wanted = schema.get_fields().iter().filter(|field| columns.has(field.name()));
     let wanted = wanted.cloned().collect::<Vec<_>>();
     let as_json = columns.json;
     let is_list = |field: &TypePtr| field.get_basic_info().converted_type() == ConvertedType::LIST;
@@ -72,37 +69,8 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
     let projection = Type::group_type_builder(schema.name()).with_fields(wanted).build();
     let rows = projection.and_then(|projection| reader.into_iter().project(Some(projection)));
     let rows = rows.map_err(|_| damaged(&path))?;
-    let columns = columns.clone();
-    Ok(Box::new(rows.enumerate().map(move |(index, record)| {
-        let place = Place { file: path.clone(), unit: "row", number: index as u64 + 1 };
-        let record = record.map_err(|_| damaged(&path))?;
-        let get = |name: &str| record.get_column_iter().find_map(|(column, field)| (column == name).then_some(field));
-        let get = |name: &str| get(name).unwrap_or(&Field::Null);
-        let text = |name: &str| {
-            let text = if as_json { Ok(json(get(name)).to_string()) } else { text(name, get(name)) };
-            text.map_err(|error| error.at(&place))
-        };
-        let label = |name: &str| match (cell(name, get(name))?, &class_names) {
-            (cell, Some(names)) => named(cell, names),
-            (cell, None) => Ok(cell),
-        };
-        let (of_text, mut parts) = match columns.words {
-            true => {
-                let name = &columns.text;
-                let words = cell(name, get(name)).and_then(|cell| words(name, cell));
-                (String::new(), words.map_err(|error| error.at(&place))?)
-            }
-            false => (text(&columns.text)?, columns.choices.iter().map(|name| text(name)).collect::<Result<_>>()?),
-        };
-        parts.extend(columns.rest(names.iter().map(String::as_str), |name| Ok(json(get(name))))?);
-        Ok(Row {
-            text: of_text,
-            parts,
-            text_pair: columns.text_pair.as_deref().map(text).transpose()?,
-            label: columns.label.as_ref().map(|name| label(name)).transpose().map_err(|e| e.at(&place))?,
-            place,
-        })
-    })))
+    let file = path.clone();
+    Ok(of_rows(path, columns.clone(), names, class_names, rows.map(move |row| Ok(record(&row.map_err(|_| damaged(&file))?)))))
 }
 
 /// The names of the label's classes in the file at `path`, if it has any.
@@ -114,7 +82,9 @@ pub(super) fn class_names(path: &Path, columns: &Columns) -> Result<Option<Vec<S
 }
 
 fn names_of_classes(path: &Path, metadata: &FileMetaData, columns: &Columns) -> Result<Option<Vec<String>>> {
-    match features(path, metadata)? {
+    let entries = metadata.key_value_metadata().into_iter().flatten();
+    let text = entries.filter(|entry| entry.key == METADATA).find_map(|entry| entry.value.as_deref());
+    match text.map(|text| features(path, text)).transpose()?.flatten() {
         Some(features) => check(columns, &features).map_err(|error| error.at(path.display())),
         None => Ok(None),
     }
@@ -146,7 +116,7 @@ fn check_codecs(reader: &SerializedFileReader<File>, columns: &Columns) -> Resul
     let chunks = metadata.row_groups().iter().flat_map(|group| group.columns());
     for chunk in chunks.filter(|chunk| chunk.compression() == Compression::LZO) {
         let root = chunk.column_path().parts().first().map(String::as_str).unwrap_or_default();
-        if columns.names().any(|name| name == root) {
+        if columns.has(root) {
             return Err(Error::data(format!("column {root:?}: expected a codec such as snappy, zstd or lz4, got lzo"))
                 .help("write the file again with the codec zstd"));
         }
@@ -154,68 +124,33 @@ fn check_codecs(reader: &SerializedFileReader<File>, columns: &Columns) -> Resul
     Ok(())
 }
 
-fn text(name: &str, field: &Field) -> Result<String> {
+/// A value of the library's as one of a table's.
+fn value(field: &Field) -> Value {
     match field {
-        Field::Str(text) => Ok(text.clone()),
-        Field::Null => Ok(String::new()),
-        Field::Bytes(bytes) => String::from_utf8(bytes.data().to_vec())
-            .map_err(|_| Error::data(format!("column {name:?}: expected UTF-8 text, got other bytes"))),
-        other => Err(not_text(name, &other.to_string())),
-    }
-}
-
-/// A field of any type as JSON.
-fn json(field: &Field) -> Value {
-    match field {
-        Field::Str(text) => Value::from(text.as_str()),
-        Field::Bool(value) => Value::from(*value),
-        Field::Byte(value) => Value::from(*value),
-        Field::Short(value) => Value::from(*value),
-        Field::Int(value) => Value::from(*value),
-        Field::Long(value) => Value::from(*value),
-        Field::UByte(value) => Value::from(*value),
-        Field::UShort(value) => Value::from(*value),
-        Field::UInt(value) => Value::from(*value),
-        Field::ULong(value) => Value::from(*value),
-        Field::Float16(value) => Value::from(value.to_f64()),
-        Field::Float(value) => Value::from(*value),
-        Field::Double(value) => Value::from(*value),
-        Field::Decimal(_) => field.to_string().parse::<f64>().map_or(Value::Null, Value::from),
         Field::Null => Value::Null,
-        Field::ListInternal(list) => list.elements().iter().map(json).collect(),
-        Field::Group(row) => {
-            Value::Object(row.get_column_iter().map(|(name, field)| (name.clone(), json(field))).collect())
-        }
-        other => Value::from(other.to_string()),
+        Field::Bool(value) => Value::Bool(*value),
+        Field::Byte(value) => Value::Integer((*value).into()),
+        Field::Short(value) => Value::Integer((*value).into()),
+        Field::Int(value) => Value::Integer((*value).into()),
+        Field::Long(value) => Value::Integer((*value).into()),
+        Field::UByte(value) => Value::Integer((*value).into()),
+        Field::UShort(value) => Value::Integer((*value).into()),
+        Field::UInt(value) => Value::Integer((*value).into()),
+        Field::ULong(value) => Value::Integer((*value).into()),
+        Field::Float16(value) => Value::Short(value.to_f32()),
+        Field::Float(value) => Value::Short(*value),
+        Field::Double(value) => Value::Number(*value),
+        Field::Decimal(_) => Value::Decimal(field.to_string()),
+        Field::Str(text) => Value::Text(text.clone()),
+        Field::Bytes(bytes) => Value::Bytes(bytes.data().to_vec()),
+        Field::ListInternal(list) => Value::List(list.elements().iter().map(value).collect()),
+        Field::Group(row) => Value::Object(record(row)),
+        other => Value::Other(other.to_string()),
     }
 }
 
-fn cell(name: &str, field: &Field) -> Result<Cell> {
-    Ok(match field {
-        Field::Null => Cell::Null,
-        Field::Bool(value) => Cell::Boolean(*value),
-        Field::Byte(value) => Cell::Integer((*value).into()),
-        Field::Short(value) => Cell::Integer((*value).into()),
-        Field::Int(value) => Cell::Integer((*value).into()),
-        Field::Long(value) => Cell::Integer((*value).into()),
-        Field::UByte(value) => Cell::Integer((*value).into()),
-        Field::UShort(value) => Cell::Integer((*value).into()),
-        Field::UInt(value) => Cell::Integer((*value).into()),
-        Field::ULong(value) => Cell::Integer((*value).into()),
-        Field::Float16(value) => Cell::Number(value.to_string().parse().unwrap_or_else(|_| value.to_f64())),
-        Field::Decimal(_) => match field.to_string().parse() {
-            Ok(whole) => Cell::Integer(whole),
-            Err(_) => Cell::Number(field.to_string().parse().unwrap_or(f64::NAN)),
-        },
-        // The number that has these digits: 0.1 in 32 bits is 0.1 in a text.
-        Field::Float(value) => Cell::Number(value.to_string().parse().unwrap_or_else(|_| (*value).into())),
-        Field::Double(value) => Cell::Number(*value),
-        Field::Str(_) | Field::Bytes(_) => Cell::Text(text(name, field)?),
-        Field::ListInternal(list) if !list.elements().iter().any(|it| matches!(it, Field::ListInternal(_))) => {
-            Cell::List(list.elements().iter().map(|element| cell(name, element)).collect::<Result<_>>()?)
-        }
-        other => return Err(Error::data(format!("column {name:?}: expected a name or a number, got {other}"))),
-    })
+fn record(row: &parquet::record::Row) -> Record {
+    row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect()
 }
 
 fn damaged(file: &Path) -> Error {
