@@ -28,8 +28,14 @@ pub static SAVED_STATE: NameTable = NameTable {
         Name::inert("_format_type", "values are read as they are stored"),
         Name::inert("_output_all_columns", "the config names the columns that are read"),
         Name::inert("_split", "the config says what the rows are for"),
-        Name::refused("_indices_data_files", "the rows stand in another order than in the files: save the dataset with a `datasets` of today"),
-        Name::refused("_indices_files", "the rows stand in another order than in the files: save the dataset with a `datasets` of today"),
+        Name::refused(
+            "_indices_data_files",
+            "the rows stand in another order than in the files: save the dataset with a `datasets` of today",
+        ),
+        Name::refused(
+            "_indices_files",
+            "the rows stand in another order than in the files: save the dataset with a `datasets` of today",
+        ),
     ],
     unknown: Unknown::Refused,
 };

@@ -120,7 +120,9 @@ impl Data {
         let language = matches!(task, Task::Clm | Task::Mlm);
         let format = match format_of(&files[0]) {
             Ok(DataFormat::Squad) if task != Task::QuestionAnswering => DataFormat::Tokenized,
-            Ok(DataFormat::Parquet | DataFormat::Arrow | DataFormat::Jsonl) if task == Task::QuestionAnswering => DataFormat::Squad,
+            Ok(DataFormat::Parquet | DataFormat::Arrow | DataFormat::Jsonl) if task == Task::QuestionAnswering => {
+                DataFormat::Squad
+            }
             Ok(format) => format,
             Err(_) if language => DataFormat::Text,
             Err(_) => {

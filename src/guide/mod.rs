@@ -70,6 +70,11 @@ chapters! {
 pub fn other_files_tables() -> Vec<&'static kiln_models::NameTable> {
     let mut tables = vec![
         &crate::data::table::FEATURES,
+        &crate::hub::DATASET_CARD,
+        &crate::hub::CARD_CONFIG,
+        &crate::base::saved_dataset::SAVED_SPLITS,
+        &crate::base::saved_dataset::SAVED_STATE,
+        &crate::base::saved_dataset::SAVED_INFO,
         &crate::data::instruct::rows::COLUMNS,
         &crate::data::instruct::rows::MESSAGE,
         &crate::session::generation_config::GENERATION_CONFIG_NAMES,

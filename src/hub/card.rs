@@ -20,7 +20,10 @@ pub static DATASET_CARD: NameTable = NameTable {
     source: "huggingface_hub 2.4",
     names: &[
         Name::honoured("configs", "the files of each configuration and split"),
-        Name::told("dataset_info", "columns have the types of the files; classes without names in the files get theirs from data.label_names"),
+        Name::told(
+            "dataset_info",
+            "columns have the types of the files; classes without names in the files get theirs from data.label_names",
+        ),
         Name::inert("annotations_creators", DESCRIBES),
         Name::inert("arxiv", DESCRIBES),
         Name::inert("config_names", "`configs` names them with their files"),
@@ -176,7 +179,8 @@ impl Card {
             *line = "the names of classes in dataset_info are not followed where the files have none: data.label_names gives them".into();
         });
         let configs = configs.iter().map(|config| {
-            let config = config.as_object().ok_or_else(|| format!("expected an entry with config_name, got {config}"))?;
+            let config =
+                config.as_object().ok_or_else(|| format!("expected an entry with config_name, got {config}"))?;
             told.extend(CARD_CONFIG.check(config).map_err(|error| error.to_string())?);
             Config::of(config)
         });
@@ -223,12 +227,18 @@ impl Card {
             let wanted = if separator == "\t" { "tsv" } else { "csv" };
             if endings == ["csv"] || endings == ["tsv"] {
                 if !["\t", ","].contains(&separator.as_str()) {
-                    return Err(Error::data(format!("{}: sep: expected a comma or a tab, got {separator:?}", self.shown))
-                        .help("write the files with one of them between columns, and name them in data.train"));
+                    return Err(Error::data(format!(
+                        "{}: sep: expected a comma or a tab, got {separator:?}",
+                        self.shown
+                    ))
+                    .help("write the files with one of them between columns, and name them in data.train"));
                 }
                 if endings != [wanted] {
-                    return Err(Error::config(format!("{}: sep = {separator:?} is not that of data.format", self.shown))
-                        .help(format!("set data.format = \"{wanted}\", and name the files in data.train")));
+                    return Err(Error::config(format!(
+                        "{}: sep = {separator:?} is not that of data.format",
+                        self.shown
+                    ))
+                    .help(format!("set data.format = \"{wanted}\", and name the files in data.train")));
                 }
             }
         }
@@ -255,7 +265,8 @@ impl Card {
                 let is_data = !DESCRIPTIONS.contains(&file) || pattern.ends_with(file);
                 is_data && hidden_parts(name) == hidden_parts(pattern.trim_start_matches("./"))
             };
-            let mut matching = inner.iter().filter(|name| glob.matches_with(name, options)).filter(is_asked).collect::<Vec<_>>();
+            let mut matching =
+                inner.iter().filter(|name| glob.matches_with(name, options)).filter(is_asked).collect::<Vec<_>>();
             if matching.is_empty() {
                 return Err(Error::data(format!("{place}: expected files, found none"))
                     .help("correct the card, or name files in data.train instead of data.dataset_name"));
@@ -267,7 +278,10 @@ impl Card {
         let wanted = found.iter().filter(has_ending).cloned().collect::<Vec<_>>();
         if wanted.is_empty() {
             let endings = endings.iter().map(|ending| format!(".{ending}")).collect::<Vec<_>>().join(", ");
-            let message = format!("{}: configs: {:?}: the files of the split {split} do not end as data.format says ({endings})", self.shown, chosen.name);
+            let message = format!(
+                "{}: configs: {:?}: the files of the split {split} do not end as data.format says ({endings})",
+                self.shown, chosen.name
+            );
             return Err(Error::config(message).help(format!("set data.format to that of {}", found[0])));
         }
         Ok(Ok(whole(wanted)))

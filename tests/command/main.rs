@@ -7,6 +7,7 @@ mod common;
 
 // Data, models and the Hub.
 mod cache_keys;
+mod files;
 mod generation;
 mod heads;
 mod hub;

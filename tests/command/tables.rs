@@ -35,7 +35,7 @@ kind = "cpu"
 "#;
 
 /// A folder with a config, word pieces, and tables in which `good` is praise.
-fn folder() -> tempfile::TempDir {
+pub(crate) fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     write("config.toml", CONFIG);
@@ -56,7 +56,7 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-fn train(folder: &Path, set: &[&str]) -> Command {
+pub(crate) fn train(folder: &Path, set: &[&str]) -> Command {
     let mut command = kiln(folder);
     command.args(["train", "config.toml"]);
     command.args(set.iter().flat_map(|set| ["--set", set]));

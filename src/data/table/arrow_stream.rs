@@ -100,16 +100,33 @@ struct Field {
 enum Kind {
     Null,
     Bool,
-    Integer { bytes: usize, is_signed: bool },
-    Float { bytes: usize },
-    Decimal { bytes: usize, scale: usize },
+    Integer {
+        bytes: usize,
+        is_signed: bool,
+    },
+    Float {
+        bytes: usize,
+    },
+    Decimal {
+        bytes: usize,
+        scale: usize,
+    },
     /// Offsets of 4 or 8 bytes, and bytes.
-    Text { wide: bool },
-    List { wide: bool },
-    FixedList { size: usize },
+    Text {
+        wide: bool,
+    },
+    List {
+        wide: bool,
+    },
+    FixedList {
+        size: usize,
+    },
     Struct,
     /// A type that has no meaning here: its name, and how many buffers it has.
-    Other { name: &'static str, buffers: usize },
+    Other {
+        name: &'static str,
+        buffers: usize,
+    },
 }
 
 /// Rows, and the bytes of their columns.
@@ -143,7 +160,8 @@ impl Stream {
         });
         let read = schema.and_then(|schema| {
             let mut left = MAX_FIELDS;
-            let fields = schema.tables(1)?.map(|field| Field::of(field?, MAX_DEPTH, &mut left)).collect::<Option<_>>()?;
+            let fields =
+                schema.tables(1)?.map(|field| Field::of(field?, MAX_DEPTH, &mut left)).collect::<Option<_>>()?;
             let metadata = schema.tables(2).into_iter().flatten();
             let metadata = metadata.map(|pair| Some((pair?.text(0)?.to_owned(), pair?.text(1)?.to_owned())));
             // Byte order: 0 is little-endian.
@@ -210,7 +228,8 @@ impl Stream {
         };
         while !self.is_over {
             let Some(message) = self.message().map_err(|error| wrong(self, error))? else { break };
-            let header = Table::root(&message).and_then(|root| Some((root.byte(1)?, root.table(2)?, root.long(3).unwrap_or(0))));
+            let header =
+                Table::root(&message).and_then(|root| Some((root.byte(1)?, root.table(2)?, root.long(3).unwrap_or(0))));
             let (kind, header, length) = header.ok_or_else(|| damaged(&self.path, done))?;
             let body = self.take(length).map_err(|error| wrong(self, error))?;
             // The values of dictionaries, which no column that is read has.
@@ -219,8 +238,11 @@ impl Stream {
             }
             if let Some(compression) = header.table(3) {
                 let codec = if compression.byte(0).unwrap_or(0) == 0 { "lz4" } else { "zstd" };
-                return Err(Error::data(format!("{}: expected uncompressed Arrow, got the codec {codec}", self.path.display()))
-                    .help("write it with `datasets.save_to_disk`, or as parquet"));
+                return Err(Error::data(format!(
+                    "{}: expected uncompressed Arrow, got the codec {codec}",
+                    self.path.display()
+                ))
+                .help("write it with `datasets.save_to_disk`, or as parquet"));
             }
             let batch = (kind == 3).then(|| Batch::of(&header, body, &self.fields)).flatten();
             return batch.ok_or_else(|| damaged(&self.path, done)).map(Some);
@@ -277,8 +299,10 @@ impl Field {
     /// Checks that the values of the column `name` have a meaning here.
     fn check(&self, name: &str) -> Result<()> {
         if let Kind::Other { name: kind, .. } = self.kind {
-            return Err(Error::data(format!("column {name:?}: expected text or numbers, got values of the type {kind}"))
-                .help("write the column as text or as a number"));
+            return Err(Error::data(format!(
+                "column {name:?}: expected text or numbers, got values of the type {kind}"
+            ))
+            .help("write the column as text or as a number"));
         }
         self.children.iter().try_for_each(|child| child.check(name))
     }
@@ -292,7 +316,8 @@ impl Batch {
             let (at, len) = (usize::try_from(at).ok()?, usize::try_from(len).ok()?);
             at.checked_add(len).filter(|end| *end <= body.len()).map(|end| at..end)
         });
-        let columns = fields.iter().map(|field| Column::of(field, &mut nodes, &mut buffers)).collect::<Option<Vec<_>>>()?;
+        let columns =
+            fields.iter().map(|field| Column::of(field, &mut nodes, &mut buffers)).collect::<Option<Vec<_>>>()?;
         drop(buffers);
         let rows = usize::try_from(header.long(0).unwrap_or(0)).ok()?;
         columns.iter().all(|column| column.len == rows).then_some(Self { rows, body, columns })

@@ -70,7 +70,13 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
     let rows = projection.and_then(|projection| reader.into_iter().project(Some(projection)));
     let rows = rows.map_err(|_| damaged(&path))?;
     let file = path.clone();
-    Ok(of_rows(path, columns.clone(), names, class_names, rows.map(move |row| Ok(record(&row.map_err(|_| damaged(&file))?)))))
+    Ok(of_rows(
+        path,
+        columns.clone(),
+        names,
+        class_names,
+        rows.map(move |row| Ok(record(&row.map_err(|_| damaged(&file))?))),
+    ))
 }
 
 /// The names of the label's classes in the file at `path`, if it has any.

@@ -1,0 +1,267 @@
+//! Files of other programs beside what pandas and `datasets` read from them (`tests/fixtures/files.json`, written by
+//! `make_files.py`): awkward CSV and JSON, hidden files, dataset cards, saved datasets, types and codecs of parquet.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kiln::Result;
+use kiln::config::DataFormat;
+use kiln::data::paths;
+use kiln::data::table::{Cell, Columns, Row, Table};
+use kiln::hub::{Split, dataset_split};
+use serde_json::Value;
+
+use crate::common::{fails, json, rows as metrics, succeeds};
+use crate::tables::{folder, train};
+
+fn answers(kind: &str) -> Value {
+    let text = include_str!("../fixtures/files.json");
+    serde_json::from_str::<Value>(text).unwrap()[kind].take()
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/files").join(name)
+}
+
+fn columns(text: &str, label: Option<&str>) -> Columns {
+    Columns { text: text.into(), label: label.map(str::to_owned), ..Columns::default() }
+}
+
+fn rows(file: &Path, format: DataFormat, columns: Columns) -> Result<Vec<Row>> {
+    Table::open(&[file.display().to_string()], format, columns)?.rows().collect()
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    value.as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn csv_is_split_as_pandas_splits_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.csv");
+    for (name, case) in answers("csv").as_object().unwrap() {
+        fs::write(&file, case["text"].as_str().unwrap()).unwrap();
+        let read = rows(&file, DataFormat::Csv, columns("text", Some("label")));
+        if let Some(line) = case.get("open_quote_in_line") {
+            let error = read.unwrap_err().to_string();
+            assert!(error.contains(&format!("a.csv line {line}: expected the quote")), "{name}: {error}");
+            continue;
+        }
+        let read = read.unwrap().into_iter().map(|row| match row.label {
+            Some(Cell::Text(label)) => vec![row.text, label],
+            other => panic!("{name}: {other:?}"),
+        });
+        let expected = case["rows"].as_array().unwrap().iter().map(texts).collect::<Vec<_>>();
+        assert_eq!(read.collect::<Vec<_>>(), expected, "{name}");
+    }
+}
+
+#[test]
+fn json_is_read_as_datasets_reads_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.json");
+    for (name, case) in answers("json").as_object().unwrap() {
+        fs::write(&file, case["text"].as_str().unwrap()).unwrap();
+        for row in [0, 1] {
+            let expected = &case["rows"][row];
+            let label = (!expected[1].is_null()).then_some("label");
+            let read = rows(&file, DataFormat::Jsonl, columns("text", label)).unwrap();
+            assert_eq!(read.len(), 2, "{name}");
+            assert_eq!(read[row].text, expected[0].as_str().unwrap(), "{name}");
+            let label = expected[1].as_i64().map(|label| Cell::Integer(label.into()));
+            assert_eq!(read[row].label, label, "{name}");
+        }
+    }
+}
+
+#[test]
+fn patterns_find_what_datasets_finds() {
+    let folder = tempfile::tempdir().unwrap();
+    let answers = answers("globs");
+    let write = |name: &str| {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "text\na\n").unwrap();
+    };
+    texts(&answers["tree"]).iter().for_each(|name| write(name));
+    for (pattern, expected) in answers["patterns"].as_object().unwrap() {
+        let found = paths::resolve(&[folder.path().join(pattern).display().to_string()], DataFormat::Csv).unwrap();
+        let name = |file: &PathBuf| file.strip_prefix(folder.path()).unwrap().display().to_string();
+        assert_eq!(found.iter().map(name).collect::<Vec<_>>(), texts(expected), "{pattern}");
+    }
+}
+
+/// The first text of each file of a split.
+fn found(folder: &Path, config: Option<&str>, split: Split) -> Result<Vec<String>> {
+    let files = dataset_split(folder.to_str().unwrap(), config, split, &["csv"])?;
+    let text = |file: &PathBuf| Ok(rows(file, DataFormat::Csv, columns("text", None))?.remove(0).text);
+    files.iter().map(text).collect()
+}
+
+fn with_card(files: &[String], card: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in files {
+        let path = folder.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("text,label\n{file},x\n")).unwrap();
+    }
+    fs::write(folder.path().join("README.md"), card).unwrap();
+    folder
+}
+
+#[test]
+fn a_dataset_card_names_the_files_that_datasets_reads() {
+    for (name, case) in answers("cards").as_object().unwrap() {
+        let folder = with_card(&texts(&case["files"]), case["card"].as_str().unwrap());
+        let config = case["config"].as_str();
+        match case.get("splits") {
+            None => {
+                let error = found(folder.path(), config, Split::Train).unwrap_err().to_string();
+                assert!(error.contains("README.md") || error.contains("data.dataset_config_name"), "{name}: {error}");
+                assert!(error.contains("help: "), "{name}: {error}");
+            }
+            Some(splits) => {
+                for (split, key) in [(Split::Train, "train"), (Split::Validation, "validation")] {
+                    let expected = splits.get(key).map(texts).unwrap_or_default();
+                    assert_eq!(found(folder.path(), config, split).unwrap(), expected, "{name}: {key}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_card_asks_for_beyond_files_is_told_or_refused() {
+    let files = ["a.csv".to_owned()];
+    let one = "---\nconfigs:\n- config_name: a\n  data_files: a.csv\n";
+    for (rest, part) in [
+        ("  skiprows: 1\n", "skiprows: expected null, got 1"),
+        ("  sep: ;\n", "sep: expected a comma or a tab, got \";\""),
+        ("  sep: \"\\t\"\n", "set data.format = \"tsv\""),
+        ("  header: 0\n", "header: expected \"infer\", got 0"),
+        ("  config_name: b\n", "line 5: the key \"config_name\" stands twice"),
+        ("x: &x [1, 2]\ny: *x\n", "line 6: expected values, got an alias"),
+        ("x: [1\n", "malformed YAML"),
+        (&format!("x: {}\n", "[".repeat(200)), "README.md line"),
+    ] {
+        let folder = with_card(&files, &format!("{one}{rest}---\n"));
+        let error = found(folder.path(), None, Split::Train).unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("help: "), "{rest}: {error}");
+    }
+    let inert = "  sep: \",\"\n  skiprows: null\n  drop_labels: true\n  header: infer\n";
+    let folder = with_card(&files, &format!("\u{feff}{one}{inert}---\n"));
+    assert_eq!(found(folder.path(), None, Split::Train).unwrap(), files);
+}
+
+#[test]
+fn saved_datasets_have_the_rows_of_load_from_disk() {
+    let answers = answers("saved");
+    for (split, kind) in [("train", Split::Train), ("validation", Split::Validation)] {
+        let expected = answers[split].as_array().unwrap();
+        let all = fixture("saved");
+        let files = dataset_split(all.to_str().unwrap(), None, kind, &["arrow"]).unwrap();
+        assert_eq!(files, [all.join(split)]);
+        let read = |columns| rows(&files[0], DataFormat::Arrow, columns).unwrap();
+        let named = Columns { class_names: true, ..columns("text", Some("label")) };
+        for (row, expected) in read(named).iter().zip(expected) {
+            assert_eq!(row.text, expected["text"].as_str().unwrap());
+            let name = ["down", "up"][expected["label"].as_u64().unwrap() as usize];
+            assert_eq!(row.label, Some(Cell::Text(name.into())));
+        }
+        for name in ["half", "double", "wide", "small", "digits", "flag"] {
+            let read = read(columns("text", Some(name)));
+            assert_eq!(read.len(), expected.len());
+            for (row, expected) in read.into_iter().zip(expected) {
+                let number = match &expected[name] {
+                    Value::String(digits) => Some(digits.parse::<f64>().unwrap()),
+                    Value::Bool(flag) => Some(f64::from(u8::from(*flag))),
+                    other => other.as_f64(),
+                };
+                let got = match row.label.unwrap() {
+                    Cell::Null => None,
+                    Cell::Integer(number) => Some(number as f64),
+                    Cell::Number(number) => Some(number),
+                    Cell::Boolean(flag) => Some(f64::from(u8::from(flag))),
+                    other => panic!("{name}: {other:?}"),
+                };
+                assert_eq!(got, number, "{name}");
+            }
+        }
+        let words = Columns { words: true, class_names: true, ..columns("tokens", Some("tags")) };
+        for (row, expected) in read(words).iter().zip(expected) {
+            assert_eq!(row.parts, texts(&expected["tokens"]));
+            let tag = |tag: &Value| Cell::Text(["O", "B-X"][tag.as_u64().unwrap() as usize].into());
+            let tags = expected["tags"].as_array().unwrap().iter().map(tag).collect();
+            assert_eq!(row.label, Some(Cell::List(tags)));
+        }
+        for (row, expected) in read(Columns { json: true, ..columns("messages", None) }).iter().zip(expected) {
+            assert_eq!(serde_json::from_str::<Value>(&row.text).unwrap(), expected["messages"]);
+        }
+        let error = rows(&files[0], DataFormat::Arrow, columns("when", None)).unwrap_err().to_string();
+        assert!(error.contains("column \"when\"") && error.contains("the type timestamp"), "{error}");
+    }
+}
+
+#[test]
+fn a_saved_dataset_trains_by_its_folder_and_by_its_splits() {
+    let folder = folder();
+    let path = folder.path();
+    let saved = fixture("saved");
+    let losses = |set: &[&str]| {
+        succeeds(&mut train(path, &[set, &["trainer.max_steps=3", "trainer.per_device_train_batch_size=2"]].concat()));
+        let rows = metrics(&path.join("run"));
+        rows.iter().filter_map(|row| row["loss"].as_f64().or(row["eval_loss"].as_f64())).collect::<Vec<_>>()
+    };
+    let of = |key: &str, part: &str| format!("data.{key}={:?}", [saved.join(part).display().to_string()]);
+    let splits = losses(&["data.format=arrow", &of("train", "train"), &of("validation", "validation")]);
+    assert_eq!(json(&path.join("run/model/config.json"))["id2label"], serde_json::json!({"0": "down", "1": "up"}));
+    // The help of each refusal leads to a run.
+    let refused = |set: &[&str], code, parts: &[&str]| fails(&mut train(path, set), code, parts);
+    refused(
+        &["data.format=arrow", &of("train", "")],
+        2,
+        &["the splits train, validation", "/train\"", "data.dataset_name"],
+    );
+    refused(&["data.format=csv", &of("train", "train")], 2, &["save_to_disk", "set data.format = \"arrow\""]);
+    let cut = path.join("cut.arrow");
+    let whole = fs::read(saved.join("train/data-00000-of-00002.arrow")).unwrap();
+    for (size, part) in [(whole.len() - 200, "damaged or cut Arrow file"), (40, "expected a stream of Arrow")] {
+        fs::write(&cut, &whole[..size]).unwrap();
+        refused(&["data.format=arrow", "data.train=[\"cut.arrow\"]"], 3, &["cut.arrow", part]);
+    }
+    let config = fs::read_to_string(path.join("config.toml")).unwrap();
+    let config = config
+        .lines()
+        .filter(|line| ["train = ", "validation = ", "format = "].iter().all(|key| !line.starts_with(key)));
+    fs::write(path.join("config.toml"), config.collect::<Vec<_>>().join("\n")).unwrap();
+    assert_eq!(losses(&[&format!("data.dataset_name={:?}", saved.display().to_string())]), splits);
+}
+
+#[test]
+fn parquet_has_the_values_of_pandas_in_every_type_and_codec() {
+    for (name, expected) in answers("parquet").as_object().unwrap() {
+        let expected = expected.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect::<Vec<_>>();
+        for file in ["lz4.parquet", "brotli.parquet", "decimals.parquet"] {
+            if file == "decimals.parquet" && !["decimal64", "decimal128"].contains(&name.as_str()) {
+                continue;
+            }
+            let read = rows(&fixture(file), DataFormat::Parquet, columns("text", Some(name))).unwrap();
+            let number = |row: &Row| match row.label.as_ref().unwrap() {
+                Cell::Integer(number) => *number as f64,
+                Cell::Number(number) => *number,
+                other => panic!("{name}: {other:?}"),
+            };
+            assert_eq!(read.iter().map(number).collect::<Vec<_>>(), expected, "{file}: {name}");
+        }
+    }
+    for (file, name, kind) in [
+        ("lz4.parquet", "when", "timestamp"),
+        ("lz4.parquet", "day", "date"),
+        ("lz4.parquet", "clock", "time of day"),
+        ("int96.parquet", "when", "timestamp"),
+    ] {
+        let error = rows(&fixture(file), DataFormat::Parquet, columns("text", Some(name))).unwrap_err().to_string();
+        assert!(error.contains(&format!("column {name:?}")) && error.contains(kind), "{error}");
+        assert!(error.contains("astype(str)") && !error.contains("damaged"), "{error}");
+    }
+}
