@@ -331,7 +331,7 @@ fn forward_and_generate_refuse_the_same() {
     fails(
         &mut place.kiln(&["generate", model, "--prompt", "a"]),
         3,
-        &["no tokenizer found", "expected tokenizer.json"],
+        &["no tokenizer found", "needs tokenizer.json"],
     );
     fails(
         &mut place.kiln(&["generate", "no/such/model", "--prompt", "a"]),
