@@ -328,11 +328,7 @@ fn forward_and_generate_refuse_the_same() {
     fails(&mut place.kiln(&["generate", model, "--prompt", "a"]), 2, &["bert has no head for it"]);
     let model = fixture("gpt2-lm").join("model");
     let model = model.to_str().unwrap();
-    fails(
-        &mut place.kiln(&["generate", model, "--prompt", "a"]),
-        3,
-        &["no tokenizer found", "needs tokenizer.json"],
-    );
+    fails(&mut place.kiln(&["generate", model, "--prompt", "a"]), 3, &["no tokenizer found", "needs tokenizer.json"]);
     fails(
         &mut place.kiln(&["generate", "no/such/model", "--prompt", "a"]),
         3,
