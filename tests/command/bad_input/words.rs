@@ -282,7 +282,6 @@ fn models_adapters_and_runs() {
     for (name, bytes) in [
         ("model/pytorch_model.bin", &b"no checkpoint"[..]),
         ("model/pytorch_model.bin", b"PK\x03\x04 no zip"),
-        ("model/pytorch_model.bin", b"\x80\x02}q\x00."),
         ("model/model.safetensors.index.json", b"{"),
         ("model/model.safetensors.index.json", b"{\"weight_map\": 1}"),
     ] {
