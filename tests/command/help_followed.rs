@@ -1134,7 +1134,7 @@ fn settings_that_need_one_another() {
         case(
             CLASSES,
             with(&[Args(&["generate", "base", "--prompt", "a"])]),
-            &["has no head for the task clm", "choose the task it was trained for"],
+            &["bert has no head for it", "bert has mlm, sequence-classification"],
             &[Args(&["predict", "base", "--input", "rows.csv", "--task", "sequence-classification"])],
         ),
         case(

@@ -144,9 +144,7 @@ fn what_was_tampered_with_or_damaged_is_refused_and_nothing_of_it_is_taken() {
         });
     }
     tampered("kiln-cache.json lists", &|manifest, _| manifest["files"][1]["name"] = "kiln-a.db".into());
-    tampered("kiln-cache.json: the field `burn` is missing", &|manifest, _| {
-        drop(manifest.as_object_mut().unwrap().remove("burn"))
-    });
+    tampered("the field `burn` is missing", &|manifest, _| drop(manifest.as_object_mut().unwrap().remove("burn")));
 
     let whole = std::fs::read(folder.path().join("k.tar")).unwrap();
     let short = folder.path().join("short.tar");
