@@ -55,7 +55,102 @@ pub fn read_regular_text(path: &Path) -> io::Result<String> {
 
 /// The error for a file or folder at `path` that cannot be read.
 pub fn read_error(path: &Path, error: &io::Error) -> Error {
-    Error::io(format!("read {}", path.display()), error)
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<FileKind>()) {
+        Some(kind) => Error::data(format!("{}: expected text, got {}", path.display(), kind.what)).help(kind.help),
+        None => Error::io(format!("read {}", path.display()), error),
+    }
+}
+
+/// A kind of file that is no text, whatever its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileKind {
+    /// What it is.
+    pub what: &'static str,
+    /// What to do with it.
+    pub help: &'static str,
+}
+
+impl std::fmt::Display for FileKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.what)
+    }
+}
+
+impl std::error::Error for FileKind {}
+
+/// Endings of names of files that hold data. A page of HTML of such a name is a download that went wrong; of another name it may be
+/// what is to be learned.
+const DATA_ENDINGS: [&str; 9] = ["txt", "text", "raw", "tokens", "csv", "tsv", "json", "jsonl", "ndjson"];
+
+impl FileKind {
+    /// So many bytes at the beginning of a file tell its kind.
+    const HEAD: usize = 512;
+
+    /// The kind of the file at `path` that begins with `head`; none for text, and for bytes of which nothing is known.
+    pub fn of(path: &Path, head: &[u8]) -> Option<Self> {
+        let of = |what, help| Some(Self { what, help });
+        let is_lfs = head.starts_with(b"version https://git-lfs.github.com/spec/");
+        match head {
+            [b'P', b'K', 3 | 5, 4 | 6, ..] => of(
+                "a zip archive",
+                "unpack it with `unzip` and name the files in it; save a workbook (.xlsx) as CSV in UTF-8",
+            ),
+            [b'P', b'A', b'R', b'1', ..] => of("a Parquet file", "set data.format = \"parquet\""),
+            [b'%', b'P', b'D', b'F', b'-', ..] => {
+                of("a PDF document", "write its text to a .txt file, for example with `pdftotext`")
+            }
+            [b'A', b'R', b'R', b'O', b'W', b'1', ..] => {
+                of("a Feather file", "write it as Parquet, with `pandas.read_feather(FILE).to_parquet(NEW)`")
+            }
+            [0xff, 0xff, 0xff, 0xff, ..] => {
+                of("a stream of Arrow, as `datasets.save_to_disk` writes it", "set data.format = \"arrow\"")
+            }
+            [0x1f, 0x8b, ..] | [0x28, 0xb5, 0x2f, 0xfd, ..] => of(
+                "an archive within an archive",
+                "unpack it once with `gunzip` or `unzstd`, and name what that leaves",
+            ),
+            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, ..] => {
+                of("a bzip2 archive", "unpack it with `bunzip2`, or compress it with gzip or zstd")
+            }
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
+                of("an xz archive", "unpack it with `unxz`, or compress it with gzip or zstd")
+            }
+            [b'7', b'z', 0xbc, 0xaf, 0x27, 0x1c, ..] => {
+                of("a 7z archive", "unpack it with `7z x` and name the files in it")
+            }
+            [0xd0, 0xcf, 0x11, 0xe0, 0xa1, 0xb1, 0x1a, 0xe1, ..] => {
+                of("a document of Microsoft Office", "save a workbook as CSV in UTF-8, and a document as .txt")
+            }
+            _ if head.starts_with(b"SQLite format 3\0") => {
+                of("an SQLite database", "write the table as CSV, for example with `sqlite3 -csv -header`")
+            }
+            _ if head.get(257..262) == Some(b"ustar") => {
+                of("a tar archive", "unpack it with `tar -xf` and name the files in it")
+            }
+            _ if is_lfs => of(
+                "a Git LFS pointer, which stands for a file that was not downloaded",
+                "run `git lfs pull` in its repository, or download the file itself",
+            ),
+            _ if is_html(head) && ending(path).is_none_or(|ending| DATA_ENDINGS.contains(&&*ending)) => of(
+                "a page of HTML, as a download gives that needs a login or another address",
+                "download the file itself (on the Hub its address has /resolve/, not /blob/); HTML that is to be learned is named .html",
+            ),
+            _ => None,
+        }
+    }
+
+    /// The kind of the file at `path`, which is not text by its name; none as for [`of`](Self::of).
+    pub fn at(path: &Path) -> Option<Self> {
+        let mut head = Vec::new();
+        File::open(path).ok()?.take(Self::HEAD as u64).read_to_end(&mut head).ok()?;
+        Self::of(path, &head)
+    }
+}
+
+fn is_html(head: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(head).to_ascii_lowercase();
+    let text = text.trim_start_matches('\u{feff}').trim_start();
+    text.starts_with("<!doctype html") || text.starts_with("<html")
 }
 
 /// A file of text as it is read: what an archive of gzip or zstd holds, and any other file as it is. An archive is known by its first
@@ -86,7 +181,7 @@ impl Decoded {
     /// Opens the file at `path`.
     ///
     /// # Errors
-    /// The operating system's; a name that ends in `.gz` or `.zst` of a file that is no such archive.
+    /// The operating system's; a name that ends in `.gz` or `.zst` of a file that is no such archive; a [`FileKind`] that is no text.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let mut first = Vec::new();
@@ -109,7 +204,14 @@ impl Decoded {
             Some(_) => Box::new(zstd::Decoder::with_buffer(BufReader::with_capacity(BLOCK, whole))?),
             None => Box::new(whole),
         };
-        Ok(Self { inner, archive })
+        let mut opened = Self { inner, archive };
+        let mut head = Vec::new();
+        (&mut opened).take(FileKind::HEAD as u64).read_to_end(&mut head)?;
+        if let Some(kind) = FileKind::of(path, &head) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, kind));
+        }
+        opened.inner = Box::new(io::Cursor::new(head).chain(opened.inner));
+        Ok(opened)
     }
 }
 

@@ -265,3 +265,54 @@ fn parquet_has_the_values_of_pandas_in_every_type_and_codec() {
         assert!(error.contains("astype(str)") && !error.contains("damaged"), "{error}");
     }
 }
+
+/// A tar archive with one file.
+fn tar(name: &str, text: &str) -> Vec<u8> {
+    let mut header = tar::Header::new_ustar();
+    header.set_size(text.len() as u64);
+    header.set_mode(0o644);
+    let mut archive = tar::Builder::new(Vec::new());
+    archive.append_data(&mut header, name, text.as_bytes()).unwrap();
+    archive.into_inner().unwrap()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    use std::io::Write as _;
+    let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    to.write_all(bytes).unwrap();
+    to.finish().unwrap()
+}
+
+#[test]
+fn a_file_of_another_kind_is_refused_by_its_kind() {
+    let folder = folder();
+    let path = folder.path();
+    let csv = "text,label\na good film,praise\na bad film,blame\n";
+    let page = "\n<!DOCTYPE html>\n<html><body>Sign in</body></html>\n".to_owned() + &"a good film\n".repeat(50);
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n";
+    let kinds: [(&str, Vec<u8>, &str, &str); 7] = [
+        ("page", page.clone().into(), "a page of HTML", "/resolve/"),
+        ("pointer", pointer.into(), "a Git LFS pointer", "git lfs pull"),
+        ("pdf", b"%PDF-1.4\n1 0 obj\n".to_vec(), "a PDF document", "pdftotext"),
+        ("zip", b"PK\x03\x04 and more".to_vec(), "a zip archive", "unzip"),
+        ("tar", gzip(&tar("a.csv", csv)), "a tar archive", "tar -xf"),
+        ("twice", gzip(&gzip(csv.as_bytes())), "an archive within an archive", "gunzip"),
+        ("columns", fs::read(fixture("lz4.parquet")).unwrap(), "a Parquet file", "data.format = \"parquet\""),
+    ];
+    let text = |name: &str| {
+        ["data.task=mlm", "data.format=text", "data.validation=none", &format!("data.train=[{name:?}]")]
+            .map(str::to_owned)
+    };
+    for (name, bytes, what, help) in kinds {
+        for ending in ["txt", "csv", "jsonl"] {
+            let name = format!("{name}.{ending}");
+            fs::write(path.join(&name), &bytes).unwrap();
+            let set = match ending {
+                "txt" => text(&name).to_vec(),
+                format => vec![format!("data.format={format}"), format!("data.train=[{name:?}]")],
+            };
+            let set = set.iter().map(String::as_str).collect::<Vec<_>>();
+            fails(&mut train(path, &set), 3, &[&name, what, help]);
+        }
+    }
+}

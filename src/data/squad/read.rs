@@ -12,7 +12,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{Decoded, ending};
+use crate::base::files::{Decoded, ending, read_error};
 use crate::config::DataFormat;
 use crate::data::table::{Columns, Row, Table};
 use crate::data::text_chunks::{MARK, not_utf8, utf16};
@@ -314,7 +314,7 @@ fn read_file(
     questions: &mut Vec<Question>,
 ) -> Result<Vec<usize>> {
     let shown = path.display();
-    let io = |error: std::io::Error| Error::io(format!("read {shown}"), &error);
+    let io = |error: std::io::Error| read_error(path, &error);
     let mut opened = BufReader::new(Decoded::open(path).map_err(io)?);
     let head = opened.fill_buf().map_err(io)?;
     if let Some(byte) = head.first().filter(|byte| utf16(0, **byte).is_some()) {

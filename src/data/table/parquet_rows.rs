@@ -15,7 +15,7 @@ use super::typed::{Record, Value, of_rows};
 use super::{Columns, Rows};
 use crate::base::caught;
 use crate::base::error::{Error, Result};
-use crate::base::files::read_error;
+use crate::base::files::{FileKind, read_error};
 
 /// The rows of `file`. Values that do not fit together make the library panic.
 pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
@@ -44,8 +44,15 @@ fn open(path: &Arc<Path>, columns: &Columns) -> Result<Rows> {
     let (file, path) = (&**path, path.clone());
     let opened = File::open(file).map_err(|error| read_error(file, &error))?;
     let reader = SerializedFileReader::new(opened).map_err(|_| {
-        Error::data(format!("{}: not a whole parquet file: the index at its end cannot be read", file.display()))
-            .help("a download that was cut short must be made again")
+        let kind = FileKind::at(file).filter(|kind| !kind.what.contains("Parquet"));
+        let (why, help) = match kind {
+            Some(kind) => (format!("it is {kind}"), kind.help),
+            None => (
+                "the index at its end cannot be read".to_owned(),
+                "a download that was cut short must be made again; of another table, set its format in data.format",
+            ),
+        };
+        Error::data(format!("{}: not a whole parquet file: {why}", file.display())).help(help)
     })?;
     let metadata = reader.metadata().file_metadata();
     let class_names = names_of_classes(file, metadata, columns)?;
