@@ -16,7 +16,7 @@ use crate::base::files::read_json;
 
 const AS_IT_STANDS: &str = "tokenizer.json is read as it stands";
 const BERTS: &str =
-    "word pieces between [CLS] and [SEP]; lower case, accents and Chinese characters by tokenizer_config.json";
+    "word pieces between `[CLS]` and `[SEP]`; lower case, accents and Chinese characters by tokenizer_config.json";
 const BYTES: &str = "byte-level BPE; a space before the text by add_prefix_space";
 const UNIGRAM: &str = "unigram pieces, from tokenizer.json or a model of SentencePiece";
 const IN_PYTHON: &str = "its rules are Python code of transformers, which no tokenizer.json holds";
@@ -127,7 +127,7 @@ pub static CLASSES: NameTable = NameTable {
         Name::refused("SiglipTokenizer", IN_PYTHON),
         Name::refused("Speech2TextTokenizer", IN_PYTHON),
         Name::refused("SpeechT5Tokenizer", IN_PYTHON),
-        Name::refused("SplinterTokenizer", "it puts [QUESTION] between two texts"),
+        Name::refused("SplinterTokenizer", "it puts `[QUESTION]` between two texts"),
         Name::honoured("SqueezeBertTokenizer", BERTS),
         Name::honoured("T5Tokenizer", UNIGRAM),
         Name::refused("TapasTokenizer", NO_PLAIN_TEXT),
