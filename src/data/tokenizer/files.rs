@@ -176,6 +176,8 @@ pub(super) struct Stated {
     pub(super) class: Class,
     /// Tokens that the files list with their ids.
     listed: BTreeMap<u32, AddedToken>,
+    /// Those of them that `tokenizer.json` lists, whose ids the library gives anew where its vocabulary has others.
+    of_json: HashSet<u32>,
     /// Special tokens by role.
     roles: Vec<Role>,
     /// Special tokens without a role; none where the files state none, and the class may have its own.
@@ -257,6 +259,7 @@ impl Stated {
                 let id = value.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
                 let token =
                     token(value, false).map_err(|error| bad("tokenizer.json", format!("added_tokens: {error}")))?;
+                said.of_json.extend(id);
                 said.listed.extend(id.zip(token));
             }
         }
@@ -379,7 +382,7 @@ impl Stated {
             token.special |= self.roles.iter().any(|role| role.token.content == token.content);
         }
         inner.add_tokens(added).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
-        for (id, token) in &self.listed {
+        for (id, token) in self.listed.iter().filter(|(id, _)| !self.of_json.contains(id)) {
             if let Some(found) = inner.token_to_id(&token.content).filter(|found| found != id) {
                 return Err(Error::data(format!(
                     "the added token {:?}: expected the id {id} that its file states, but in this vocabulary it has {found}",
