@@ -319,7 +319,7 @@ impl LoraConfig {
         let kind =
             fields.iter().filter(|(name, _)| *name == "peft_type").map(|(name, kind)| (name.clone(), kind.clone()));
         for fields in [&kind.collect(), &fields] {
-            if let Err(Error::Config(what)) = ADAPTER_CONFIG_NAMES.check(fields) {
+            if let Err(what) = ADAPTER_CONFIG_NAMES.check(fields) {
                 return refused(what, MERGE_WITH_PEFT);
             }
         }

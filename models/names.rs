@@ -3,7 +3,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::{Error, Result};
+/// The result of a check; the error is a message that begins with the name.
+type Checked<T> = Result<T, String>;
 
 /// What Kiln does with a name of a file that another program wrote.
 #[derive(Debug, Clone, Copy)]
@@ -102,7 +103,7 @@ impl NameTable {
     ///
     /// # Errors
     /// The first name or value that Kiln refuses. The message begins with the name; the caller puts the path before it.
-    pub fn check(&self, object: &Map<String, Value>) -> Result<Vec<String>> {
+    pub fn check(&self, object: &Map<String, Value>) -> Checked<Vec<String>> {
         let told = object.iter().filter_map(|(name, value)| self.check_one(name, value).transpose());
         told.collect()
     }
@@ -111,7 +112,7 @@ impl NameTable {
     ///
     /// # Errors
     /// As [`check`](Self::check).
-    pub fn check_one(&self, name: &str, value: &Value) -> Result<Option<String>> {
+    pub fn check_one(&self, name: &str, value: &Value) -> Checked<Option<String>> {
         let Some(Name { treatment, why, .. }) = self.get(name) else {
             return match self.unknown {
                 Unknown::Told => Ok(Some(format!("{name} is not known and not followed"))),
@@ -119,7 +120,7 @@ impl NameTable {
                 Unknown::Refused => Err(self.not_known(name, value)),
             };
         };
-        let told = || Ok(Some(format!("{name} = {value} is not followed: {why}")));
+        let told = || Ok(Some(format!("{name} = {} is not followed: {why}", shown(value))));
         match treatment {
             Treatment::Honoured | Treatment::Inert => Ok(None),
             _ if value.is_null() => Ok(None),
@@ -127,19 +128,16 @@ impl NameTable {
             Treatment::ToldUnless(value_of_kiln) if is_same(value, &value_of_kiln()) => Ok(None),
             Treatment::ToldUnless(_) => told(),
             Treatment::Only(only) if is_same(value, &only()) => Ok(None),
-            Treatment::Only(only) => Err(Error::Config(format!("{name}: expected {}, got {value}: {why}", only()))),
-            Treatment::Refused => Err(Error::Config(format!("{name}: expected null, got {value}: {why}"))),
+            Treatment::Only(only) => Err(format!("{name}: expected {}, got {}: {why}", only(), shown(value))),
+            Treatment::Refused => Err(format!("{name}: expected null, got {}: {why}", shown(value))),
         }
     }
 
-    fn not_known(&self, name: &str, value: &Value) -> Error {
+    fn not_known(&self, name: &str, value: &Value) -> String {
         let near = self.names.iter().map(|entry| (strsim::jaro_winkler(name, entry.name), entry.name));
         let near = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.85);
         let near = near.map_or_else(String::new, |(_, near)| format!("; did the writer mean {near}?"));
-        Error::Config(format!(
-            "{name} = {value}: expected a name of {}, got one that Kiln does not know{near}",
-            self.source
-        ))
+        format!("{name} = {}: expected a name of {}, got one that Kiln does not know{near}", shown(value), self.source)
     }
 
     /// The table as Markdown, for the guide.
@@ -161,6 +159,16 @@ impl NameTable {
             Unknown::Refused => "refused",
         };
         out + &format!("| any other name | {unknown} | Kiln does not know what it changes |\n")
+    }
+}
+
+/// A value in a message, of which a long one is cut.
+fn shown(value: &Value) -> String {
+    const LONGEST: usize = 80;
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text,
     }
 }
 
@@ -189,8 +197,8 @@ mod tests {
         unknown: Unknown::Refused,
     };
 
-    fn check(value: Value) -> std::result::Result<Vec<String>, String> {
-        TABLE.check(value.as_object().expect("an object")).map_err(|error| error.to_string())
+    fn check(value: Value) -> Result<Vec<String>, String> {
+        TABLE.check(value.as_object().expect("an object"))
     }
 
     #[test]

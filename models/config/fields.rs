@@ -30,11 +30,11 @@ macro_rules! table {
                 Name::refused("quantization_config", "quantised weights are not implemented"),
                 Name::told("auto_map", "Kiln runs no code of a model folder"),
                 Name::inert("bos_token_id", "the tokenizer's"),
-                Name::inert("eos_token_id", "where a generated text ends when `generation_config.json` does not say it"),
+                Name::honoured("eos_token_id", "where a generated text ends when `generation_config.json` does not say it"),
                 Name::inert("cls_token_id", "the tokenizer's"),
                 Name::inert("sep_token_id", "the tokenizer's"),
                 Name::inert("mask_token_id", "the tokenizer's"),
-                Name::inert("tokenizer_class", "the tokenizer's own file names its class"),
+                Name::honoured("tokenizer_class", "the class of the tokenizer when `tokenizer_config.json` names none"),
                 Name::inert("_name_or_path", "where the model came from"),
                 Name::inert("name_or_path", "where the model came from"),
                 Name::inert("transformers_version", "the writer's version"),
@@ -265,7 +265,7 @@ mod tests {
         for kind in ModelType::ALL {
             let mut fields = kind.fields();
             fields.extend(kind.aliases().iter().map(|(alias, _)| (*alias).to_owned()));
-            fields.extend(["model_type", "architectures"].map(String::from));
+            fields.extend(["model_type", "architectures", "eos_token_id", "tokenizer_class"].map(String::from));
             fields.extend((kind == ModelType::GptNeo).then(|| "attention_layers".to_owned()));
             fields.sort();
             fields.dedup();

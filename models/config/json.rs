@@ -104,7 +104,7 @@ impl ModelConfig {
                 };
                 merged.insert(name.into(), value.clone());
             } else {
-                let told = kind.names().check_one(name, value)?;
+                let told = kind.names().check_one(name, value).map_err(Error::Config)?;
                 if told.is_some() {
                     unknown(name, kind)?;
                 }

@@ -16,6 +16,9 @@ const STATE: &str = "state.json";
 /// The file that lists the splits of a `DatasetDict`.
 const SPLITS: &str = "dataset_dict.json";
 
+/// The file that describes the rows of a `Dataset`.
+const INFO: &str = "dataset_info.json";
+
 /// Names in `state.json`.
 pub static SAVED_STATE: NameTable = NameTable {
     file: "state.json",
@@ -108,6 +111,16 @@ pub fn splits(folder: &Path) -> Result<Option<Vec<String>>> {
     names.map(Some).ok_or_else(|| wrong(folder, SPLITS, "expected `splits`, a list of names of folders beside it"))
 }
 
+/// The features of the rows in `folder`, by its `dataset_info.json`; none where there is no such file, or where it
+/// states none.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn features(folder: &Path) -> Result<Option<Map<String, Value>>> {
+    let info = read(folder, INFO, &SAVED_INFO)?;
+    Ok(info.and_then(|info| info.get("features")?.as_object().cloned()))
+}
+
 /// Whether `datasets.save_to_disk` has written `folder`.
 pub fn is_saved(folder: &Path) -> bool {
     folder.join(STATE).is_file() || folder.join(SPLITS).is_file()
@@ -119,7 +132,7 @@ fn read(folder: &Path, name: &str, table: &NameTable) -> Result<Option<Map<Strin
         return Ok(None);
     }
     let Value::Object(object) = read_json(&path)? else { return Err(wrong(folder, name, "expected an object")) };
-    table.check(&object).map_err(|error| wrong(folder, name, &error.to_string()))?;
+    table.check(&object).map_err(|what| wrong(folder, name, &what))?;
     Ok(Some(object))
 }
 

@@ -206,6 +206,11 @@ impl DataFormat {
         }
     }
 
+    /// The format of a table whose file's name has this ending, in lower case; none for another ending.
+    pub fn of_table(ending: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|format| format.is_table() && format.endings().contains(&ending))
+    }
+
     /// Whether the files are tables, whose columns the config names.
     pub fn is_table(self) -> bool {
         matches!(self, Self::Csv | Self::Tsv | Self::Jsonl | Self::Parquet | Self::Arrow)

@@ -110,9 +110,10 @@ pub struct DataSection {
     pub task: Task,
     /// How the files are written. With `dataset_name` the default is `parquet`, or `squad` for question answering.
     pub format: DataFormat,
-    /// A dataset of the Hub, as the scripts of `transformers` name it: `ID`, `ID@REVISION`, or a folder with such files. Its
-    /// split `train` is the training data, and its split `validation`, if it has one, the validation data where
-    /// `validation` is left out. Not with `train`. Default: none.
+    /// A dataset of the Hub, as the scripts of `transformers` name it: `ID`, `ID@REVISION`, or a folder with such files or
+    /// one that `datasets.save_to_disk` has written, whose format is known. A card (`README.md`) that names
+    /// files is followed. Its split `train` is the training data, and its split `validation`, if it has
+    /// one, the validation data where `validation` is left out. Not with `train`. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dataset_name: Option<String>,
     /// The configuration of `dataset_name`, such as `sst2` of `nyu-mll/glue`. Default: the only one, or `default`.

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use super::paths;
 use super::stream::{PIECE_BYTES, Unit};
-use super::table::Table;
+use super::table::{Table, has_rows};
 use super::text_chunks::{MARK, TextChunk, TextChunks, cut, not_utf8};
 use super::text_lines::TextLines;
 use crate::base::error::{Error, Result};
-use crate::base::files::{Decoded, read_error};
+use crate::base::files::{Decoded, ending, read_error};
 use crate::base::random::{seed_for, uniform};
 use crate::config::{DataFormat, Documents};
 
@@ -74,7 +74,7 @@ impl Corpus {
     /// The text files that `patterns` name.
     ///
     /// # Errors
-    /// As [`paths::resolve`]; files that are all empty or blank.
+    /// As [`paths::resolve`]; files that are tables; files that are all empty or blank.
     pub fn open(patterns: &[String], documents: Documents) -> Result<Self> {
         let documents = match documents {
             Documents::File => Kind::File,
@@ -82,7 +82,9 @@ impl Corpus {
             Documents::Row => Kind::EveryLine { keeps_breaks: false },
             Documents::RowWithBreak => Kind::EveryLine { keeps_breaks: true },
         };
-        Self::of(paths::resolve(patterns, DataFormat::Text)?, documents)
+        let files = paths::resolve(patterns, DataFormat::Text)?;
+        files.iter().try_for_each(|file| check_is_no_table(file))?;
+        Self::of(files, documents)
     }
 
     /// The text column of a table.
@@ -280,6 +282,22 @@ impl Corpus {
             not_utf8(file, offset, error.as_bytes()[offset])
         })?;
         Ok(text.strip_prefix(MARK).map(str::to_owned).unwrap_or(text))
+    }
+}
+
+/// Refuses a table as a text: its commas, quotes and ids would be learned. JSON is one where it has
+/// rows, since settings of programs are written in it, too.
+fn check_is_no_table(file: &Path) -> Result<()> {
+    let Some(ending) = ending(file) else { return Ok(()) };
+    match DataFormat::of_table(&ending) {
+        Some(format) if ending != "json" || has_rows(file) => {
+            let got = format!("{}: expected a text, got a table by its name (.{ending})", file.display());
+            Err(Error::config(got).help(format!(
+                "set data.format = \"{format}\", and data.text_column to the column of the text; a table that is to be learned \
+                 as it stands must be named .txt"
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

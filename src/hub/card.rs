@@ -171,7 +171,7 @@ impl Card {
         let Some(configs) = configs.as_array() else {
             return Err(wrong(None, &format!("configs: expected a list of configurations, got {configs}")));
         };
-        let mut told = DATASET_CARD.check(&card).map_err(|error| wrong(None, &error.to_string()))?;
+        let mut told = DATASET_CARD.check(&card).map_err(|what| wrong(None, &what))?;
         // A long section of types for people says nothing of classes.
         let has_classes = card.get("dataset_info").is_some_and(|info| info.to_string().contains("\"class_label\""));
         told.retain(|line| has_classes || !line.starts_with("dataset_info"));
@@ -181,7 +181,7 @@ impl Card {
         let configs = configs.iter().map(|config| {
             let config =
                 config.as_object().ok_or_else(|| format!("expected an entry with config_name, got {config}"))?;
-            told.extend(CARD_CONFIG.check(config).map_err(|error| error.to_string())?);
+            told.extend(CARD_CONFIG.check(config)?);
             Config::of(config)
         });
         let configs = configs.collect::<std::result::Result<Vec<_>, String>>();

@@ -171,7 +171,8 @@ pub fn defaults(folder: &ModelFolder, tokenizer: &Tokenizer) -> Result<(Generate
         stop_strings: strings,
         ..default
     };
-    let told = GENERATION_CONFIG_NAMES.check(&file.keys)?;
+    let told =
+        GENERATION_CONFIG_NAMES.check(&file.keys).map_err(|what| Error::data(format!("{}: {what}", file.path)))?;
     let unused = told.into_iter().map(|line| format!("{}: {line}", file.path)).collect();
     Ok((GenerateOptions::of(&section, file.stop_ids(tokenizer)?), unused))
 }

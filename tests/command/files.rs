@@ -138,7 +138,7 @@ fn what_a_card_asks_for_beyond_files_is_told_or_refused() {
         ("  skiprows: 1\n", "skiprows: expected null, got 1"),
         ("  sep: ;\n", "sep: expected a comma or a tab, got \";\""),
         ("  sep: \"\\t\"\n", "set data.format = \"tsv\""),
-        ("  header: 0\n", "header: expected \"infer\", got 0"),
+        ("  header: 0\n", "configs: header: expected \"infer\", got 0"),
         ("  config_name: b\n", "line 5: the key \"config_name\" stands twice"),
         ("x: &x [1, 2]\ny: *x\n", "line 6: expected values, got an alias"),
         ("x: [1\n", "malformed YAML"),
@@ -314,5 +314,41 @@ fn a_file_of_another_kind_is_refused_by_its_kind() {
             let set = set.iter().map(String::as_str).collect::<Vec<_>>();
             fails(&mut train(path, &set), 3, &[&name, what, help]);
         }
+    }
+}
+
+#[test]
+fn a_table_is_not_learned_as_text_and_its_name_is_believed() {
+    let folder = folder();
+    let path = folder.path();
+    fs::write(path.join("rows.json"), "[{\"text\": \"a good film\"}]").unwrap();
+    fs::write(path.join("settings.json"), format!("{{\"films\": [{}1]}}", "1, ".repeat(60))).unwrap();
+    fs::write(path.join("commas.txt"), "a good film, a bad play\n".repeat(60)).unwrap();
+    let run = |name: &str, format: &str| {
+        let set = [
+            format!("data.format={format}"),
+            format!("data.train=[{name:?}]"),
+            "data.task=mlm".to_owned(),
+            format!("data.validation=[{name:?}]"),
+        ];
+        let more = ["trainer.max_steps=1", "data.block_size=8", "trainer.eval_strategy=no"];
+        train(path, &set.iter().map(String::as_str).chain(more).collect::<Vec<_>>())
+    };
+    for (name, format) in [("train.csv", "csv"), ("train.tsv", "tsv"), ("train.jsonl", "jsonl"), ("rows.json", "jsonl")]
+    {
+        let advice = format!("set data.format = \"{format}\"");
+        fails(&mut run(name, "text"), 2, &[name, "a table by its name", &advice]);
+        if name.starts_with("train") {
+            succeeds(&mut run(name, format));
+        }
+    }
+    for name in ["commas.txt", "settings.json"] {
+        succeeds(&mut run(name, "text"));
+    }
+    // The name of a file and data.format disagree, and the file cannot be read: both are named.
+    for (format, name, says) in [("jsonl", "train.csv", "csv"), ("parquet", "train.csv", "csv")] {
+        let set =
+            [format!("data.format={format}"), format!("data.train=[{name:?}]"), "data.validation=\"25%\"".to_owned()];
+        fails(&mut train(path, &set.each_ref().map(String::as_str)), 3, &[name, &format!("data.format = \"{says}\"")]);
     }
 }

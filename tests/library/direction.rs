@@ -26,8 +26,9 @@ const KILN: [&str; 16] = [
 ];
 
 /// The modules of `models`, lowest first.
-const MODELS: [&str; 15] = [
+const MODELS: [&str; 16] = [
     "error",
+    "words",
     "names",
     "whole_file",
     "ops",

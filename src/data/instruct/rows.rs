@@ -124,7 +124,7 @@ impl Beside {
             _ => true,
         });
         COLUMNS.check(&columns).map_err(|error| {
-            Error::data(format!("column {}", words(error))).help("leave the column out, or the rows that have it")
+            Error::data(format!("column {}", error)).help("leave the column out, or the rows that have it")
         })?;
         let mut take = |name: &str| columns.remove(name).unwrap_or_default();
         let mut arguments = Arguments {
@@ -189,14 +189,6 @@ fn expected(place: &str, what: &str, got: &Value) -> Error {
     Error::data(format!("{place}: expected {what}, got {shown}{more}"))
 }
 
-/// The words of a refusal by a table of names.
-fn words(error: kiln_models::Error) -> String {
-    match error {
-        kiln_models::Error::Config(words) => words,
-        other => other.to_string(),
-    }
-}
-
 /// A value, or what its text is as JSON: CSV has no lists, and TRL reads `tools` from a text too.
 fn from_text(place: &str, value: Value) -> Result<Value> {
     match value {
@@ -255,7 +247,7 @@ pub fn messages(value: &Value, is_named: impl Fn(&str) -> bool) -> Result<(Vec<M
             unread.map(|key| format!("the key {key} of messages is not learned: the chat template does not name it")),
         );
         others.retain(|key, _| MESSAGE.get(key).is_some());
-        MESSAGE.check(&others).map_err(|error| at(Error::data(words(error))))?;
+        MESSAGE.check(&others).map_err(|error| at(Error::data(error)))?;
         Ok(message)
     });
     let read = read.collect::<Result<Vec<_>>>()?;

@@ -10,16 +10,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use half::f16;
-use serde_json::Value as Json;
 
 use super::features::{self, METADATA, check};
 use super::typed::{Record, Value, of_rows};
 use super::{Columns, Rows};
 use crate::base::error::{Error, Result};
-use crate::base::files::{read_error, read_json};
-
-/// The file beside the data that describes them.
-const INFO: &str = "dataset_info.json";
+use crate::base::files::read_error;
+use crate::base::saved_dataset;
 
 /// Fields of a schema; of what is deeper or has more, somebody means harm.
 const MAX_FIELDS: usize = 1 << 16;
@@ -181,11 +178,7 @@ impl Stream {
     }
 
     fn class_names(&self, columns: &Columns) -> Result<Option<Vec<String>>> {
-        let beside = self.path.with_file_name(INFO);
-        let features = match beside.is_file() {
-            true => read_json::<Json>(&beside)?.get("features").and_then(Json::as_object).cloned(),
-            false => None,
-        };
+        let features = self.path.parent().map(saved_dataset::features).transpose()?.flatten();
         let features = match (features, self.metadata.get(METADATA)) {
             (None, Some(text)) => features::features(&self.path, text)?,
             (features, _) => features,

@@ -1,4 +1,5 @@
-//! Features of `datasets`: what the columns of a parquet file are, by the metadata that `to_parquet` and the Hub write into it.
+//! Features of `datasets`: what the columns of a table are, by the metadata that `datasets` and the Hub write
+//! into parquet and Arrow files, and by `dataset_info.json`.
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use crate::base::error::{Error, Result};
 
 /// The types of features, for columns that are read; the features of other columns change nothing.
 pub static FEATURES: NameTable = NameTable {
-    file: "features of parquet (the key huggingface)",
+    file: "features of datasets",
     source: "datasets 5.2",
     names: &[
         Name::honoured("Value", "text, numbers and booleans are read as the file stores them"),

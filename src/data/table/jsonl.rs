@@ -79,6 +79,16 @@ fn of_list(mut list: List, columns: Columns) -> Rows {
     }))
 }
 
+/// Whether the JSON in `file` is rows: a list of objects, or an object in each of its first two lines.
+pub(in crate::data) fn has_rows(file: &Path) -> bool {
+    let is_row = |text: &[u8]| serde_json::from_slice::<Map<String, Value>>(text).is_ok();
+    if let Ok(Some(mut list)) = List::open(&file.into(), &Columns::default()) {
+        return matches!(list.next(), Ok(Some((row, _))) if is_row(&row));
+    }
+    let lines = TextLines::open(file).into_iter().flatten().take(2);
+    lines.filter(|line| line.as_ref().is_ok_and(|line| is_row(line.text.as_bytes()))).count() == 2
+}
+
 /// The value that is written in `bytes`; of an element of a list, with the line at which it begins.
 fn value(bytes: &[u8], line: Option<u64>, is_first: bool) -> Result<Value> {
     let text = std::str::from_utf8(bytes).map_err(|error| {

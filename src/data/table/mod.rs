@@ -23,11 +23,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use features::FEATURES;
-pub(super) use jsonl::malformed;
+pub(super) use jsonl::{has_rows, malformed};
 
 use super::paths;
 use super::text_lines::{MAX_ROW_BYTES, too_long};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::files::ending;
 use crate::base::signals;
 use crate::cache::mapped::interrupted;
 use crate::config::DataFormat;
@@ -278,6 +279,14 @@ impl Table {
             }
         };
         let rows: Rows = rows.unwrap_or_else(|error| Box::new(std::iter::once(Err(error))));
+        // What is wrong at once, of a file whose name says another format, is that.
+        let named = ending(file).and_then(|ending| DataFormat::of_table(&ending)).filter(|named| *named != self.format);
+        let mut is_first = true;
+        let rows = rows.map(move |row| match (row, named.filter(|_| std::mem::take(&mut is_first))) {
+            (Err(error), Some(named)) if error.kind() == ErrorKind::Data => Err(error
+                .help(format!("the file's name says data.format = \"{named}\": set it where the file is written so"))),
+            (row, _) => row,
+        });
         Box::new(rows.map(|row| {
             let row = row?;
             match row.texts().map(str::len).sum::<usize>() {
@@ -529,7 +538,7 @@ mod tests {
                 let mut damaged = bytes.clone();
                 damaged[bytes.len() - 6] ^= 0x55;
                 let error = read(name, &damaged, DataFormat::Csv, columns()).unwrap_err();
-                assert_eq!(error.kind(), crate::ErrorKind::Data, "{name}: {error}");
+                assert_eq!(error.kind(), ErrorKind::Data, "{name}: {error}");
             }
         }
         refused("a.csv.gz", csv.as_bytes(), DataFormat::Csv, &["a.csv.gz", "no gzip archive"]);

@@ -193,7 +193,7 @@ impl Stated {
     pub(super) fn read(origin: &Origin, json: Option<&Value>, usual: Class) -> Result<Self> {
         let bad = |file: &str, what: String| Error::data(format!("{}: {what}", origin.folder.join(file).display()));
         let mut config = origin.object(CONFIG)?;
-        let told = CONFIG_NAMES.check(&without_tokens(&config)).map_err(|error| bad(CONFIG, plain(error)))?;
+        let told = CONFIG_NAMES.check(&without_tokens(&config)).map_err(|error| bad(CONFIG, error))?;
         let told = told.into_iter().map(|told| format!("{CONFIG}: {told}")).collect();
         let named = named(&origin.folder, &config)?;
         let mut said = Self { named, class: named.map_or(usual, |named| named.class), told, ..Self::default() };
@@ -220,7 +220,7 @@ impl Stated {
             }
             None => {
                 let map = origin.object(SPECIAL)?;
-                let told = SPECIAL_NAMES.check(&without_tokens(&map)).map_err(|error| bad(SPECIAL, plain(error)))?;
+                let told = SPECIAL_NAMES.check(&without_tokens(&map)).map_err(|error| bad(SPECIAL, error))?;
                 said.told.extend(told.into_iter().map(|told| format!("{SPECIAL}: {told}")));
                 for (name, value) in map {
                     let value = match (config.get(&name), value) {
@@ -283,7 +283,7 @@ impl Stated {
     /// # Errors
     /// A name or value that is refused.
     pub(super) fn check_json(&mut self, json: &Map<String, Value>) -> Result<()> {
-        let told = JSON_NAMES.check(json).map_err(|error| Error::data(plain(error)))?;
+        let told = JSON_NAMES.check(json).map_err(Error::data)?;
         self.told.extend(told.into_iter().map(|told| format!("tokenizer.json: {told}")));
         Ok(())
     }
@@ -424,14 +424,6 @@ fn without_tokens(object: &Map<String, Value>) -> Map<String, Value> {
         .filter(|(name, value)| !is_own(name, value))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
-}
-
-/// The text of an error of a table of names.
-fn plain(error: kiln_models::Error) -> String {
-    match error {
-        kiln_models::Error::Config(text) => text,
-        other => other.to_string(),
-    }
 }
 
 /// A token as `tokenizer_config.json` writes it: a string, or an object with `content`; none for null.
