@@ -148,7 +148,7 @@ pub fn load_with<M: StateDict>(model: M, folder: &Path, options: LoadOptions<'_>
 /// [`load_saved`] do. The base's own tensors may have another shape where the adapter's file has the model's, as after tokens were added.
 ///
 /// # Errors
-/// As these.
+/// The errors of these two.
 pub fn load_adapted<M: StateDict>(
     model: M,
     base: &Path,

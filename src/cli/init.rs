@@ -309,10 +309,10 @@ kind = \"auto\"                        # auto | cpu | wgpu | cuda
 fn data_keys(task: Task, positions: Option<usize>, data: &Data) -> String {
     let at_most = |length: usize| positions.map_or(length, |positions| length.min(positions));
     let formats = match task {
-        Task::Clm | Task::Mlm => "text | csv, tsv, jsonl, parquet (text_column) | tokenized",
-        Task::MultiLabelClassification => "jsonl | parquet | tokenized",
+        Task::Clm | Task::Mlm => "text | csv, tsv, jsonl, parquet, arrow (text_column) | tokenized",
+        Task::MultiLabelClassification => "jsonl | parquet | arrow | tokenized",
         Task::SequenceClassification | Task::Regression | Task::TokenClassification | Task::MultipleChoice => {
-            "csv | tsv | jsonl | parquet | tokenized"
+            "csv | tsv | jsonl | parquet | arrow | tokenized"
         }
         Task::QuestionAnswering => "SQuAD's JSON, 1.1 or 2.0 | tokenized",
     };

@@ -395,7 +395,7 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
 fn predict_with(args: &PredictArgs) -> Result<()> {
     signals::install()?;
     let task = args.task.as_deref().map_or_else(|| trained_task(&args.model), Task::from_name)?;
-    // Of a run of another task nothing is taken.
+    // Nothing is taken of a run of another task.
     let run = run_of(&args.model)?.filter(|(_, config)| config.data.task == task);
     let options = args.options(task, run.as_ref().map(|(_, config)| config))?;
     let precision = run.as_ref().map_or(Precision::F32, |(_, config)| config.precision);

@@ -37,7 +37,7 @@ names! {
     BatchScope("scope") {
         /// All examples of an optimizer step.
         Global = "global",
-        /// Those of one device.
+        /// The examples of one device.
         PerDevice = "per_device",
     }
 }

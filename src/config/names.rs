@@ -121,7 +121,7 @@ names! {
 names! {
     /// How much Burn tunes: how many candidates it times for how many sizes.
     AutotuneLevel("autotune level") {
-        /// As the device wants it: `balanced` on wgpu, `full` on CUDA.
+        /// The level that the device wants: `balanced` on wgpu, `full` on CUDA.
         Auto = "auto",
         /// Few sizes, few candidates.
         Minimal = "minimal",

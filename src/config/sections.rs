@@ -108,7 +108,8 @@ pub struct DataSection {
     /// The task that the model learns. Required in a file.
     #[serde(deserialize_with = "task")]
     pub task: Task,
-    /// How the files are written. With `dataset_name` the default is `parquet`, or `squad` for question answering.
+    /// How the files are written. With `dataset_name` the default is `parquet`, or `arrow` for a folder that
+    /// `datasets.save_to_disk` has written, or `squad` for question answering.
     pub format: DataFormat,
     /// A dataset of the Hub, as the scripts of `transformers` name it: `ID`, `ID@REVISION`, or a folder with such files or
     /// one that `datasets.save_to_disk` has written, whose format is known. A card (`README.md`) that names
@@ -178,7 +179,7 @@ pub struct DataSection {
     /// with attention and positions of its own. Default: false.
     pub packing: bool,
     /// The labels in the order of their ids. Default: the pretrained model's `id2label`, else the ClassLabel of `datasets` in
-    /// parquet, else those of the training data, sorted.
+    /// parquet or Arrow, else those of the training data, sorted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_names: Option<Vec<String>>,
     /// Whether rows whose label says that there is none are left out, for tables: an empty field, null, NaN, -1, -100, and what

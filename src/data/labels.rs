@@ -192,7 +192,7 @@ impl LabelRule {
             }
             (Self::Several(names), Cell::List(cells)) => {
                 let is_number = |cell: &Cell| matches!(Reading::of(cell).kind, Kind::Whole(_) | Kind::Boolean(_));
-                // Of more labels a vector has one of its numbers twice, which is refused below.
+                // A vector of more labels has one of its numbers twice, which is refused below.
                 if names.names.len() == 2 && cells.len() == 2 && cells.iter().all(is_number) {
                     return Err(Error::data("with two labels, a list of two numbers may list both or be a vector of 0 and 1")
                         .help("write the labels by their names, in data.label_names too; a vector belongs in data.format = \"tokenized\""));

@@ -1,6 +1,7 @@
-//! Datasets by name, as `load_dataset(NAME, CONFIGURATION)` of `datasets` finds their files: those that its [card](super::card)
-//! names, or those of a repository that are named after splits, or else those of its branch `refs/convert/parquet`, which the Hub makes of repositories with scripts. A
-//! folder of this machine is read as a repository is, or as [`saved_dataset`] where `datasets` has saved it.
+//! Datasets by name, as `load_dataset(NAME, CONFIGURATION)` of `datasets` finds their files: the files that the dataset's
+//! [card](super::card) names, or the files of a repository that are named after splits, or else the files of its branch
+//! `refs/convert/parquet`, which the Hub makes of repositories with scripts. A folder of this machine is read as a
+//! repository is, or as [`saved_dataset`] where `datasets` has saved it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

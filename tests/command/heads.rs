@@ -185,7 +185,7 @@ fn names_that_transformers_gives_by_default_do_not_stand_in_the_way() {
             .into();
         std::fs::write(path.join(&from).join("config.json"), config.to_string()).unwrap();
         std::fs::copy(path.join("vocab.txt"), path.join(&from).join("vocab.txt")).unwrap();
-        // Of a language model there is no head that could be of another size.
+        // A language model has no head that could be of another size.
         let (mut weights, body) =
             (tensors(&path.join("three/model.safetensors")), path.join(&from).join("model.safetensors"));
         weights.retain(|name, _| !name.starts_with("classifier."));

@@ -522,7 +522,7 @@ fn data_and_labels() {
             &["set data.block_size = 16, or raise the model's n_positions"],
             &[Set("model.n_positions", "17")],
         ),
-        // Of another family, whose field has another name.
+        // The field of another family has another name.
         case(
             TEXT,
             &[

@@ -279,8 +279,8 @@ pub struct InstructionStore {
 }
 
 impl InstructionStore {
-    /// The rows of `table` under `encoder`: from the cache in `folder`, or encoded now. Those of a template that writes the time are
-    /// not kept.
+    /// The rows of `table` under `encoder`: from the cache in `folder`, or encoded now. Rows of a template that writes the time
+    /// are not kept.
     ///
     /// # Errors
     /// Rows that cannot be read or encoded, with their place, or are no longer those of `scan`; rows none of whose tokens
@@ -340,7 +340,7 @@ fn write(writer: &mut Writer<'_, '_>, table: &Table, scan: &Scan, encoder: &Enco
     let (mut counted, mut left_out) = (0, 0_usize);
     scan.write_groups(table, writer, |writer, rows| {
         let encoded = rows.into_maybe_par_iter().map(|row| encoder.encode(row).map_err(|error| error.at(&row.place)));
-        // Of several bad rows the first is told, whichever thread comes to its own first.
+        // The first of several bad rows is told, whichever thread comes to its own first.
         for encoded in encoded.collect::<Vec<_>>() {
             let Encoded { ids, counts } = encoded?;
             let counted_of_row = counted_tokens(&counts);
@@ -358,13 +358,13 @@ fn write(writer: &mut Writer<'_, '_>, table: &Table, scan: &Scan, encoder: &Enco
     if counted > 0 && left_out > 0 {
         tracing::warn!(
             "{}: {left_out} rows are left out, since none of their tokens has a loss: their prompts are longer than \
-             data.max_length, or their answers are empty",
+             data.max_length, or their answers are empty or have the weight 0",
             table.files()[0].display()
         );
     }
     match counted {
         0 => Err(Error::data(format!("{}: no token of the rows has a loss", table.files()[0].display()))
-            .help("are the prompts longer than data.max_length, or the answers empty?")),
+            .help("their prompts are longer than data.max_length, or their answers are empty or have the weight 0")),
         _ => Ok(()),
     }
 }

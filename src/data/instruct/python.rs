@@ -72,7 +72,7 @@ pub(super) fn configure(environment: &mut Environment<'static>) {
             0 => return Err(invalid("range: the step must not be 0".into())),
             step => to.saturating_sub(from).max(0).unsigned_abs().div_ceil(step),
         };
-        // As many as the sandbox of Jinja2 allows.
+        // The sandbox of Jinja2 allows no more.
         if len > 100_000 {
             return Err(invalid(format!("range: expected at most 100000 numbers, got {len}")));
         }
@@ -492,7 +492,7 @@ fn join(
 #[derive(Debug)]
 struct Lazy {
     values: Vec<Value>,
-    /// Of a generator the next value: it is read once, and true even where it is empty.
+    /// The next value of a generator: it is read once, and true even where it is empty.
     next: Option<AtomicUsize>,
     /// Whether it has an item for each number, as a range.
     is_sequence: bool,
@@ -544,7 +544,7 @@ fn lazy(value: &Value) -> Option<&Lazy> {
     value.downcast_object_ref()
 }
 
-/// The filters that yield what minijinja's give as a list. Those are kept under other names.
+/// The filters that yield what minijinja's give as a list. The filters of minijinja are kept under other names.
 fn generators(environment: &mut Environment<'static>) {
     use minijinja::filters::{batch, items, map, reject, rejectattr, reverse, select, selectattr, slice, unique};
     environment.add_filter("list of map", map);

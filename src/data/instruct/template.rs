@@ -444,7 +444,7 @@ mod tests {
                 (Some(text), _) => assert_eq!(&rendered.unwrap(), text, "{name}"),
                 (None, error) => {
                     let (said, error) = (rendered.expect_err(&name).to_string(), error.clone().unwrap());
-                    // Of Python's own errors the fact is compared.
+                    // The fact alone is compared of Python's own errors.
                     let words = error.strip_prefix("TemplateError: ").unwrap_or_default();
                     assert!(said.contains(words), "{name}: {said} does not say {error}");
                 }

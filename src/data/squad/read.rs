@@ -257,7 +257,7 @@ fn answers(value: &Value, context: &str) -> Result<Vec<Answer>> {
 fn found(text: &str, start: &Value, context: &str) -> Result<Answer> {
     let named = start.as_f64().filter(|start| start.fract() == 0.0);
     let named = named.ok_or_else(|| expected("answers.answer_start", "the number of a character", start))?;
-    // Of a text that stands in the context once, the place can be told.
+    // The place of a text that stands in the context once can be told.
     let once = context
         .find(text)
         .filter(|at| context[at + 1..].char_indices().all(|(next, _)| !context[at + 1 + next..].starts_with(text)));

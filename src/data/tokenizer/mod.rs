@@ -636,7 +636,7 @@ impl Tokenizer {
             return Ok(String::new());
         }
         let text = guarded(|| self.inner.decode(ids, skip_special).map_err(failed))?;
-        // As `clean_up_tokenization` of `transformers` does.
+        // The changes are those of `clean_up_tokenization` in `transformers`.
         const CHANGES: [(&str, &str); 10] = [
             (" .", "."),
             (" ?", "?"),
