@@ -425,7 +425,8 @@ impl Misshaped {
     /// Whether it belongs to a head, and not to the vocabulary.
     fn is_of_head(&self) -> bool {
         let is_of_vocabulary = VOCABULARY.iter().any(|end| self.name.ends_with(end));
-        !is_of_vocabulary && HEADS.iter().any(|head| self.name.starts_with(head))
+        let name = self.name.strip_prefix(PREFIX).unwrap_or(&self.name);
+        !is_of_vocabulary && HEADS.iter().any(|head| name.starts_with(head))
     }
 
     /// `classifier.weight [3, 16] -> [2, 16]`

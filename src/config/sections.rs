@@ -54,7 +54,7 @@ pub struct ModelSection {
     pub size: Option<String>,
     /// Whether tensors of a head that have another size in `from` are replaced by new ones with random weights, as
     /// `from_pretrained` of `transformers` does with all tensors; the run's first lines name them. Labels of the data that
-    /// the pretrained model does not have then take the place of its own. Default: false.
+    /// the pretrained model does not have then take the place of its own. The head of an adapter keeps its size. Default: false.
     pub ignore_mismatched_sizes: bool,
     /// Whether the embedding of `from` grows to the tokenizer's vocabulary where that is larger, or to `vocab_size`. New rows
     /// are the mean of the old ones, to which `transformers` adds noise with 1e-9 of their covariance, and 0 in a bias of the

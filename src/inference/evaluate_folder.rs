@@ -1,5 +1,6 @@
 //! `kiln eval`: a trained model on the validation data of a config, by the same pass that evaluates during training.
 
+use std::cmp::Ordering;
 use std::time::Instant;
 
 use kiln_models::Model;
@@ -12,7 +13,7 @@ use crate::data::labels::LabelNames;
 use crate::inference::evaluate::evaluate;
 use crate::session::Session;
 use crate::session::evaluation::{EvaluationSession, no_validation};
-use crate::session::model_folder::{ModelFolder, model_folder};
+use crate::session::model_folder::{ModelFolder, described, model_folder};
 
 /// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
 /// validation data of `config`. `open` opens a config. Returns the figures of an evaluation row, and for a
@@ -35,17 +36,38 @@ pub fn evaluate_folder(
         return Err(Error::data(format!("{}: expected a model folder, found no config.json in it", folder.display()))
             .help("train first, or name the folder: --model MODEL_DIR"));
     }
-    // The model's own vocabulary and labels hold, so data is encoded as it was in training.
+    // The model's own vocabulary holds, so data is encoded as it was in training.
     let spec = folder.display().to_string();
     config.model = crate::config::ModelSection { from: Some(spec.clone()), ..Default::default() };
     config.lora = None;
-    config.data.label_names = None;
+    // Names that the model has too have its ids; others are the data's names of its labels, in the order of the ids.
+    if let Ok(Some(known)) = LabelNames::of_model(described(&spec)?.0.labels()) {
+        config.data.label_names.take_if(|names| known.lacks(names).is_none());
+    }
     if crate::data::tokenizer::Tokenizer::is_read(&folder) {
         config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());
     }
     let session = open(&config)?;
     let model = ModelFolder::open(&spec, config.data.task, &session.device.clone().autodiff())?;
+    if config.data.task.has_label_names() {
+        let (outputs, labels) = (model.config.labels().num_labels(), session.task.model_config.labels().num_labels());
+        check_outputs(&spec, outputs, labels)?;
+    }
     figures(world, &session, &model.with_compute(session.compute).model)
+}
+
+/// Checks that the model in `folder` has an output for each label of the data and no more: classes beyond them have no name.
+fn check_outputs(folder: &str, outputs: usize, labels: usize) -> Result<()> {
+    let help = match outputs.cmp(&labels) {
+        Ordering::Equal => return Ok(()),
+        Ordering::Greater => {
+            "name the labels of the model, in the order of their ids, in `id2label` of its config.json, or in data.label_names"
+        }
+        Ordering::Less => {
+            "evaluate a model that was trained on these labels, or leave out the rows of the labels it has not"
+        }
+    };
+    Err(Error::data(format!("{folder} tells {outputs} classes apart, and the data have {labels} labels")).help(help))
 }
 
 /// Evaluates the model of `session` as it is before the first step, as [`evaluate_folder`] does.

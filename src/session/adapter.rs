@@ -129,6 +129,21 @@ impl Adapter {
     }
 }
 
+/// The error of the adapter in `folder` without the pooler that its head reads, where `random`, the parameters that neither it nor
+/// its base has, are those of the pooler alone.
+pub(crate) fn lacks_pooler(folder: &Path, random: &[String]) -> Option<Error> {
+    let first = random.first().filter(|_| random.iter().all(|name| name.contains(".pooler.")))?;
+    Some(
+        Error::data(format!(
+            "{}: neither the adapter nor its base has {first}; PEFT draws it anew each time",
+            folder.display()
+        ))
+        .help(
+            "train the adapter again with modules_to_save = [\"classifier\", \"pooler\"], or on a base that has a pooler",
+        ),
+    )
+}
+
 /// The folder that the path `base` of an adapter in `folder` leads to from there, or from a folder around it; none where it leads
 /// somewhere from the working directory, as `peft` takes it.
 fn beside(base: &str, folder: &Path) -> Option<PathBuf> {

@@ -204,7 +204,15 @@ impl<T: TrainingTask> Session<T> {
                 let only_multiplies = |it: &Parameter| has_adapters && it.in_linear && !groups.learns(it);
                 let narrow: Narrow<'_> = (plan.engine.compute().dtype(), &only_multiplies);
                 let (model, report) = match &plan.model.adapter {
-                    Some(adapter) => load_adapted(model, folder, adapter, narrow)?,
+                    Some(adapter) => load_adapted(model, folder, adapter, narrow).map_err(|error| match error {
+                        kiln_models::Error::OtherSizes { allowed_by: "ignore_mismatched_sizes", .. } => {
+                            Error::from(error).help(
+                                "the head of an adapter keeps its size: merge the adapter first (kiln merge), and set \
+                                 model.ignore_mismatched_sizes = true on what comes of it",
+                            )
+                        }
+                        other => other.into(),
+                    })?,
                     None => {
                         let ModelSection { ignore_mismatched_sizes, resize_token_embeddings, .. } = self.config.model;
                         load_with(
@@ -229,13 +237,20 @@ impl<T: TrainingTask> Session<T> {
         if plan.model.lora.is_some()
             && let Some(report) = &report
         {
-            let lost = report.random().filter(|name| model.saved_as(name).is_none()).collect::<Vec<_>>();
+            let lost = report.random().filter(|name| model.saved_as(name).is_none()).cloned().collect::<Vec<_>>();
             if let Some(first) = lost.first() {
+                let adapter = plan.model.adapter.as_deref();
+                if let Some(error) = adapter.and_then(|adapter| adapter::lacks_pooler(adapter, &lost)) {
+                    return Err(error);
+                }
                 return Err(Error::config(format!(
                     "[lora]: the base has no {first}{}, so they would be random, frozen, and not in the saved adapter",
                     if lost.len() == 1 { String::new() } else { format!(" and {} tensors more", lost.len() - 1) }
                 ))
-                .help("name their modules in lora.modules_to_save, so that they learn and are saved"));
+                .help(match adapter {
+                    Some(_) => "merge the adapter into its base first (kiln merge), and train on what comes of it",
+                    None => "name their modules in lora.modules_to_save, so that they learn and are saved",
+                }));
             }
         }
         let model = plan.optimizer.groups.freeze(model);

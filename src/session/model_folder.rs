@@ -10,7 +10,7 @@ use crate::base::files::read_regular_text;
 use crate::config::{RunConfig, Task};
 use crate::data::labels::problem_type;
 use crate::data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
-use crate::session::adapter::{Source, stated_task};
+use crate::session::adapter::{Source, lacks_pooler, stated_task};
 use crate::session::generation_config::GENERATION_CONFIG;
 
 /// The config of a run with every default explicit, in the run folder and in what `kiln merge` makes of it.
@@ -51,6 +51,9 @@ impl ModelFolder {
         let (model, report) = source.load(model)?;
         let random = report.random().cloned().collect::<Vec<_>>();
         if !random.is_empty() {
+            if let Some(error) = source.adapter.as_ref().and_then(|adapter| lacks_pooler(&adapter.path, &random)) {
+                return Err(error);
+            }
             return Err(Error::data(format!(
                 "{}: the checkpoint has no head for the task {task} (missing {})",
                 path.display(),

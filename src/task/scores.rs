@@ -15,10 +15,17 @@ pub struct Confusion {
 }
 
 impl Confusion {
-    /// Counts pairs of expected and predicted classes, all below `num_labels`.
+    /// Counts pairs of expected and predicted classes.
+    ///
+    /// # Panics
+    /// A class that is not below `num_labels`: it would count as another one.
     pub fn new(num_labels: usize, pairs: impl IntoIterator<Item = (usize, usize)>) -> Self {
         let mut counts = vec![0; num_labels * num_labels];
         for (expected, predicted) in pairs {
+            assert!(
+                expected < num_labels && predicted < num_labels,
+                "expected classes below {num_labels}, got {expected} and {predicted}"
+            );
             counts[expected * num_labels + predicted] += 1;
         }
         Self { num_labels, counts }
@@ -304,5 +311,11 @@ mod tests {
     fn a_constant_side_has_no_correlation() {
         assert!(pearson(&[1.0, 1.0], &[1.0, 2.0]).is_nan());
         assert_eq!(Confusion::new(2, [(0, 0), (1, 0)]).matthews_correlation(), 0.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "expected classes below 2, got 0 and 2")]
+    fn a_class_that_there_is_not_counts_as_no_other() {
+        Confusion::new(2, [(1, 0), (0, 2)]);
     }
 }

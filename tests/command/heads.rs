@@ -151,6 +151,65 @@ fn a_head_of_another_size_is_replaced_when_the_config_says_so() {
     );
 }
 
+/// The ids of rows and of outputs are those of one list of names, whoever gives it.
+#[test]
+fn an_evaluation_has_a_name_for_each_output() {
+    let folder = folder();
+    let path = folder.path();
+    let rows = |name: &str, labels: &[&str]| {
+        let rows = labels.iter().map(|label| format!("a calm song,{label}\n")).collect::<String>();
+        std::fs::write(path.join(name), format!("text,label\n{rows}")).unwrap();
+    };
+    let eval = |model: &str, data: &str, set: &[&str]| {
+        let train_data = format!("data.train={data}");
+        let mut command = train(path, "new.toml", "nothing", &[&[train_data.as_str()], set].concat());
+        command.args(["--set", &format!("data.validation={data}"), "--model", model]);
+        let args = command.get_args().map(|arg| if arg == "train" { "eval".into() } else { arg.to_owned() });
+        let mut eval = kiln(path);
+        eval.args(args.collect::<Vec<_>>());
+        eval
+    };
+    // Labels that are some of the model's are read by its names, in whatever order the config has them.
+    rows("some.csv", &["z", "x"]);
+    let own = succeeds(&mut eval("three", "some.csv", &[]));
+    let matrix = |text: &str| text.lines().take(4).map(str::to_owned).collect::<Vec<_>>();
+    assert!(matrix(&own)[0].split_whitespace().eq(["label", "x", "y", "z"]), "{own}");
+    let named = succeeds(&mut eval("three", "some.csv", &["data.label_names=[\"z\", \"x\"]"]));
+    assert_eq!(matrix(&named), matrix(&own));
+
+    let parts =
+        ["none of the labels (\"down\", \"up\")", "help: give the names that the data have for the model's labels"];
+    fails(&mut eval("three", "two.csv", &[]), 3, &parts);
+    let names = "data.label_names=[\"up\", \"other\", \"down\"]";
+    let text = succeeds(&mut eval("three", "two.csv", &[names]));
+    assert!(matrix(&text)[0].split_whitespace().eq(["label", "up", "other", "down"]), "{text}");
+
+    // Nobody has named the outputs of this one.
+    let unnamed = path.join("unnamed");
+    std::fs::create_dir(&unnamed).unwrap();
+    for file in std::fs::read_dir(path.join("three")).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), unnamed.join(file.file_name())).unwrap();
+    }
+    let name = |names: [&str; 3]| {
+        let mut config = read(&unnamed.join("config.json"));
+        let ids = || names.iter().enumerate();
+        config["id2label"] =
+            ids().map(|(id, name)| (id.to_string(), json!(name))).collect::<serde_json::Map<_, _>>().into();
+        config["label2id"] =
+            ids().map(|(id, name)| ((*name).to_owned(), json!(id))).collect::<serde_json::Map<_, _>>().into();
+        std::fs::write(unnamed.join("config.json"), config.to_string()).unwrap();
+    };
+    name(["LABEL_0", "LABEL_1", "LABEL_2"]);
+    let parts = ["unnamed tells 3 classes apart, and the data have 2 labels", "in `id2label` of its config.json"];
+    fails(&mut eval("unnamed", "two.csv", &[]), 3, &parts);
+    succeeds(&mut eval("unnamed", "two.csv", &[names]));
+    rows("four.csv", &["a", "b", "c", "d"]);
+    fails(&mut eval("unnamed", "four.csv", &[]), 3, &["unnamed tells 3 classes apart, and the data have 4 labels"]);
+    name(["up", "other", "down"]);
+    assert_eq!(matrix(&succeeds(&mut eval("unnamed", "two.csv", &[]))), matrix(&text));
+}
+
 /// Adapters keep the new head with them, and the base as it is.
 #[test]
 fn adapters_with_a_head_of_another_size_are_opened_again() {
@@ -165,6 +224,41 @@ fn adapters_with_a_head_of_another_size_are_opened_again() {
     assert_eq!(line["probabilities"].as_object().unwrap().keys().collect::<Vec<_>>(), ["down", "up"], "{text}");
     succeeds(kiln(path).args(["merge", "adapter/model", "--out", "merged"]));
     assert_eq!(predict("merged"), text);
+    // Their head keeps its size, and what comes of merging them takes another.
+    let three = ["data.train=three.csv", NEW_HEAD];
+    fails(
+        &mut tune(path, "adapter/model", "refused", &three),
+        3,
+        &["classifier.weight: expected [3, 16], got [2, 16]", "help: the head of an adapter keeps its size: merge"],
+    );
+    succeeds(&mut tune(path, "merged", "again", &three));
+}
+
+/// `peft` saves no pooler with the adapter of a classifier, and a masked language model has none that it could be read from.
+#[test]
+fn an_adapter_whose_pooler_is_nowhere_is_told_so() {
+    let folder = folder();
+    let path = folder.path();
+    succeeds(&mut tune(path, "three", "adapter", &["data.train=three.csv", "lora.r=2"]));
+    let base = path.join("three/model.safetensors");
+    let mut weights = tensors(&base);
+    weights.retain(|name, _| !name.contains("pooler") && !name.starts_with("classifier."));
+    let weights =
+        weights.into_iter().map(|(name, (shape, data))| kiln_models::weights::NamedTensor { name, shape, data });
+    kiln_models::weights::write_safetensors(&base, &weights.collect::<Vec<_>>()).unwrap();
+    std::fs::write(path.join("in.csv"), "text\na calm song\n").unwrap();
+    let parts = [
+        "neither the adapter nor its base has bert.pooler.dense.weight; PEFT draws it anew each time",
+        "help: train the adapter again with modules_to_save = [\"classifier\", \"pooler\"]",
+    ];
+    fails(&mut tune(path, "adapter/model", "refused", &["data.train=three.csv"]), 3, &parts);
+    for args in [&["predict", "adapter/model", "--input", "in.csv"][..], &["merge", "adapter/model", "--out", "merged"]]
+    {
+        fails(kiln(path).args(args), 3, &parts);
+    }
+    let set = ["data.train=three.csv", "lora.r=2", "lora.modules_to_save=[\"classifier\", \"pooler\"]"];
+    succeeds(&mut tune(path, "three", "with-pooler", &set));
+    succeeds(kiln(path).args(["predict", "with-pooler/model", "--input", "in.csv"]));
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn rows(opening: &mut Opening<'_>, tokenizer: &Tokenizer, max_length: usize) -> 
     let classes = data.task.has_label_names();
     if data.streaming && used == Use::Training {
         let table = Table::open(&data.train, data.format, columns.clone()).map_err(|error| error.at("data.train"))?;
-        let labels = settle_labels(config, &mut opening.model, ("data.train", &table), None)?;
+        let labels = settle_labels(config, used, &mut opening.model, ("data.train", &table), None)?;
         let streamed = rows::streamed(table, encoder.clone(), labels.clone());
         let train = Arc::new(Streamed::new(streamed, shuffle(config))?) as Arc<dyn Dataset>;
         let validation = |patterns: &[String]| -> Result<Arc<dyn Dataset>> {
@@ -61,7 +61,7 @@ fn rows(opening: &mut Opening<'_>, tokenizer: &Tokenizer, max_length: usize) -> 
         Ok((table, scan))
     })?;
     let (key, (table, scan)) = tables.first();
-    let labels = settle_labels(config, &mut opening.model, (key, table), Some(scan))?;
+    let labels = settle_labels(config, used, &mut opening.model, (key, table), Some(scan))?;
     let folder = cache::folder_of(cache::ROWS)?;
     let rows = tables.map(|(table, scan)| {
         let store = RowStore::build_or_open(&folder, &table, &scan, &encoder, &labels, opening.progress)?;
@@ -132,6 +132,7 @@ fn tell_left_out(table: &Table, scan: &Scan, rows: &RowStore, labels: &LabelRead
 /// was read before. The model takes the labels.
 fn settle_labels(
     config: &RunConfig,
+    used: Use,
     model: &mut ModelConfig,
     (key, table): (&str, &Table),
     scan: Option<&Scan>,
@@ -146,7 +147,7 @@ fn settle_labels(
         return Ok(reader(LabelRule::Choice));
     }
     let stated = model.labels().num_labels.filter(|_| config.model.fields.contains_key("num_labels"));
-    let names = label_names(config, model, (key, table), scan)?;
+    let names = label_names(config, used, model, (key, table), scan)?;
     if let Some(stated) = stated.filter(|stated| *stated != names.names().len()) {
         return Err(Error::config(format!(
             "model.num_labels = {stated}, but there are {} labels: {:?}",
@@ -165,15 +166,29 @@ fn settle_labels(
 
 /// The names of the labels of a pretrained model, where they are those of the data. None where the model was never given names
 /// or labels, and where its labels are to be replaced.
-fn names_of_model(config: &RunConfig, labels: &Labels, key: &str, scan: Option<&Scan>) -> Result<Option<LabelNames>> {
+fn names_of_model(
+    config: &RunConfig,
+    used: Use,
+    labels: &Labels,
+    key: &str,
+    scan: Option<&Scan>,
+) -> Result<Option<LabelNames>> {
     let (unnamed, replaced) = (labels.are_numbered(), config.model.ignore_mismatched_sizes);
     // `transformers` gives a language model labels too; gpt2-large has one.
     if labels.id2label.is_none() || (labels.num_labels() < 2 && (unnamed || replaced)) {
         return Ok(None);
     }
-    let new_head = "set model.ignore_mismatched_sizes = true to give the model a new head for the labels of the data";
+    let given =
+        "give the names that the data have for the model's labels, in the order of the ids, in data.label_names";
+    let help = match used {
+        Use::Training => format!(
+            "set model.ignore_mismatched_sizes = true to put the labels of the data in place of the model's (a head of the same \
+             size keeps its weights); or {given}"
+        ),
+        Use::Evaluation => given.to_owned(),
+    };
     let names = LabelNames::of_model(labels)
-        .map_err(|error| error.at("id2label in config.json of model.from").help(new_head))?;
+        .map_err(|error| error.at("id2label in config.json of model.from").help(help.clone()))?;
     let stated = config.model.from.is_none() || config.model.fields.contains_key("id2label");
     let (Some(names), Some(scan), false) = (&names, scan, stated) else { return Ok(names) };
     match scan.labels.outside(names) {
@@ -186,10 +201,7 @@ fn names_of_model(config: &RunConfig, labels: &Labels, key: &str, scan: Option<&
                 data.listed(),
                 names.listed()
             ))
-            .help(format!(
-                "{new_head}; or give the names that the data have for the model's labels, in the order of the ids, in \
-                 data.label_names"
-            )))
+            .help(help))
         }
         // The row is named when it is read.
         _ => Ok(Some(names.clone())),
@@ -200,13 +212,14 @@ fn names_of_model(config: &RunConfig, labels: &Labels, key: &str, scan: Option<&
 /// show. Where the file names classes, the names that come first must have all of them, in whatever order.
 fn label_names(
     config: &RunConfig,
+    used: Use,
     model: &ModelConfig,
     (key, table): (&str, &Table),
     scan: Option<&Scan>,
 ) -> Result<LabelNames> {
     let given = config.data.label_names.clone().map(LabelNames::new).transpose();
     let given = given.map_err(|error| error.at("data.label_names"))?;
-    let of_model = if given.is_none() { names_of_model(config, model.labels(), key, scan)? } else { None };
+    let of_model = if given.is_none() { names_of_model(config, used, model.labels(), key, scan)? } else { None };
     let of_file = table.class_names().map_err(|error| error.at(key))?;
     let (source, first) = match (given, of_model) {
         (Some(names), _) => ("data.label_names", Some(names)),

@@ -8,7 +8,7 @@ use kiln_models::config::Labels;
 
 use super::opening::Opening;
 use super::squad::span_labels;
-use super::{Inputs, Splits};
+use super::{Inputs, Splits, Use};
 use crate::base::error::{Error, Result};
 use crate::cache;
 use crate::config::{RunConfig, Task};
@@ -39,7 +39,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
         opening.settle_vocabulary(tokenizer)?;
     }
     let data = data.split(config, used, |data, held| data.split(held.share(), config.trainer.seed))?;
-    settle_labels(task, &mut opening.model, config, data.first())?;
+    settle_labels(task, used, &mut opening.model, config, data.first())?;
     let limits = Limits::of(&opening.model, task);
     let data = data.map(|data| {
         data.validate(&limits)?;
@@ -56,6 +56,7 @@ const MAX_STATED_CLASSES: usize = 1_000_000;
 /// Regression has one.
 fn settle_labels(
     task: Task,
+    used: Use,
     model: &mut ModelConfig,
     config: &RunConfig,
     (key, data): (&str, &TokenizedData),
@@ -92,7 +93,12 @@ fn settle_labels(
                     "{key}: the rows have {count} classes, but the model has {labels} labels (id2label in config.json of \
                      model.from)"
                 ))
-                .help("set model.ignore_mismatched_sizes = true to give the model a new head for the classes of the rows"));
+                .help(match used {
+                    Use::Training => {
+                        "set model.ignore_mismatched_sizes = true to give the model a new head for the classes of the rows"
+                    }
+                    Use::Evaluation => "evaluate a model with as many labels as the rows have classes",
+                }));
             }
         }
         task if task.has_label_names() && model.labels().id2label.is_none() => {
