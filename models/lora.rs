@@ -168,6 +168,11 @@ const CONVERT_WITH_PEFT: &str = "let peft make a whole model of it, and give tha
                                  or save the adapter anew where it was trained, with \
                                  path_initial_model_for_weight_conversion, which makes a plain one of it";
 
+/// Whether the value of a field is the one by which peft leaves a method out.
+fn is_off(value: &Value) -> bool {
+    *value == json!(false) || *value == json!([]) || *value == json!({})
+}
+
 impl LoraConfig {
     /// The linear layers that `peft` adapts in a model of this type where `target_modules` is left out.
     pub fn default_targets(kind: ModelType) -> &'static [&'static str] {
@@ -309,10 +314,14 @@ impl LoraConfig {
     /// A file that is none of LoRA's, and settings that Kiln does not have and that change what an adapter computes.
     pub fn from_json(text: &str, tensors: &[String]) -> Result<Self> {
         let bad = |message: String| Err(Error::Config(message));
-        let fields: Map<String, Value> = match serde_json::from_str(text) {
+        let mut fields: Map<String, Value> = match serde_json::from_str(text) {
             Ok(fields) => fields,
             Err(error) => return bad(format!("not a JSON object: {}", json_words(&error))),
         };
+        // A method of peft that is switched off asks for nothing; a name that nobody knows may say anything.
+        fields.retain(|name, value| {
+            !is_off(value) || ADAPTER_CONFIG_NAMES.get(name).is_none_or(|name| !name.is_refused())
+        });
         let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
         let refused = |what: String, help| Err(Error::NotComputed { what, help });
         // Other kinds have names of their own, of which none would say what the matter is.

@@ -65,6 +65,11 @@ impl Name {
         matches!(self.treatment, Treatment::Only(_) | Treatment::Refused)
     }
 
+    /// Whether the file must not state it.
+    pub const fn is_refused(&self) -> bool {
+        matches!(self.treatment, Treatment::Refused)
+    }
+
     /// A name that must not be there.
     pub const fn refused(name: &'static str, why: &'static str) -> Self {
         Self { name, treatment: Treatment::Refused, why }

@@ -85,7 +85,8 @@ impl LabelReader {
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelNames {
     names: Vec<String>,
-    /// The ids by what the names mean: `0.0` and `0`, `True` and `true` mean the same.
+    /// The ids by the spelling of the names, and by what they mean: `0.0` and `0`, `True` and `true` mean
+    /// the same.
     ids: HashMap<String, i32>,
     /// A number that is no name counts as an id: where names were given, and none is a number itself.
     accepts_ids: bool,
@@ -160,7 +161,8 @@ impl Reading {
             if let Ok(number) = text.parse::<i128>() {
                 return (number.to_string(), Kind::Whole(number));
             }
-            if let Some(number) = text.parse().ok().filter(|_| text.contains(|c: char| c.is_ascii_digit())) {
+            let number = text.parse().ok().filter(|number: &f64| number.is_finite());
+            if let Some(number) = number.filter(|_| text.contains(|c: char| c.is_ascii_digit())) {
                 return Self::of_number(number);
             }
         }
@@ -256,14 +258,24 @@ impl LabelNames {
         check_label_names(&names)?;
         let readings = names.iter().map(|name| Reading::of_text(name.trim())).collect::<Vec<_>>();
         let accepts_ids = !readings.iter().any(|(_, kind)| matches!(kind, Kind::Whole(_) | Kind::Number(_)));
+        let one_label = |one: i32, other: usize| {
+            let (one, other) = (&names[one as usize], &names[other]);
+            Error::config(format!("{one:?} and {other:?} are one label")).help(
+                "whole numbers of one value, True and true, and names that blanks alone tell apart are the same; name each \
+                 label once",
+            )
+        };
         let mut ids = HashMap::new();
-        for (id, (key, _)) in readings.into_iter().enumerate() {
-            if let Some(before) = ids.insert(key, id as i32) {
-                let (one, other) = (&names[before as usize], &names[id]);
-                return Err(Error::config(format!("{one:?} and {other:?} are one label")).help(
-                    "numbers of one value, True and true, and names that blanks alone tell apart are the same; name each \
-                     label once",
-                ));
+        for (id, name) in names.iter().enumerate() {
+            if let Some(before) = ids.insert(name.trim().to_owned(), id as i32) {
+                return Err(one_label(before, id));
+            }
+        }
+        for (id, (key, kind)) in readings.into_iter().enumerate() {
+            let of_key = *ids.entry(key).or_insert(id as i32);
+            // 3.1 and 3.10 may be numbers of sections, which their spelling alone tells apart.
+            if of_key != id as i32 && matches!(kind, Kind::Whole(_) | Kind::Boolean(_)) {
+                return Err(one_label(of_key, id));
             }
         }
         Ok(Self { names, ids, accepts_ids })
@@ -304,7 +316,11 @@ impl LabelNames {
     /// The id of the label in `cell`; none where it says that there is no label.
     fn id(&self, cell: &Cell) -> Result<Option<i32>> {
         let Reading { key, kind } = Reading::of(cell);
-        if let Some(id) = self.ids.get(&key).filter(|_| !key.is_empty()) {
+        let spelled = match cell {
+            Cell::Text(text) => self.ids.get(text.trim()),
+            _ => None,
+        };
+        if let Some(id) = spelled.or_else(|| self.ids.get(&key)).filter(|_| !key.is_empty()) {
             return Ok(Some(*id));
         }
         let number = match kind {

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use super::labels::{LabelReader, LabelRule, SeenLabels};
 use super::store::{Column, Format, OnProgress, Store, Writer};
 use super::stream::{self, Made};
-use super::table::{Row, Table};
+use super::table::{Place, Row, Table};
 use super::tokenizer::{Encoded, RowEncoder};
 use super::{Dataset, Example, IGNORED, Label};
 use crate::base::error::{Error, Result};
@@ -49,6 +49,8 @@ pub struct Scan {
     pub rows: u64,
     /// The values of the label column.
     pub labels: SeenLabels,
+    /// How many rows have no text, and the place of the first.
+    pub blank: (u64, Option<Place>),
     hash: [u8; 32],
 }
 
@@ -59,11 +61,15 @@ impl Scan {
     /// A row of the table that cannot be read; a table without rows.
     pub fn new(table: &Table, classes: bool) -> Result<Self> {
         let (mut bytes, mut rows, mut labels, mut hash) = (0, 0, SeenLabels::default(), Sha256::new());
+        let mut blank = (0, None);
         for row in table.rows() {
             let row = row?;
             rows += 1;
             bytes += size(&row) as u64;
             add(&mut hash, &row);
+            if row.texts().all(|text| text.trim().is_empty()) {
+                blank = (blank.0 + 1, blank.1.or_else(|| Some(row.place.clone())));
+            }
             if let Some(cell) = row.label.as_ref().filter(|_| classes) {
                 labels.add(cell, &row.place);
             }
@@ -73,7 +79,7 @@ impl Scan {
             let more = if files.len() > 1 { format!(" and {} more file(s)", files.len() - 1) } else { String::new() };
             return Err(Error::data(format!("{}{more}: expected rows, got none", files[0].display())));
         }
-        Ok(Self { bytes, rows, labels, hash: hash.finalize().into() })
+        Ok(Self { bytes, rows, labels, blank, hash: hash.finalize().into() })
     }
 }
 
@@ -233,9 +239,8 @@ fn example(row: &Row, encoded: Encoded, encoder: &RowEncoder, labels: &LabelRead
     let at = |error: Error| error.at(&row.place);
     let Encoded { ids, types, words, lens } = encoded;
     let Some(label) = labels.read(row.label.as_ref()).map_err(at)? else { return Ok(None) };
-    // Special tokens alone teach nothing of a text.
-    if ids.is_empty() || row.texts().all(|text| text.trim().is_empty()) {
-        return Err(at(Error::data("the text is empty: it has no tokens of its own").help("leave the row out")));
+    if ids.is_empty() || row.parts.is_empty() && matches!(labels.rule, LabelRule::Tags(_)) {
+        return Err(at(Error::data("the text is empty: it has no tokens").help("leave the row out")));
     }
     let label = match label {
         Label::Class(answer) if labels.rule == LabelRule::Choice => {

@@ -322,7 +322,7 @@ fn a_table_is_not_learned_as_text_and_its_name_is_believed() {
     let folder = folder();
     let path = folder.path();
     fs::write(path.join("rows.json"), "[{\"text\": \"a good film\"}]").unwrap();
-    fs::write(path.join("settings.json"), format!("{{\"films\": [{}1]}}", "1, ".repeat(60))).unwrap();
+    fs::write(path.join("settings.json"), format!("{{\"films\": \"{}\"}}", "a good film ".repeat(60))).unwrap();
     fs::write(path.join("commas.txt"), "a good film, a bad play\n".repeat(60)).unwrap();
     let run = |name: &str, format: &str| {
         let set = [

@@ -319,8 +319,14 @@ fn numbers_are_ids_where_names_are_given() {
         assert!(says.contains(part), "{part}: {says}");
     }
     place.refuses(2, &["data.label_names=[\"0\", \"0.0\"]"], &["data.label_names: \"0\" and \"0.0\" are one label"]);
+    // A text without words trains as its special tokens, as in transformers, and is told.
     place.write("train.csv", "text,label\na film,1\n  ,2\n");
-    place.refuses(3, &[], &["train.csv line 3: the text is empty"]);
+    let (says, _) = place.trains(&[]);
+    assert!(says.contains("1 of 2 rows have no text, the first at train.csv line 3"), "{says}");
+    // Numbers of sections are names where they are named, by their spelling.
+    place.csv("train.csv", &["3.1", "3.10", "3.2"]);
+    place.refuses(3, &[], &["expected a class, got the number 3.1", "data.label_names"]);
+    assert_eq!(place.trains(&["data.label_names=[\"3.1\", \"3.10\", \"3.2\"]"]).1, ["3.1", "3.10", "3.2"]);
 }
 
 #[test]

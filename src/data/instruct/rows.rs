@@ -139,9 +139,8 @@ impl Beside {
         let system = match take("system") {
             Value::Null => None,
             Value::String(system) if system.is_empty() => {
-                return Err(Error::data("column system: expected a text or null, got an empty text").help(
-                    "write null where there is no system message, or a message with the role system and no content",
-                ));
+                told.push("the column system is empty in a row, which has no system message then".into());
+                None
             }
             Value::String(system) => Some(system),
             other => return Err(expected("column system", "a text", &other)),
@@ -427,6 +426,8 @@ mod tests {
             assert_eq!(Value::Object(beside.arguments.variables), json!({"a": 1}));
             assert_eq!(beside.told, ["the column id is not learned"]);
         }
+        let empty = read(json!({"system": ""})).unwrap();
+        assert_eq!((empty.system, empty.told.len()), (None, 1));
         let inner = read(json!({"tools": null, "chat_template_kwargs": {"documents": [{"text": "a"}]}})).unwrap();
         assert_eq!(inner.arguments.documents, json!([{"text": "a"}]));
         for (columns, words) in [
@@ -435,7 +436,6 @@ mod tests {
             (json!({"label": false}), "column label: expected true, got false"),
             (json!({"tools": [3]}), "column tools: expected a list of objects, got [3]"),
             (json!({"tools": "x"}), "column tools: expected JSON"),
-            (json!({"system": ""}), "expected a text or null, got an empty text"),
             (json!({"chat_template_kwargs": {"tokenize": false}}), "chat_template_kwargs.tokenize"),
         ] {
             let error = read(columns.clone()).unwrap_err().to_string();

@@ -258,14 +258,14 @@ fn found(text: &str, start: &Value, context: &str) -> Result<Answer> {
     let named = start.as_f64().filter(|start| start.fract() == 0.0);
     let named = named.ok_or_else(|| expected("answers.answer_start", "the number of a character", start))?;
     // The place of a text that stands in the context once can be told.
-    let once = context
-        .find(text)
-        .filter(|at| context[at + 1..].char_indices().all(|(next, _)| !context[at + 1 + next..].starts_with(text)));
-    let elsewhere = once.map(|at| format!("; it stands at character {}", context[..at].chars().count()));
-    let elsewhere = elsewhere.unwrap_or_default();
+    let elsewhere = || {
+        let once = context.find(text).filter(|at| context.rfind(text) == Some(*at));
+        once.map_or_else(String::new, |at| format!("; it stands at character {}", context[..at].chars().count()))
+    };
     let Some(start) = (named >= 0.0).then_some(named as usize) else {
         return Err(Error::data(format!(
-            "answers.answer_start: expected the place of {text:?}, got {named}{elsewhere}"
+            "answers.answer_start: expected the place of {text:?}, got {named}{}",
+            elsewhere()
         ))
         .help(
             "a question without an answer has no text; otherwise answer_start counts characters of the context from 0",
@@ -278,7 +278,8 @@ fn found(text: &str, start: &Value, context: &str) -> Result<Answer> {
     }
     let stands = tail.chars().take(text.chars().count()).collect::<String>();
     Err(Error::data(format!(
-        "the answer {text:?} is not in its context at character {start}; there stands {stands:?}{elsewhere}"
+        "the answer {text:?} is not in its context at character {start}; there stands {stands:?}{}",
+        elsewhere()
     ))
     .help("answer_start counts characters (not bytes) of the context from 0"))
 }
@@ -411,6 +412,20 @@ mod tests {
         let two = r#"{"id": "2", "question": "Who?", "answers": [], "is_impossible": true}"#;
         let questions = parse(&file(&format!("{one}, {two}"))).unwrap();
         assert!(questions.iter().all(|question| question.may_be_unanswerable) && questions[1].answers.is_empty());
+    }
+
+    #[test]
+    fn an_answer_of_another_alphabet_is_found_and_its_place_is_told() {
+        for (context, text, start) in
+            [("the Élodie film", "Élodie", 4), ("in 東京 today", "東京", 3), ("a £5 note", "£5", 2)]
+        {
+            let found = |start: usize| found(text, &start.into(), context);
+            assert_eq!(found(start).unwrap(), Answer { text: text.into(), start });
+            let error = found(start + 2).unwrap_err().to_string();
+            assert!(error.contains(&format!("it stands at character {start}")), "{error}");
+        }
+        let error = found("é", &9.into(), "é and é, twice").unwrap_err().to_string();
+        assert!(!error.contains("it stands"), "{error}");
     }
 
     #[test]

@@ -100,6 +100,8 @@ fn value(bytes: &[u8], line: Option<u64>, is_first: bool) -> Result<Value> {
         ))
         .help("convert the file to UTF-8")
     })?;
+    // The parser would count the end of the line as the beginning of another one.
+    let text = text.trim_end();
     let parsed = serde_json::from_str(text);
     let parsed = parsed.or_else(|error| serde_json::from_str(&with_marks(text).ok_or(error)?));
     parsed.map_err(|error| malformed(text, line, &error))

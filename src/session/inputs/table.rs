@@ -114,12 +114,18 @@ pub(crate) fn encoder(
     tokenizer.row_encoder(max_length, kind, pairs && model.type_vocab_size().is_some_and(|types| types > 1))
 }
 
-/// Tells how many rows, and words of rows, `labels` leaves out.
+/// Tells how many rows, and words of rows, `labels` leaves out, and how many have no text.
 fn tell_left_out(table: &Table, scan: &Scan, rows: &RowStore, labels: &LabelReader) {
     let file = table.files()[0].display();
     match scan.rows - rows.len() as u64 {
         0 => {}
         left => tracing::warn!("{file}: {left} of {} rows have no label and are left out", scan.rows),
+    }
+    if let (blank, Some(place)) = &scan.blank {
+        tracing::warn!(
+            "{file}: {blank} of {} rows have no text, the first at {place}; they are special tokens alone",
+            scan.rows
+        );
     }
     if let LabelRule::Tags(names) = &labels.rule
         && let ignored @ 1.. = scan.labels.missing(names)
