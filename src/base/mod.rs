@@ -16,6 +16,7 @@ pub mod reads;
 pub mod saved_dataset;
 pub mod signals;
 pub mod stats;
+pub(crate) mod told;
 pub mod variables;
 
 pub(crate) use caught::caught;

@@ -213,7 +213,11 @@ impl RunConfig {
             && document.table.get("data").and_then(|data| data.get("format")).is_none()
         {
             let is_answering = config.data.task == Task::QuestionAnswering;
-            config.data.format = if is_answering { DataFormat::Squad } else { DataFormat::Parquet };
+            config.data.format = match is_answering {
+                true => DataFormat::Squad,
+                false if config.data.is_saved_dataset() => DataFormat::Arrow,
+                false => DataFormat::Parquet,
+            };
         }
         check::check(&config).map_err(|complaint| document.locate(complaint))?;
         config.no_effect = document.unused.lines();

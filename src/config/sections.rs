@@ -1,7 +1,7 @@
 //! The sections of a config file except `[trainer]`: one struct each, one field per key. A field's doc says what it
 //! means and its default; the default itself stands in the `Default` implementation below the struct and nowhere else.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
@@ -12,6 +12,8 @@ use super::names::{
     PaddingStrategy, Sampler, Switch, unknown_name,
 };
 use super::values::{Validation, count, seed, some_count, strings};
+use crate::base::saved_dataset::is_saved;
+use crate::base::variables::expand_text;
 use crate::config::Task;
 
 /// `[run]`: where the results go.
@@ -283,6 +285,12 @@ impl DataSection {
     /// Text files for `task`: paths, globs, `~`, `${VAR:-default}`.
     pub fn text<S: Into<String>>(task: Task, train: impl IntoIterator<Item = S>) -> Self {
         Self { task, train: train.into_iter().map(Into::into).collect(), ..Self::default() }
+    }
+
+    /// Whether `dataset_name` is a folder that `datasets.save_to_disk` has written.
+    pub(crate) fn is_saved_dataset(&self) -> bool {
+        let folder = self.dataset_name.as_deref().and_then(|name| expand_text(name).ok());
+        folder.is_some_and(|folder| is_saved(Path::new(&folder)))
     }
 
     /// Tables in `format` for `task`, with the columns `text` and `label`.

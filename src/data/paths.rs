@@ -141,6 +141,12 @@ fn in_folder(folder: &Path, format: DataFormat) -> Result<Vec<PathBuf>> {
             return Ok(files);
         }
     }
+    if hub::has_card(folder)? {
+        return Err(Error::config(
+            "the folder is a dataset whose card, `configs` in README.md, divides its files into splits",
+        )
+        .help("name the folder in data.dataset_name, which takes its splits, or the files of one split"));
+    }
     let mut all = Vec::new();
     visible(folder, &mut all)?;
     let is_wanted = |file: &&PathBuf| ending(file).is_some_and(|ending| format.endings().contains(&&*ending));

@@ -1,7 +1,9 @@
 //! Dataset cards: the front matter of a dataset's `README.md`, whose section `configs` says which files belong to which
 //! configuration and split. It comes before the names of files, as in `datasets.load_dataset`.
 
-use std::path::Path;
+use std::io::BufRead as _;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
 
 use glob::{MatchOptions, Pattern};
 use kiln_models::{Name, NameTable, Unknown};
@@ -9,7 +11,7 @@ use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Value, json};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{DESCRIPTIONS, MAX_CONFIG, ending, hidden_parts, read_error, read_given};
+use crate::base::files::{DESCRIPTIONS, Decoded, MAX_CONFIG, ending, hidden_parts, read_error, read_given};
 
 /// The name of a card in its repository or folder.
 pub(super) const CARD: &str = "README.md";
@@ -61,7 +63,10 @@ pub static CARD_CONFIG: NameTable = NameTable {
         Name::honoured("data_files", "the files of each split"),
         Name::honoured("data_dir", "the folder in which the files are looked for"),
         Name::honoured("default", "the configuration that is taken where none is named"),
-        Name::honoured("sep", "a comma belongs to data.format = \"csv\" and a tab to \"tsv\""),
+        Name::honoured(
+            "sep",
+            "a comma belongs to data.format = \"csv\" and a tab to \"tsv\", which has no fields in quotes",
+        ),
         Name::honoured("delimiter", "another name of sep"),
         Name::inert("name", "config_name is its name in a card"),
         Name::inert("description", DESCRIBES),
@@ -102,7 +107,10 @@ pub static CARD_CONFIG: NameTable = NameTable {
         Name::only("decimal", || json!("."), PARSED),
         Name::refused("lineterminator", PARSED),
         Name::only("quotechar", || json!("\""), PARSED),
-        Name::only("quoting", || json!(0), PARSED),
+        Name::honoured(
+            "quoting",
+            "0; with tabs 3, which reads quotes as text, and where it is 0 a field that begins with a quote is refused",
+        ),
         Name::refused("escapechar", PARSED),
         Name::refused("comment", PARSED),
         Name::only("encoding", || json!("utf-8"), "files are UTF-8"),
@@ -140,6 +148,16 @@ struct Config {
     data_dir: String,
     is_default: bool,
     separator: Option<String>,
+    /// Whether quotes are text, as `quoting: 3` says.
+    keeps_quotes: bool,
+}
+
+/// Whether the card of the dataset in `folder` says which of its files belong to which split.
+///
+/// # Errors
+/// As [`Card::read`].
+pub(crate) fn has_card(folder: &Path) -> Result<bool> {
+    Card::read(&folder.join(CARD)).map(|card| card.is_some())
 }
 
 /// The files of a split, or all configurations where none is chosen.
@@ -194,6 +212,55 @@ impl Card {
         self.told.iter().map(|line| format!("{}: {line}", self.shown))
     }
 
+    fn names(&self) -> Vec<String> {
+        self.configs.iter().map(|config| config.name.clone()).collect()
+    }
+
+    /// The configuration that `config` means; none where there is no such one, or several of which none is the default.
+    fn chosen(&self, config: Option<&str>) -> Result<Option<&Config>> {
+        let is_only = self.configs.len() == 1;
+        let defaults = self.configs.iter().filter(|config| is_only || config.is_default || config.name == "default");
+        match config {
+            Some(wanted) => Ok(self.configs.iter().find(|config| config.name == wanted)),
+            None => match defaults.collect::<Vec<_>>()[..] {
+                [one] => Ok(Some(one)),
+                [] => Ok(None),
+                [one, other, ..] => {
+                    let both = format!("{:?} and {:?} are both the default configuration", one.name, other.name);
+                    Err(Error::data(format!("{}: configs: {both}", self.shown))
+                        .help(format!("set data.dataset_config_name to one of: {}", self.names().join(", "))))
+                }
+            },
+        }
+    }
+
+    /// Refuses `files` of tabs in which a field begins with a quote, unless the configuration that `config` means says that
+    /// quotes are text: pandas takes them off, and Kiln does not.
+    ///
+    /// # Errors
+    /// Such a field, with its line; a file that cannot be read.
+    pub(super) fn check_quotes(&self, files: &[PathBuf], config: Option<&str>, endings: &[&str]) -> Result<()> {
+        let Some(chosen) = self.chosen(config)?.filter(|chosen| endings == ["tsv"] && !chosen.keeps_quotes) else {
+            return Ok(());
+        };
+        for file in files {
+            let line = quoted_line(file).map_err(|error| read_error(file, &error))?;
+            if let Some(line) = line {
+                return Err(Error::data(format!(
+                    "{} line {line}: a field begins with a quote, which `datasets` takes off with the card's configuration {:?}, and \
+                     Kiln does not",
+                    file.display(),
+                    chosen.name
+                ))
+                .help(
+                    "where quotes are part of the text, state `quoting: 3` in the card, or name the files in data.train; else \
+                     write the files as csv, with commas",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// The names in `listing` of the files of the split that one of `names` is, in the configuration that `config` means; where the card
     /// leaves the files to their names, those that `by_names` finds among the names below the configuration's folder.
     ///
@@ -207,41 +274,8 @@ impl Card {
         endings: &[&str],
         by_names: &dyn Fn(&[String]) -> Choice,
     ) -> Result<Choice> {
-        let all = || self.configs.iter().map(|config| config.name.clone()).collect::<Vec<_>>();
-        let is_only = self.configs.len() == 1;
-        let defaults = self.configs.iter().filter(|config| is_only || config.is_default || config.name == "default");
-        let chosen = match config {
-            Some(wanted) => self.configs.iter().find(|config| config.name == wanted),
-            None => match defaults.collect::<Vec<_>>()[..] {
-                [one] => Some(one),
-                [] => None,
-                [one, other, ..] => {
-                    let both = format!("{:?} and {:?} are both the default configuration", one.name, other.name);
-                    return Err(Error::data(format!("{}: configs: {both}", self.shown))
-                        .help(format!("set data.dataset_config_name to one of: {}", all().join(", "))));
-                }
-            },
-        };
-        let Some(chosen) = chosen else { return Ok(Err(all())) };
-        if let Some(separator) = &chosen.separator {
-            let wanted = if separator == "\t" { "tsv" } else { "csv" };
-            if endings == ["csv"] || endings == ["tsv"] {
-                if !["\t", ","].contains(&separator.as_str()) {
-                    return Err(Error::data(format!(
-                        "{}: sep: expected a comma or a tab, got {separator:?}",
-                        self.shown
-                    ))
-                    .help("write the files with one of them between columns, and name them in data.train"));
-                }
-                if endings != [wanted] {
-                    return Err(Error::config(format!(
-                        "{}: sep = {separator:?} is not that of data.format",
-                        self.shown
-                    ))
-                    .help(format!("set data.format = \"{wanted}\", and name the files in data.train")));
-                }
-            }
-        }
+        let Some(chosen) = self.chosen(config)? else { return Ok(Err(self.names())) };
+        chosen.check_format(&self.shown, endings)?;
         let below = |name: &String| match chosen.data_dir.as_str() {
             "" => Some(name.clone()),
             folder => name.strip_prefix(folder)?.strip_prefix('/').map(str::to_owned),
@@ -302,7 +336,34 @@ impl Config {
         let data_dir = data_dir.trim_start_matches("./").trim_matches('/').to_owned();
         let is_default = config.get("default").and_then(Value::as_bool).unwrap_or(false);
         let separator = text("delimiter")?.or(text("sep")?);
-        Ok(Self { splits, data_dir, is_default, separator, name })
+        let keeps_quotes = match config.get("quoting").unwrap_or(&Value::Null) {
+            Value::Null => false,
+            quoting if quoting == 0 => false,
+            quoting if quoting == 3 => true,
+            quoting => return Err(format!("quoting: expected 0, or 3 with tabs, got {quoting}")),
+        };
+        Ok(Self { splits, data_dir, is_default, separator, keeps_quotes, name })
+    }
+
+    /// Whether files of the format with `endings` are written as the configuration of the card `shown` says.
+    fn check_format(&self, shown: &str, endings: &[&str]) -> Result<()> {
+        if self.keeps_quotes && endings != ["tsv"] {
+            return Err(Error::data(format!("{shown}: quoting: expected 0, got 3: {PARSED}"))
+                .help("where the columns stand between tabs, set data.format = \"tsv\"; else correct the card"));
+        }
+        let Some(separator) = self.separator.as_deref().filter(|_| endings == ["csv"] || endings == ["tsv"]) else {
+            return Ok(());
+        };
+        if !["\t", ","].contains(&separator) {
+            return Err(Error::data(format!("{shown}: sep: expected a comma or a tab, got {separator:?}"))
+                .help("write the files with one of them between columns, and name them in data.train"));
+        }
+        let wanted = if separator == "\t" { "tsv" } else { "csv" };
+        match endings == [wanted] {
+            true => Ok(()),
+            false => Err(Error::config(format!("{shown}: sep = {separator:?} is not that of data.format"))
+                .help(format!("set data.format = \"{wanted}\", and name the files in data.train"))),
+        }
     }
 }
 
@@ -335,6 +396,28 @@ fn splits(files: &Value) -> std::result::Result<Vec<(String, Vec<String>)>, Stri
         splits.push((split.to_owned(), paths));
     }
     Ok(splits)
+}
+
+/// The line of `file` in which a field between tabs begins with a quote; none where there is no such field.
+fn quoted_line(file: &Path) -> std::io::Result<Option<u64>> {
+    let mut file = BufReader::new(Decoded::open(file)?);
+    let (mut line, mut before) = (1, b'\n');
+    loop {
+        let bytes = file.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        for &byte in bytes {
+            if byte == b'"' && b"\t\r\n".contains(&before) {
+                return Ok(Some(line));
+            }
+            // `\r\n` is one end.
+            line += u64::from(byte == b'\r' || byte == b'\n' && before != b'\r');
+            before = byte;
+        }
+        let taken = bytes.len();
+        file.consume(taken);
+    }
 }
 
 /// The text between the first line and the next one that are `---`.

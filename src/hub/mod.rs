@@ -19,6 +19,7 @@ pub(crate) use repo::name_of;
 use repo::{CachedRepo, Repo, RepoInfo, RepoKind};
 use transfer::{Session, Unanswered};
 
+pub(crate) use card::has_card;
 pub use card::{CARD_CONFIG, DATASET_CARD};
 pub use dataset::{dataset_files, dataset_files_with, is_dataset};
 pub use settings::HubSettings;

@@ -15,6 +15,7 @@ use super::{offline_help, parse_id_as};
 use crate::base::error::{Error, Result};
 use crate::base::files::{DESCRIPTIONS, ending, hidden_parts};
 use crate::base::saved_dataset;
+use crate::base::told::tell_once;
 use crate::base::variables::expand_text;
 
 /// The branch with a dataset's rows as parquet files, `CONFIGURATION/SPLIT/0000.parquet`.
@@ -69,12 +70,15 @@ pub fn dataset_split_with(
 ) -> Result<Vec<PathBuf>> {
     let name = expand_text(name)?;
     let folder = Path::new(&name);
-    let at_hand = |names: Vec<String>, folder: &Path| names.iter().map(|name| folder.join(name)).collect();
+    let at_hand = |names: Vec<String>, folder: &Path, card: Option<&Card>| {
+        let files = names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
+        card.map_or(Ok(()), |card| card.check_quotes(&files, config, endings)).map(|()| files)
+    };
     let of_card = |listing: &[String], card: Option<&Card>| match card {
         None => Ok(choose(listing, config, split, endings)),
         Some(card) => {
             if split == Split::Train {
-                card.told().for_each(|line| tracing::warn!("{line}"));
+                card.told().for_each(tell_once);
             }
             card.choose(listing, config, split.names(), endings, &|names| choose(names, None, split, endings))
         }
@@ -87,9 +91,9 @@ pub fn dataset_split_with(
         return Ok(if split == Split::Train { vec![folder.to_owned()] } else { Vec::new() });
     }
     if folder.is_dir() {
-        let listing = names_in(folder);
-        return match of_card(&listing, Card::read(&folder.join(CARD))?.as_ref())? {
-            Ok(names) => Ok(at_hand(names, folder)),
+        let (listing, card) = (names_in(folder), Card::read(&folder.join(CARD))?);
+        return match of_card(&listing, card.as_ref())? {
+            Ok(names) => at_hand(names, folder, card.as_ref()),
             Err(configs) => Err(refused(&format!("the folder {name}"), config, &configs, &listing, endings)),
         };
     }
@@ -105,11 +109,12 @@ pub fn dataset_split_with(
         // The names of the parts tell whether all are there; which configurations there are only the Hub tells.
         if let Some(snapshot) = &snapshot
             && (settings.offline || config.is_some() && (number > 0 || snapshot.join(CARD).is_file()))
-            && let Ok(names) = of_card(&names_in(snapshot), Card::read(&snapshot.join(CARD))?.as_ref())?
+            && let card = Card::read(&snapshot.join(CARD))?
+            && let Ok(names) = of_card(&names_in(snapshot), card.as_ref())?
             && is_complete(&names)
             && (settings.offline || !names.is_empty() && names.iter().all(|name| name.contains("-of-")))
         {
-            return Ok(at_hand(names, snapshot));
+            return at_hand(names, snapshot, card.as_ref());
         }
         if settings.offline {
             continue;
@@ -137,7 +142,7 @@ pub fn dataset_split_with(
                 // Last, so that an interrupted download leaves the name pointing at the older snapshot.
                 let _lock = session.lock("refs")?;
                 cached.set_commit(&info.sha)?;
-                return Ok(at_hand(names, &cached.snapshot(&info.sha)));
+                return at_hand(names, &cached.snapshot(&info.sha), card.as_ref());
             }
             Err(configs) => found.extend(configs),
         }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use kiln::Result;
 use kiln::config::DataFormat;
@@ -11,7 +12,7 @@ use kiln::data::table::{Cell, Columns, Row, Table};
 use kiln::hub::{Split, dataset_split};
 use serde_json::Value;
 
-use crate::common::{fails, json, rows as metrics, succeeds};
+use crate::common::{fails, json, kiln, rows as metrics, succeeds};
 use crate::tables::{folder, train};
 
 fn answers(kind: &str) -> Value {
@@ -229,12 +230,84 @@ fn a_saved_dataset_trains_by_its_folder_and_by_its_splits() {
         fs::write(&cut, &whole[..size]).unwrap();
         refused(&["data.format=arrow", "data.train=[\"cut.arrow\"]"], 3, &["cut.arrow", part]);
     }
+    leave_out(path, &["train = ", "validation = ", "format = "]);
+    let named = format!("data.dataset_name={:?}", saved.display().to_string());
+    assert_eq!(losses(&[&named]), splits);
+    let plan = fs::read_to_string(path.join("run/plan.toml")).unwrap();
+    assert!(plan.lines().any(|line| line == "format = \"arrow\""), "{plan}");
+    assert_eq!(losses(&[&named, "data.format=arrow"]), splits);
+    for format in ["csv", "parquet"] {
+        let stated = format!("data.format={format}");
+        refused(&[&named, &stated], 2, &["data.format", &format!("not as {format}"), "set data.format = \"arrow\""]);
+    }
+}
+
+/// What a command that succeeds says on stderr.
+fn warnings(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+/// Leaves out the lines of the config in the folder `path` that begin with one of `keys`.
+fn leave_out(path: &Path, keys: &[&str]) {
     let config = fs::read_to_string(path.join("config.toml")).unwrap();
-    let config = config
-        .lines()
-        .filter(|line| ["train = ", "validation = ", "format = "].iter().all(|key| !line.starts_with(key)));
+    let config = config.lines().filter(|line| keys.iter().all(|key| !line.starts_with(key)));
     fs::write(path.join("config.toml"), config.collect::<Vec<_>>().join("\n")).unwrap();
-    assert_eq!(losses(&[&format!("data.dataset_name={:?}", saved.display().to_string())]), splits);
+}
+
+#[test]
+fn a_folder_with_a_card_is_trained_on_by_its_splits() {
+    let folder = folder();
+    let path = folder.path();
+    fs::create_dir(path.join("hub")).unwrap();
+    for (from, name) in [("train", "train"), ("validation", "validation"), ("validation", "test")] {
+        fs::copy(path.join(format!("{from}.csv")), path.join(format!("hub/{name}.csv"))).unwrap();
+    }
+    let card = "---\nconfigs:\n- config_name: a\n  sparkle: 1\n  data_files:\n  - split: train\n    path: train.csv\n  \
+                - split: test\n    path: test.csv\n  - split: validation\n    path: validation.csv\n---\n";
+    fs::write(path.join("hub/README.md"), card).unwrap();
+    let whole = ["data.train=[\"hub\"]", "trainer.max_steps=1"];
+    fails(&mut train(path, &whole), 2, &["README.md", "data.dataset_name", "the files of one split"]);
+    // Both ways out lead to a run, and a README without `configs` divides nothing.
+    succeeds(&mut train(path, &["data.train=[\"hub/train.csv\"]", "trainer.max_steps=1"]));
+    let plan = || json(&path.join("run/plan.json"))["data"]["train_examples"].as_u64();
+    assert_eq!(plan(), Some(12));
+    fs::write(path.join("hub/README.md"), "---\nlicense: mit\n---\n# Films\n").unwrap();
+    succeeds(&mut train(path, &whole));
+    assert_eq!(plan(), Some(36));
+    fs::write(path.join("hub/README.md"), card).unwrap();
+    leave_out(path, &["train = ", "validation = "]);
+    let said = warnings(kiln(path).args(["plan", "config.toml", "--set", "data.dataset_name=hub"]));
+    assert_eq!(said.matches("sparkle is not known").count(), 1, "{said}");
+}
+
+#[test]
+fn quotes_of_a_table_with_tabs_are_refused_or_told() {
+    let folder = folder();
+    let path = folder.path();
+    let table = "label\ttext\r\npraise\ta \"good\" film\r\nblame\t\"a bad film\"\r\npraise\t\"a good film\"\r\n";
+    fs::write(path.join("a.tsv"), table).unwrap();
+    let split = |rest: &str, ending: &str| {
+        let card = format!("---\nconfigs:\n- config_name: a\n  data_files: \"a.*\"\n{rest}---\n");
+        fs::write(path.join("README.md"), card).unwrap();
+        dataset_split(path.to_str().unwrap(), None, Split::Train, &[ending])
+    };
+    for (rest, ending, part) in [
+        ("  sep: \"\\t\"\n", "tsv", "a.tsv line 3: a field begins with a quote"),
+        ("", "tsv", "state `quoting: 3` in the card"),
+        ("  quoting: 1\n", "tsv", "quoting: expected 0, or 3 with tabs, got 1"),
+        ("  quoting: 3\n", "csv", "quoting: expected 0, got 3"),
+    ] {
+        let error = split(rest, ending).unwrap_err().to_string();
+        assert!(error.contains(part) && error.contains("help: "), "{rest}: {error}");
+    }
+    assert_eq!(split("  sep: \"\\t\"\n  quoting: 3\n", "tsv").unwrap(), [path.join("a.tsv")]);
+    let set = ["data.format=tsv", "data.train=[\"a.tsv\"]", "data.validation=[\"a.tsv\"]", "trainer.max_steps=1"];
+    let said = warnings(&mut train(path, &set));
+    assert_eq!(said.matches("a.tsv line 3: column \"text\" stands in quotes").count(), 1, "{said}");
+    assert_eq!(said.matches("stands in quotes").count(), 1, "{said}");
 }
 
 #[test]
@@ -331,7 +404,8 @@ fn a_table_is_not_learned_as_text_and_its_name_is_believed() {
             "data.task=mlm".to_owned(),
             format!("data.validation=[{name:?}]"),
         ];
-        let more = ["trainer.max_steps=1", "data.block_size=8", "trainer.eval_strategy=no"];
+        // So high a share that every batch has a token to predict.
+        let more = ["trainer.max_steps=1", "data.block_size=8", "trainer.eval_strategy=no", "data.mlm_probability=0.9"];
         train(path, &set.iter().map(String::as_str).chain(more).collect::<Vec<_>>())
     };
     for (name, format) in [("train.csv", "csv"), ("train.tsv", "tsv"), ("train.jsonl", "jsonl"), ("rows.json", "jsonl")]

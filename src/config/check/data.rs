@@ -26,6 +26,10 @@ pub(super) fn check(data: &DataSection) -> Checked {
     if data.train.is_empty() && data.dataset_name.is_none() {
         return Err(Complaint::new("data.train", "required: the files to train on, got none"));
     }
+    if !matches!(data.format, DataFormat::Arrow | DataFormat::Squad) && data.is_saved_dataset() {
+        let message = format!("`datasets.save_to_disk` has written data.dataset_name as arrow, not as {}", data.format);
+        return Err(Complaint::new("data.format", message).help("remove the key, or set data.format = \"arrow\""));
+    }
     for path in &data.train {
         not_empty("data.train", Some(path))?;
     }

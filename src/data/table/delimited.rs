@@ -1,5 +1,6 @@
 //! CSV and TSV rows.
 
+use std::cell::Cell as Slot;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, spaced, too_long};
 use crate::base::error::{Error, Result};
 use crate::base::files::{Decoded, read_error};
+use crate::base::told::tell_once;
 use crate::data::text_chunks::{MARK, not_utf8, utf16};
 
 /// The rows of `file`, whose fields `delimiter` separates. Quotes mean something only in CSV.
@@ -28,6 +30,7 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
     let columns = columns.clone();
     let (words, json) = (columns.words, columns.json);
     let of_kind = move |text: String| if json { serde_json::Value::from(text).to_string() } else { text };
+    let has_quotes = Slot::new(false);
     Ok(Box::new(std::iter::from_fn(move || {
         match records.read() {
             Ok(false) => return None,
@@ -46,7 +49,18 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
                     "files were joined, each with its first row: delete this line, or name the files one by one",
                 ));
             }
-            let get = |index: usize| records.text(index, &format!("column {:?}", names[index]));
+            let get = |index: usize| {
+                let text = records.text(index, &format!("column {:?}", names[index]))?;
+                let is_quoted = delimiter == b'\t' && text.len() > 1 && text.starts_with('"') && text.ends_with('"');
+                if is_quoted && !has_quotes.replace(true) {
+                    tell_once(format!(
+                        "{place}: column {:?} stands in quotes, which are part of the text in data.format = \"tsv\"; write the table \
+                         as csv where they are not",
+                        names[index]
+                    ));
+                }
+                Ok(text)
+            };
             let label = found.label.map(&get).transpose()?.map(|label| match label.trim().is_empty() {
                 true if words || label.is_empty() => Cell::Null,
                 _ if words => spaced(label),

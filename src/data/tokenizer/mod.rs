@@ -11,10 +11,8 @@ mod names;
 mod peers;
 mod sentence_piece;
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use kiln_models::{json_words, serde_words};
@@ -36,6 +34,7 @@ use super::table::Row;
 use super::text_chunks::{first_seam, seam};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::files::{read_error, read_regular_text};
+use crate::base::told::tell_once;
 use crate::data::squad::WindowEncoder;
 use classes::{Class, Ends, Kind};
 use files::{CONFIG, Origin, Stated};
@@ -906,15 +905,6 @@ fn complete(
         serde_json::from_value(around).map_err(|error| Error::data(format!("post_processor: {error}")))?;
     inner.with_post_processor(Some(around));
     Ok(())
-}
-
-/// Says `line`, unless this process has said it before: a folder may be read several times.
-fn tell_once(line: String) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    if told.insert(line.clone()) {
-        tracing::warn!("{line}");
-    }
 }
 
 fn unreadable(error: tokenizers::Error) -> Error {

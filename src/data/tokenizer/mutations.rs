@@ -3,6 +3,7 @@
 //! `KILN_MUTATIONS=20000 cargo test -p kiln --lib mutations::at_random -- --ignored`.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;

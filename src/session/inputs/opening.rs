@@ -1,7 +1,7 @@
 //! Inputs while they are opened: the model that the config names is settled step by step by the tokenizer and the data.
 
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use kiln_models::ModelConfig;
@@ -9,9 +9,8 @@ use kiln_models::ModelConfig;
 use super::model::{model_config, with_vocabulary};
 use super::{Inputs, Splits, Use};
 use crate::base::error::{Error, Result};
-use crate::base::saved_dataset::is_saved;
 use crate::base::variables::expand_text;
-use crate::config::{DataFormat, RunConfig, Validation};
+use crate::config::{RunConfig, Validation};
 use crate::data::Dataset;
 use crate::data::store::OnProgress;
 use crate::data::tokenizer::Tokenizer;
@@ -91,10 +90,6 @@ impl<'a> Opening<'a> {
 pub(super) fn with_dataset(config: &RunConfig, used: Use) -> Result<Cow<'_, RunConfig>> {
     let Some(name) = &config.data.dataset_name else { return Ok(Cow::Borrowed(config)) };
     let mut config = config.clone();
-    // The format of such a folder is no choice.
-    if is_saved(Path::new(&expand_text(name)?)) && config.data.format != DataFormat::Squad {
-        config.data.format = DataFormat::Arrow;
-    }
     let data = &config.data;
     let files = |split: Split| -> Result<Vec<String>> {
         let files = hub::dataset_split(name, data.dataset_config_name.as_deref(), split, data.format.endings());
