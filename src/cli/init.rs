@@ -1,13 +1,16 @@
 //! `kiln init`: a commented config for a task and a model, to be filled in. Keys that it leaves out have the defaults that its
 //! comments name.
 
+use std::path::Path;
+
 use kiln_models::ModelType;
 
 use crate::base::error::{Error, Result, one_line};
+use crate::base::saved_dataset::is_saved;
 use crate::config::{DataFormat, Documents, Task, Validation, quoted};
 use crate::data::corpus::Corpus;
 use crate::data::paths;
-use crate::data::table::{Columns, Table};
+use crate::data::table::{Columns, Table, column_names};
 use crate::hub::{Glimpse, HubSettings, glimpse};
 use crate::inference::predict::format_of;
 use crate::session::model_folder::read_config;
@@ -61,6 +64,17 @@ fn family_of_name(id: &str) -> Option<ModelType> {
         _ => None,
     }
 }
+
+/// The settings of a config that `kiln init` takes as arguments, or by the ending of a file.
+const INIT_NAMES: [(&str, &str); 7] = [
+    ("data.text_column", "--text-column"),
+    ("data.text_pair_column", "--text-pair-column"),
+    ("data.choice_columns", "--choice-columns"),
+    ("data.label_column", "--label-column"),
+    ("set data.format = \"tsv\"", "rename the file to .tsv"),
+    ("set data.format = \"csv\"", "rename the file to .csv"),
+    (", or the folder in data.dataset_name", ""),
+];
 
 /// The data of a template: those that were named, else names to be replaced.
 #[derive(Debug, Clone)]
@@ -116,10 +130,15 @@ impl Data {
         columns: Columns,
         positions: Option<usize>,
     ) -> Result<Self> {
-        let files = paths::resolve(&train, DataFormat::Text)?;
+        let is_saved = train.iter().any(|name| is_saved(Path::new(name)));
+        let files = paths::resolve(&train, if is_saved { DataFormat::Arrow } else { DataFormat::Text })
+            .map_err(|error| error.in_terms_of(&INIT_NAMES))?;
         let language = matches!(task, Task::Clm | Task::Mlm);
         let format = match format_of(&files[0]) {
-            Ok(DataFormat::Squad) if task != Task::QuestionAnswering => DataFormat::Tokenized,
+            Ok(DataFormat::Squad) if task != Task::QuestionAnswering => {
+                let has_tokens = column_names(&files[0], DataFormat::Jsonl).iter().any(|name| name == "input_ids");
+                if has_tokens { DataFormat::Tokenized } else { DataFormat::Jsonl }
+            }
             Ok(DataFormat::Parquet | DataFormat::Arrow | DataFormat::Jsonl) if task == Task::QuestionAnswering => {
                 DataFormat::Squad
             }
@@ -137,10 +156,9 @@ impl Data {
         if format.is_table() {
             let row = Table::open(&train, format, columns.clone())?.rows().next().transpose();
             row.map_err(|error| {
-                let choices = if task == Task::MultipleChoice { ", --choice-columns" } else { "" };
-                error.help(format!(
-                    "name the columns with --text-column, --text-pair-column{choices} and --label-column"
-                ))
+                let with_choices = [(", --text-pair-column and", ", --text-pair-column, --choice-columns and")];
+                let error = error.in_terms_of(&INIT_NAMES);
+                if task == Task::MultipleChoice { error.in_terms_of(&with_choices) } else { error }
             })?;
         }
         let named = |validation, block_size, documents| Self {

@@ -119,7 +119,7 @@ pub(super) struct GenerateArgs {
 pub(super) struct PredictArgs {
     /// A model folder in Hugging Face's form, a run folder, or a Hub id
     model: String,
-    /// The rows: .csv, .tsv, .jsonl, .parquet, or SQuAD's .json
+    /// The rows: .csv, .tsv, .jsonl, .json, .parquet, SQuAD's .json, or a folder that save_to_disk of `datasets` wrote
     #[arg(long)]
     input: PathBuf,
     /// Any task but clm and mlm, such as token-classification; what the model was trained for when it is left out
@@ -128,7 +128,7 @@ pub(super) struct PredictArgs {
     /// The JSONL file to write; stdout when it is left out
     #[arg(long)]
     out: Option<PathBuf>,
-    /// csv, tsv, jsonl, parquet or squad, when the ending of the file does not tell
+    /// csv, tsv, jsonl, parquet, arrow or squad, when the ending of the file does not tell
     #[arg(long)]
     format: Option<String>,
     /// The column with the text, or with the question; that of the run (as all settings below), else `text`, when it is left
@@ -377,14 +377,16 @@ fn stream(text: &str) -> Result<ControlFlow<()>> {
 }
 
 /// The settings of a config that `kiln predict` takes as arguments.
-const PREDICT_NAMES: [(&str, &str); 8] = [
+const PREDICT_NAMES: [(&str, &str); 10] = [
     ("data.text_column, data.text_pair_column and data.label_column", "--text-column and --text-pair-column"),
     ("data.text_column", "--text-column"),
     ("data.text_pair_column", "--text-pair-column"),
     ("data.choice_columns", "--choice-columns"),
     ("data.max_length", "--max-length"),
     ("data.doc_stride", "--doc-stride"),
+    ("data.format = ", "--format "),
     ("data.format", "--format"),
+    (", or the folder in data.dataset_name", ""),
     ("set --", "give --"),
 ];
 
@@ -448,6 +450,9 @@ impl PredictArgs {
         }
         let format = self.format.as_deref().map(str::parse::<DataFormat>).transpose();
         let format = format.map_err(|error| error.at("--format"))?.or_else(|| self.format_of_run(config?.data.format));
+        // SQuAD has no columns that could be named.
+        let has_columns = self.names_columns() && ending(&self.input).as_deref() == Some("json");
+        let format = format.or(has_columns.then_some(DataFormat::Jsonl));
         Ok(PredictOptions { format, ..PredictOptions::of(&data, task, self.input.clone(), batch_size) })
     }
 

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::base::error::{Error, Result};
 use crate::base::files::ending;
 use crate::base::reads::read_values;
+use crate::base::saved_dataset::is_saved;
 use crate::base::signals;
 use crate::config::{DataFormat, DataSection, Task, check_label_names};
 use crate::data::collate::collate;
@@ -85,7 +86,12 @@ pub fn predict(
     device: &Device,
     write: &mut dyn FnMut(&Value) -> Result<()>,
 ) -> Result<usize> {
-    let format = options.format.map_or_else(|| format_of(&options.input), Ok)?;
+    let format = match (options.format, format_of(&options.input)) {
+        (Some(given), _) => given,
+        // JSON of other tasks is a list of rows.
+        (None, Ok(DataFormat::Squad)) if task != Task::QuestionAnswering => DataFormat::Jsonl,
+        (None, told) => told?,
+    };
     let positions = folder.config.max_positions();
     let longest = match task {
         Task::QuestionAnswering => WindowEncoder::DEFAULT_MAX_LENGTH,
@@ -122,8 +128,11 @@ pub fn predict(
     }
 }
 
-/// The format that the ending of a file names.
+/// The format that the ending of a file names, or that of a folder of `datasets`.
 pub(crate) fn format_of(path: &Path) -> Result<DataFormat> {
+    if is_saved(path) {
+        return Ok(DataFormat::Arrow);
+    }
     match ending(path).as_deref() {
         Some("csv") => Ok(DataFormat::Csv),
         Some("tsv") => Ok(DataFormat::Tsv),
@@ -132,7 +141,7 @@ pub(crate) fn format_of(path: &Path) -> Result<DataFormat> {
         Some("arrow") => Ok(DataFormat::Arrow),
         Some("json") => Ok(DataFormat::Squad),
         _ => Err(Error::config(format!("{}: the ending tells no format", path.display()))
-            .help("give --format csv, tsv, jsonl, parquet or squad")),
+            .help("give --format csv, tsv, jsonl, parquet, arrow or squad")),
     }
 }
 

@@ -155,7 +155,13 @@ pub(crate) fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
     let text = read_regular_text(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
     ModelConfig::from_json(&text).map_err(|error| match error {
         // Of the `[model]` section it would be a fault of the run's config; here it stands in a file of the model.
-        kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", path.display())),
+        kiln_models::Error::Config(message) => {
+            let error = Error::data(format!("{}: {message}", path.display()));
+            match message.starts_with("model_type is missing") {
+                true => error.help("add \"model_type\": \"bert\" to config.json, or whichever family the model is"),
+                false => error,
+            }
+        }
         other => Error::from(other).at(path.display()),
     })
 }

@@ -574,6 +574,60 @@ fn data_and_labels() {
         ),
         case(
             TEXT,
+            &[
+                Set("data.format", "\"jsonl\""),
+                Set("data.train", "[\"chat.jsonl\"]"),
+                Unset("data.block_size"),
+                Set("data.messages_column", "\"messages\""),
+                Unset("tokenizer.train_vocab_size"),
+                Set("tokenizer.from", "\"words\""),
+                Write("chat.jsonl", "{\"question\": \"where\", \"answer\": \"box\"}\n"),
+                Set("trainer.per_device_train_batch_size", "1"),
+            ],
+            &[
+                "there is no column \"messages\"",
+                "data.messages_column, or with data.prompt_column and data.completion_column",
+            ],
+            &[
+                Unset("data.messages_column"),
+                Set("data.prompt_column", "\"question\""),
+                Set("data.completion_column", "\"answer\""),
+            ],
+        ),
+        case(
+            CLASSES,
+            &[
+                Set("data.format", "\"jsonl\""),
+                Set("data.train", "[\"rows.json\"]"),
+                Write(
+                    "rows.json",
+                    r#"[{"text": "a good film", "label": {"choices": ["praise"]}}, {"text": "a bad film", "label": {"choices": ["blame"]}}]"#,
+                ),
+            ],
+            &["got {\"choices\":[\"praise\"]}", "into columns of their own; Label Studio's exports JSON-MIN and CSV"],
+            &[Write(
+                "rows.json",
+                r#"[{"text": "a good film", "label": "praise"}, {"text": "a bad film", "label": "blame"}]"#,
+            )],
+        ),
+        case(
+            CLASSES,
+            &[
+                Set("data.format", "\"jsonl\""),
+                Set("data.train", "[\"rows.jsonl\"]"),
+                Write("rows.jsonl", "{\"text\": \"the cat\", \"label\": [[4, 7, \"ANIMAL\"]]}\n"),
+            ],
+            &["got [[4,7,\"ANIMAL\"]]", "write a list of words, and beside it a list with a label for each word"],
+            &[
+                Set("data.task", "\"token-classification\""),
+                Set("data.text_column", "\"text\""),
+                Set("data.label_column", "\"label\""),
+                Write("rows.jsonl", "{\"text\": [\"the\", \"cat\"], \"label\": [\"O\", \"ANIMAL\"]}\n"),
+                Set("trainer.per_device_train_batch_size", "1"),
+            ],
+        ),
+        case(
+            TEXT,
             &[Set("data.messages_column", "\"messages\"")],
             &["it belongs to `clm` on `jsonl`, `parquet`, `csv` or `tsv`"],
             &[Unset("data.messages_column")],
@@ -734,11 +788,26 @@ fn tokenizers_models_and_weights() {
         case(
             CLASSES,
             with(&[
+                Set("model", "{ from = \"base/model\" }"),
+                Write(
+                    "base/model/config.json",
+                    r#"{"vocab_size": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 16}"#,
+                ),
+            ]),
+            &["model_type is missing", "add \"model_type\": \"bert\" to config.json"],
+            &[Write(
+                "base/model/config.json",
+                r#"{"model_type": "bert", "vocab_size": 16, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 16}"#,
+            )],
+        ),
+        case(
+            CLASSES,
+            with(&[
                 Write("rows.data", ROWS),
                 Remove("base/plan.toml"),
                 Args(&["predict", "base", "--input", "rows.data"]),
             ]),
-            &["give --format csv, tsv, jsonl, parquet or squad"],
+            &["give --format csv, tsv, jsonl, parquet, arrow or squad"],
             &[Args(&["predict", "base", "--input", "rows.data", "--format", "csv"])],
         ),
         case(

@@ -75,6 +75,39 @@ fn a_config_for_choices_names_the_columns_of_the_file() {
     fails(&mut init(&["own.csv", "--choice-columns", "a"]), 2, &["--choice-columns: expected two columns or more"]);
 }
 
+/// What stands in the file decides, and the advice of a table's error keeps its point.
+#[test]
+fn rows_of_json_are_a_table_and_advice_names_arguments() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    std::fs::create_dir(folder.path().join("model")).unwrap();
+    write("model/config.json", r#"{"model_type": "bert"}"#);
+    write("model/model.safetensors", "");
+    write("rows.json", r#"[{"text": "good", "mood": "up"}, {"text": "bad", "mood": "down"}]"#);
+    write("tokens.json", r#"[{"input_ids": [1, 2], "labels": 0}]"#);
+    write("semicolons.csv", "text;label\ngood;up\n");
+    write("tabs.csv", "text\tlabel\ngood\tup\n");
+    let init = |args: &[&str]| {
+        let mut command = kiln(folder.path());
+        command.args(["init", "sequence-classification", "model", "--train"]).args(args);
+        command
+    };
+    let written = |args: &[&str], name: &str| {
+        succeeds(init(args).args(["--out", name]));
+        std::fs::read_to_string(folder.path().join(name)).unwrap()
+    };
+    let text = written(&["rows.json", "--label-column", "mood"], "rows.toml");
+    assert!(text.contains("format = \"jsonl\"") && text.contains("label_column = \"mood\""), "{text}");
+    assert!(written(&["tokens.json"], "tokens.toml").contains("format = \"tokenized\""));
+    let saved = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/files/saved/train");
+    assert!(written(&[saved], "saved.toml").contains("format = \"arrow\""));
+    let parts =
+        ["no column \"label\"", "help: name the columns with --text-column, --text-pair-column and --label-column"];
+    fails(&mut init(&["rows.json"]), 3, &parts);
+    fails(&mut init(&["semicolons.csv"]), 3, &["help: semicolons separate the names of the first row"]);
+    fails(&mut init(&["tabs.csv"]), 3, &["help: tabs separate the names of the first row: rename the file to .tsv"]);
+}
+
 #[test]
 fn without_a_terminal_nobody_is_asked() {
     let folder = tempfile::tempdir().unwrap();

@@ -192,6 +192,20 @@ fn the_columns_are_those_of_the_run() {
     std::fs::rename(folder.path().join("run/model"), folder.path().join("alone")).unwrap();
     fails(&mut predict("alone", &[]), 3, &refused);
     assert_eq!(succeeds(&mut predict("alone", &["--text-column", "message"])), found);
+    // JSON is SQuAD's for questions alone, and a folder that `datasets` saved is known by what it holds.
+    let list = json!([{"message": "a good film"}, {"message": "a bad play"}]);
+    std::fs::write(folder.path().join("new.json"), list.to_string()).unwrap();
+    let input = |input: &str, column: &str| {
+        let mut command = kiln(folder.path());
+        command.args(["predict", "alone", "--input", input, "--text-column", column]);
+        command
+    };
+    assert_eq!(succeeds(&mut input("new.json", "message")), found);
+    let saved = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/files/saved");
+    let split = format!("{saved}/validation");
+    let rows = succeeds(&mut input(&split, "text"));
+    assert_eq!(succeeds(input(&split, "text").args(["--format", "arrow"])), rows);
+    fails(input(&split, "text").args(["--format", "csv"]), 2, &["help: give --format \"arrow\""]);
 }
 
 /// Contexts in which one of two animals sits in one of two places; the answer is the place.

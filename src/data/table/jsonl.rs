@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, missing, not_text, too_long, words};
+use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, not_text, too_long, words};
 use crate::base::error::{Error, Result};
 use crate::base::files::{Decoded, read_error};
 use crate::data::text_chunks::{MARK, utf16};
@@ -165,7 +165,7 @@ fn row(value: Value, columns: &Columns, place: &Place) -> Result<Row> {
         is_label && place.number > 1
     };
     if let Some(name) = columns.names().find(|name| !object.contains_key(*name) && !may_lack(name)) {
-        return Err(missing(name, &object.keys().cloned().collect::<Vec<_>>()));
+        return Err(columns.missing(name, &object.keys().cloned().collect::<Vec<_>>()));
     }
     let text = |object: &_, name: &_| if columns.json { json(object, name) } else { text(object, name) };
     let text_pair = columns.text_pair.as_deref().map(|name| text(&object, name)).transpose()?;
@@ -207,7 +207,21 @@ fn text(object: &Map<String, Value>, name: &str) -> Result<String> {
         },
         // A field of CSV has no other way to say it.
         Value::Null => Ok(String::new()),
-        other => Err(not_text(name, &other.to_string())),
+        other => Err(with_help(not_text(name, &short(other)), other)),
+    }
+}
+
+/// `error` of a `value` that is no cell, with the way to one where the value is of a kind that tools of annotation write.
+fn with_help(error: Error, value: &Value) -> Error {
+    match value {
+        Value::Object(_) => error.help(
+            "write the text and the label into columns of their own; Label Studio's exports JSON-MIN and CSV have them so",
+        ),
+        Value::Array(values) if values.iter().any(Value::is_array) => error.help(
+            "spans of characters, as doccano writes them, are no labels here: write a list of words, and beside it a list with \
+             a label for each word, for the task token-classification",
+        ),
+        _ => error,
     }
 }
 
@@ -226,7 +240,10 @@ fn cell(name: &str, value: Value) -> Result<Cell> {
         Value::Array(values) if !values.iter().any(Value::is_array) => {
             Ok(Cell::List(values.into_iter().map(|value| cell(name, value)).collect::<Result<_>>()?))
         }
-        other => Err(Error::data(format!("column {name:?}: expected a name or a number, got {other}"))),
+        other => {
+            let error = Error::data(format!("column {name:?}: expected a name or a number, got {}", short(&other)));
+            Err(with_help(error, &other))
+        }
     }
 }
 

@@ -275,7 +275,8 @@ impl Table {
             DataFormat::Parquet => parquet_rows::rows(file, &self.columns),
             DataFormat::Arrow => arrow_stream::rows(file, &self.columns),
             DataFormat::Text | DataFormat::Tokenized | DataFormat::Squad => {
-                Err(Error::config(format!("data.format = \"{}\" has no columns", self.format)))
+                Err(Error::config(format!("data.format = \"{}\" has no columns", self.format))
+                    .help("csv, tsv, jsonl, parquet and arrow have"))
             }
         };
         let rows: Rows = rows.unwrap_or_else(|error| Box::new(std::iter::once(Err(error))));
@@ -326,10 +327,20 @@ impl Columns {
         Ok(Some(serde_json::Value::Object(rest).to_string()))
     }
 
+    /// The error of a file that has the columns `existing`, but not the column `name`.
+    fn missing(&self, name: &str, existing: &[String]) -> Error {
+        let quoted = existing.iter().map(|column| format!("{column:?}")).collect::<Vec<_>>().join(", ");
+        // Texts that are kept as JSON are those of instructions.
+        Error::data(format!("there is no column {name:?}; there are {quoted}")).help(match self.json {
+            true => "name the columns with data.messages_column, or with data.prompt_column and data.completion_column",
+            false => "name the columns with data.text_column, data.text_pair_column and data.label_column",
+        })
+    }
+
     /// Where each column stands among `existing`: text, pair, choices, label.
     fn find(&self, existing: &[String], place: impl fmt::Display) -> Result<Found> {
         let find = |name: &str| {
-            existing.iter().position(|column| column == name).ok_or_else(|| missing(name, existing).at(&place))
+            existing.iter().position(|column| column == name).ok_or_else(|| self.missing(name, existing).at(&place))
         };
         let optional = |name: &Option<String>| name.as_deref().map(&find).transpose();
         let choices = self.choices.iter().map(|name| find(name)).collect::<Result<_>>()?;
@@ -348,12 +359,6 @@ struct Found {
     text_pair: Option<usize>,
     choices: Vec<usize>,
     label: Option<usize>,
-}
-
-fn missing(name: &str, existing: &[String]) -> Error {
-    let quoted = existing.iter().map(|column| format!("{column:?}")).collect::<Vec<_>>().join(", ");
-    Error::data(format!("there is no column {name:?}; there are {quoted}"))
-        .help("name the columns with data.text_column, data.text_pair_column and data.label_column")
 }
 
 fn not_text(name: &str, got: &str) -> Error {
