@@ -230,7 +230,7 @@ fn a_contract_that_cannot_be_read_is_refused() {
     for (bytes, part) in [
         ("{\"task\": \"clm\", \"task\": \"mlm\"}", "`task` is there twice"),
         ("[1]", "expected a JSON object"),
-        ("{\"task\": ", "hyperparameters.json: EOF"),
+        ("{\"task\": ", "hyperparameters.json: line 1, column 9: the JSON ends before a value"),
     ] {
         root.write("input/config/hyperparameters.json", bytes);
         root.fails(2, &[part]);
