@@ -456,7 +456,9 @@ def compare_answers(what, folder):
     rows = [["who ate the hat?", "the dog and the cat. the rain."], ["rain?", "in the town the cat and the dog."]]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForQuestionAnswering.from_pretrained(folder, attn_implementation="eager").eval()
-    for (question, context), kiln in zip(rows, predicted(folder, "question-answering", ["question", "context"], rows)):
+    # The run had shorter windows.
+    found = predicted(folder, "question-answering", ["question", "context"], rows, "--max-length", 48)
+    for (question, context), kiln in zip(rows, found):
         inputs = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
         offsets, sequence = inputs.pop("offset_mapping")[0].tolist(), inputs.sequence_ids()
         with torch.no_grad():
