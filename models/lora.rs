@@ -168,9 +168,10 @@ const CONVERT_WITH_PEFT: &str = "let peft make a whole model of it, and give tha
                                  or save the adapter anew where it was trained, with \
                                  path_initial_model_for_weight_conversion, which makes a plain one of it";
 
-/// Whether the value of a field is the one by which peft leaves a method out.
+/// Whether the value of a field is the one by which peft leaves a method out. An empty object is none: it asks for the method with
+/// its default settings.
 fn is_off(value: &Value) -> bool {
-    *value == json!(false) || *value == json!([]) || *value == json!({})
+    *value == json!(false) || *value == json!([])
 }
 
 impl LoraConfig {
