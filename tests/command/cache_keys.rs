@@ -72,8 +72,7 @@ fn tried(base: &[File<'_>], changes: &[Change<'_>]) {
         }
     }
     assert_eq!(outcome(folder, "kept", &[]), first, "as it was again");
-    // A loss of random weights can be equal for another text.
-    assert!(silent.len() * 8 <= changes.len(), "these change nothing: {silent:?}");
+    assert!(silent.is_empty(), "these change nothing: {silent:?}");
 }
 
 fn config(model: &str, data: &str, trainer: &str) -> String {
@@ -84,9 +83,10 @@ fn config(model: &str, data: &str, trainer: &str) -> String {
 }
 
 const GPT2: &str = "kind = \"gpt2\"\nn_layer = 1\nn_head = 1\nn_embd = 8\nn_positions = 48\nvocab_size = 300\nresid_pdrop = 0.0\n\
-                    embd_pdrop = 0.0\nattn_pdrop = 0.0";
+                    embd_pdrop = 0.0\nattn_pdrop = 0.0\ninitializer_range = 0.5";
 const BERT: &str = "kind = \"bert\"\nnum_hidden_layers = 1\nnum_attention_heads = 1\nhidden_size = 8\nintermediate_size = 8\n\
-                    max_position_embeddings = 48\nvocab_size = 100\nhidden_dropout_prob = 0.0\nattention_probs_dropout_prob = 0.0";
+                    max_position_embeddings = 48\nvocab_size = 100\nhidden_dropout_prob = 0.0\nattention_probs_dropout_prob = 0.0\n\
+                    initializer_range = 0.5";
 
 /// A byte-level BPE with four special tokens and the merge of `pair`.
 fn byte_level(pair: [&str; 2]) -> Value {
