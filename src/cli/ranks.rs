@@ -218,12 +218,12 @@ fn watch_over(command: &mut std::process::Command, grace: Duration, is_over_host
 }
 
 /// Runs `commands`, each a rank by its number, passes a signal on to them, after which they have `grace`, says what no rank has said of
-/// the end, and returns the exit code of the first that failed. The others end by themselves when they hear of it; those that do
+/// the end, and returns the exit code of the first that failed, or of one that a signal ended. The others end by themselves when they hear of it; those that do
 /// not are ended.
 #[cfg(unix)]
 fn watch_over_all(commands: Vec<(usize, std::process::Command)>, grace: Duration) -> Result<i32> {
     use std::os::unix::process::{CommandExt, ExitStatusExt};
-    use std::process::{Child, Stdio};
+    use std::process::{Child, ExitStatus, Stdio};
     use std::time::Instant;
 
     use rustix::process::{Pid, Signal, kill_process};
@@ -253,13 +253,20 @@ fn watch_over_all(commands: Vec<(usize, std::process::Command)>, grace: Duration
             }
         }
     }
-    let (mut told, mut failed, mut is_ending) = (None, None, false);
+    let (mut told, mut failed, mut is_ending) = (None, None::<(usize, ExitStatus, Instant)>, false);
     loop {
         let mut lives = false;
         for (rank, child) in &mut children {
             match child.try_wait().map_err(|error| Error::io("wait for a rank", &error))? {
                 None => lives = true,
                 Some(status) if !status.success() && failed.is_none() => failed = Some((*rank, status, Instant::now())),
+                // Another rank can end of its loss before this one is seen to have been ended.
+                Some(status) if status.signal().is_some() && told.is_none() && !is_ending => {
+                    failed = failed.map(|(first, said, since)| match said.signal() {
+                        None => (*rank, status, since),
+                        Some(_) => (first, said, since),
+                    });
+                }
                 Some(_) => {}
             }
         }

@@ -653,10 +653,7 @@ fn the_machines_of_a_job_train_together() {
     let codes = ends(jobs);
     if codes != [Some(0); 2] {
         assert!(codes.iter().all(|code| *code == Some(7)), "{codes:?} {} {}", said(0), said(1));
-        // The launcher tells of the rank whose end it sees first: the one that was killed, or the one that waited for it.
-        let failure = roots[1].read("output/failure");
-        let is_told = ["was ended by SIGKILL", "exit status: 7"].iter().any(|part| failure.contains(part));
-        assert!(is_told, "{failure} {}", said(1));
+        assert!(roots[1].read("output/failure").contains("was ended by SIGKILL"), "{}", said(1));
     }
     assert_eq!(ends(start()), [Some(0); 2], "{} {}", said(0), said(1));
     assert!(said(0).contains("Training seconds: ") && !said(1).contains("Training seconds"), "{}", said(1));
