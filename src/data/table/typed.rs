@@ -69,7 +69,10 @@ pub(super) fn of_rows(
         let record = record?;
         let get = |name: &str| record.iter().find_map(|(column, value)| (column == name).then_some(value));
         let get = |name: &str| get(name).unwrap_or(&Value::Null);
-        let text = |name: &str| if as_json { Ok(json(get(name)).to_string()) } else { text(name, get(name)) };
+        let text = |name: &str| match as_json {
+            true => Ok(json(name, get(name))?.to_string()),
+            false => text(name, get(name)),
+        };
         let label = |name: &str| match (cell(name, get(name))?, &class_names) {
             (cell, Some(names)) => named(cell, names),
             (cell, None) => Ok(cell),
@@ -79,7 +82,7 @@ pub(super) fn of_rows(
                 true => (String::new(), words(&columns.text, cell(&columns.text, get(&columns.text))?)?),
                 false => (text(&columns.text)?, columns.choices.iter().map(|name| text(name)).collect::<Result<_>>()?),
             };
-            parts.extend(columns.rest(names.iter().map(String::as_str), |name| Ok(json(get(name))))?);
+            parts.extend(columns.rest(names.iter().map(String::as_str), |name| json(name, get(name)))?);
             let text_pair = columns.text_pair.as_deref().map(text).transpose()?;
             let label = columns.label.as_deref().map(label).transpose()?;
             Ok(Row { text: of_text, parts, text_pair, label, place: place.clone() })
@@ -98,9 +101,12 @@ fn text(name: &str, value: &Value) -> Result<String> {
     }
 }
 
-/// A value of any type as JSON.
-fn json(value: &Value) -> Json {
-    match value {
+/// A value as JSON.
+///
+/// # Errors
+/// Bytes that are no UTF-8, and a value of a type that JSON does not have.
+fn json(name: &str, value: &Value) -> Result<Json> {
+    Ok(match value {
         Value::Null => Json::Null,
         Value::Bool(value) => Json::from(*value),
         Value::Integer(value) => match i64::try_from(*value) {
@@ -111,10 +117,13 @@ fn json(value: &Value) -> Json {
         Value::Short(value) => Json::from(*value),
         Value::Decimal(digits) => digits.parse::<f64>().map_or(Json::Null, Json::from),
         Value::Text(text) => Json::from(text.as_str()),
-        Value::List(values) => values.iter().map(json).collect(),
-        Value::Object(fields) => Json::Object(fields.iter().map(|(name, value)| (name.clone(), json(value))).collect()),
-        Value::Bytes(_) | Value::Other(_) => Json::from(value.to_string()),
-    }
+        Value::List(values) => values.iter().map(|value| json(name, value)).collect::<Result<_>>()?,
+        Value::Object(fields) => {
+            let field = |(of, value): &(String, Value)| Ok((of.clone(), json(name, value)?));
+            Json::Object(fields.iter().map(field).collect::<Result<_>>()?)
+        }
+        Value::Bytes(_) | Value::Other(_) => Json::from(text(name, value)?),
+    })
 }
 
 fn cell(name: &str, value: &Value) -> Result<Cell> {
@@ -135,4 +144,21 @@ fn cell(name: &str, value: &Value) -> Result<Cell> {
         }
         other => return Err(Error::data(format!("column {name:?}: expected a name or a number, got {other}"))),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn bytes_are_their_text_and_a_date_is_refused() {
+        let object = |value| Value::List(vec![Value::Object(vec![("content".into(), value)])]);
+        let text = json("messages", &object(Value::Bytes("Öl".into()))).unwrap();
+        assert_eq!(text, serde_json::json!([{"content": "Öl"}]));
+        for (value, part) in [(Value::Bytes(vec![0xff]), "UTF-8"), (Value::Other("a date".into()), "a date")] {
+            let error = json("messages", &object(value)).unwrap_err().to_string();
+            assert!(error.contains("messages") && error.contains(part), "{error}");
+        }
+    }
 }
