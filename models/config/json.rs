@@ -24,7 +24,12 @@ impl ModelConfig {
         let kind = match map.get("model_type") {
             Some(Value::String(name)) => ModelType::ALL.into_iter().find(|kind| kind.to_string() == *name),
             Some(other) => return Err(Error::Config(format!("model_type: expected a string, got {other}"))),
-            None => return Err(Error::Config(format!("model_type is missing; expected {}", ModelType::listed()))),
+            None => {
+                return Err(Error::Config(format!(
+                    "model_type is missing; expected {}: add \"model_type\": \"bert\" to config.json, or whichever family the model is",
+                    ModelType::listed()
+                )));
+            }
         };
         let Some(kind) = kind else {
             return Err(Error::Config(format!(

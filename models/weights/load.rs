@@ -253,10 +253,12 @@ fn load_wanted<M: StateDict>(
             Some((source, was)) => {
                 let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
                 let found = Misshaped { name, shape, was };
-                match () {
-                    () if options.resize_token_embeddings && found.is_larger_vocabulary() => report.resized.push(found),
-                    () if options.ignore_mismatched_sizes && found.is_of_head() => report.mismatched.push(found),
-                    () => misshaped.push((source.clone(), found)),
+                if options.resize_token_embeddings && found.is_larger_vocabulary() {
+                    report.resized.push(found);
+                } else if options.ignore_mismatched_sizes && found.is_of_head() {
+                    report.mismatched.push(found);
+                } else {
+                    misshaped.push((source.clone(), found));
                 }
             }
         }

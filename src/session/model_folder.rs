@@ -115,9 +115,10 @@ pub fn model_folder(spec: &str) -> Result<PathBuf> {
 /// `model/` and above `checkpoints/`; none for a model that stands alone.
 pub(crate) fn plan_of(folder: &Path) -> Option<PathBuf> {
     let folder = folder.canonicalize().ok()?;
-    let parent = folder.parent();
-    let above = parent.filter(|parent| parent.ends_with("checkpoints")).and_then(Path::parent);
-    let folders = [Some(&*folder), parent, above].into_iter().flatten();
+    // A file of this name above another folder is none of a run's.
+    let above_model = folder.parent().filter(|_| folder.ends_with("model"));
+    let checkpoints = folder.parent().filter(|parent| parent.ends_with("checkpoints"));
+    let folders = [Some(&*folder), above_model, checkpoints.and_then(Path::parent)].into_iter().flatten();
     folders.map(|folder| folder.join(PLAN_TOML)).find(|plan| plan.is_file())
 }
 
@@ -155,13 +156,7 @@ pub(crate) fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
     let text = read_regular_text(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
     ModelConfig::from_json(&text).map_err(|error| match error {
         // Of the `[model]` section it would be a fault of the run's config; here it stands in a file of the model.
-        kiln_models::Error::Config(message) => {
-            let error = Error::data(format!("{}: {message}", path.display()));
-            match message.starts_with("model_type is missing") {
-                true => error.help("add \"model_type\": \"bert\" to config.json, or whichever family the model is"),
-                false => error,
-            }
-        }
+        kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", path.display())),
         other => Error::from(other).at(path.display()),
     })
 }

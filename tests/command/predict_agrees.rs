@@ -302,6 +302,21 @@ fn adapters_and_merged_models() {
         // f32: the sum of two products and the product of a sum round differently.
         assert!((merged["score"].as_f64().unwrap() - answer["score"].as_f64().unwrap()).abs() < 1e-5);
     }
+    // A file of this name above a model that stands alone is none of a run's.
+    std::fs::create_dir(folder.path().join("own")).unwrap();
+    std::fs::rename(folder.path().join("merged"), folder.path().join("own/merged")).unwrap();
+    std::fs::remove_file(folder.path().join("own/merged/plan.toml")).unwrap();
+    std::fs::write(folder.path().join("own/plan.toml"), "what = [").unwrap();
+    assert_eq!(
+        predicted(
+            folder.path(),
+            "own/merged",
+            &["--input", "validation.jsonl", "--text-column", "message", "--text-pair-column", "reply"]
+        )
+        .len(),
+        answers.len()
+    );
+    std::fs::rename(folder.path().join("own/merged"), folder.path().join("merged")).unwrap();
     let eval = |args: &[&str]| succeeds(kiln(folder.path()).args(["eval", "run"]).args(args));
     let accuracy = format!("'eval_accuracy': {:?}", share(&answers, |i, answer| answer["label"] == topic(i)));
     assert!(
