@@ -446,7 +446,10 @@ fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
             let ended =
                 [format!("error: rank {} was ended by SIGKILL", kill % 2), "error: a rank was ended by SIGKILL".into()];
             assert!(ended.iter().any(|ended| said.contains(ended)), "{said}");
-            assert!(!said.contains("-----"), "mpirun's own notices are left out: {said}");
+            // A rank that is killed while MPI begins can leave the other one a notice about their shared memory, which stays.
+            for notice in ["exited on signal", "non-zero status", "MPI_ABORT", "Primary job"] {
+                assert!(!said.contains(notice), "mpirun's own notices of the end are left out: {said}");
+            }
         }
     }
     succeeds(&mut launcher.launch(2, "run", &all(&more, &["--resume"])));
