@@ -64,10 +64,7 @@ pub static CLASSES: NameTable = NameTable {
         Name::honoured("DebertaV2Tokenizer", UNIGRAM),
         Name::refused("DiaTokenizer", IN_PYTHON),
         Name::honoured("DistilBertTokenizer", BERTS),
-        Name::honoured(
-            "ElectraTokenizer",
-            "the class of transformers 4, in place of which transformers 5 has BertTokenizer",
-        ),
+        Name::honoured("ElectraTokenizer", BERTS),
         Name::refused("EsmTokenizer", IN_PYTHON),
         Name::refused("EsmcTokenizer", OTHER),
         Name::refused("FNetTokenizer", OTHER),
@@ -108,7 +105,7 @@ pub static CLASSES: NameTable = NameTable {
         Name::refused("NougatTokenizer", OTHER),
         Name::honoured("OpenAIGPTTokenizer", "BPE over letters in lower case, the last of a word with `</w>`"),
         Name::refused("PLBartTokenizer", IN_PYTHON),
-        Name::honoured("ParakeetTokenizer", AS_IT_STANDS),
+        Name::refused("ParakeetTokenizer", "it is for speech: of equal tokens in a row one is decoded"),
         Name::refused("PegasusTokenizer", OTHER),
         Name::refused("PerceiverTokenizer", IN_PYTHON),
         Name::refused("PhobertTokenizer", IN_PYTHON),
@@ -229,9 +226,7 @@ impl Class {
             | "MobileBertTokenizer"
             | "SqueezeBertTokenizer" => Self::Bert,
             "BigBirdTokenizer" => Self::BigBird,
-            "BloomTokenizer" | "ParakeetTokenizer" | "PreTrainedTokenizer" | "PythonBackend" | "TokenizersBackend" => {
-                Self::AsItStands
-            }
+            "BloomTokenizer" | "PreTrainedTokenizer" | "PythonBackend" | "TokenizersBackend" => Self::AsItStands,
             "CamembertTokenizer" => Self::Camembert,
             "CodeGenTokenizer" => Self::CodeGen,
             "DebertaTokenizer" => Self::Deberta,
@@ -662,9 +657,7 @@ pub(super) fn named(folder: &Path, stated: &Map<String, Value>) -> Result<Option
         return Ok(Some(Named { class, is_said: false }));
     };
     if let Some(class) = Class::of(&name) {
-        // Transformers 5 has no such class and reads tokenizer.json as it stands in its place.
-        let is_gone = name.starts_with("ElectraTokenizer") && folder.join("tokenizer.json").is_file();
-        return Ok(Some(Named { class: if is_gone { Class::AsItStands } else { class }, is_said: true }));
+        return Ok(Some(Named { class, is_said: true }));
     }
     let place = folder.join(file);
     let entry = CLASSES.get(name.strip_suffix("Fast").unwrap_or(&name));

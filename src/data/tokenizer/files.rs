@@ -320,6 +320,8 @@ impl Stated {
                 Role { name: name.to_owned(), token: listed(&found.content).unwrap_or_else(bare) }
             }))
         };
+        // The classes that do not say themselves that they have none.
+        let takes_padding = matches!(class, Class::AsItStands | Class::OpenAiGpt);
         let mut roles = Vec::new();
         for name in ROLES {
             if let Some(value) = self.config.get(name) {
@@ -328,7 +330,7 @@ impl Stated {
             }
             let own = class.roles().iter().find(|(role, _)| *role == name).map(|(_, token)| *token);
             let padding = || json?.pointer("/padding/pad_token")?.as_str();
-            let own = own.or_else(|| if name == "pad_token" && class == Class::AsItStands { padding() } else { None });
+            let own = own.or_else(|| if name == "pad_token" && takes_padding { padding() } else { None });
             roles.extend(own.map(|own| Role { name: name.into(), token: class.token(name, own) }));
         }
         let is_token = |value: &Value| value.is_string() || value.get("content").is_some();
@@ -384,8 +386,10 @@ impl Stated {
         inner.add_tokens(added).map_err(|error| Error::data(format!("tokenizer: {error}")))?;
         for (id, token) in self.listed.iter().filter(|(id, _)| !self.of_json.contains(id)) {
             if let Some(found) = inner.token_to_id(&token.content).filter(|found| found != id) {
+                let is_decoder = !self.config.get("added_tokens_decoder").is_none_or(Value::is_null);
+                let file = if is_decoder { CONFIG } else { "added_tokens.json" };
                 return Err(Error::data(format!(
-                    "the added token {:?}: expected the id {id} that its file states, but in this vocabulary it has {found}",
+                    "the added token {:?}: expected the id {id} that {file} states, but in this vocabulary it has {found}",
                     token.content
                 ))
                 .help("the files belong to different tokenizers; take them from one folder"));

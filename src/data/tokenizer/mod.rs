@@ -37,7 +37,7 @@ use crate::base::files::{read_error, read_regular_text};
 use crate::base::told::tell_once;
 use crate::data::squad::WindowEncoder;
 use classes::{Class, Ends, Kind};
-use files::{CONFIG, Origin, Stated};
+use files::{CONFIG, Origin, SPECIAL, Stated};
 
 pub use classes::CLASSES;
 pub use files::{NamedFile, chat_templates, read_file, tokenizer_files, write_files};
@@ -828,10 +828,22 @@ fn assembled(said: &mut Stated, pieces: Pieces) -> Result<tokenizers::Tokenizer>
     let mut json = class.parts(&args, said.role("unk_token"), charsmap.as_deref())?;
     let stated = unk_id.or_else(|| args.0.get("unk_id")?.as_u64()?.try_into().ok());
     let unk_id = class.unk_id(&vocab, said.role("unk_token").unwrap_or_default(), stated);
-    if let (Some(Kind::WordPiece), Some(unk)) = (class.kind(), said.role("unk_token"))
-        && vocab.get(unk).is_none()
-    {
-        return Err(Error::data(format!("expected word pieces with unk_token = {unk:?}, but it is missing")));
+    let takes_unk = match class.kind() {
+        Some(Kind::WordPiece) => true,
+        Some(Kind::Bpe) => json.pointer("/model/unk_token").is_some_and(Value::is_string),
+        _ => false,
+    };
+    let lacks_unk = match said.role("unk_token") {
+        Some(unk) if takes_unk => vocab.get(unk).is_none(),
+        _ => vocab.as_array().is_some_and(|pieces| pieces.len() <= unk_id),
+    };
+    if lacks_unk {
+        let unk = said.role("unk_token").unwrap_or_default();
+        return Err(Error::data(format!(
+            "unk_token = {unk:?}: expected a token of this vocabulary, as {CONFIG}, {SPECIAL} or the class {} names it",
+            class.name()
+        ))
+        .help("correct unk_token, or take the files from one folder"));
     }
     let parts = [("type", class.kind().map_or(Value::Null, |kind| kind.name().into())), ("vocab", vocab)];
     for (name, value) in parts {
