@@ -86,7 +86,10 @@ impl LaunchArgs {
 pub(super) fn run_launch(args: &LaunchArgs) -> Result<()> {
     if let Some(found) = environment::find()? {
         return Err(Error::config(format!("kiln launch: {} has started this process already", found.variables))
-            .help("leave `launch -n N --` out: mpirun and srun start `kiln train FILE` themselves"));
+            .help(
+                "leave `launch -n N --` out: mpirun and srun start `kiln train FILE` themselves; where no launcher has set these \
+                 variables, unset them",
+            ));
     }
     if let (Some(nodes), Some(node_rank), Some(master_addr)) = (args.nnodes, args.node_rank, &args.master_addr) {
         let node = Node {

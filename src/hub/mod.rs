@@ -80,8 +80,8 @@ fn local(spec: &str, wanted: &Wanted) -> Result<Option<PathBuf>> {
                 Ok(Some(path.join("model")))
             }
             Some(missing) => Err(Error::data(format!("the folder {} has no {missing}", path.display())).help(format!(
-                "a {} folder holds {}",
-                wanted.what,
+                "{} folder holds {}",
+                wanted.named(),
                 wanted.describe()
             ))),
         };
@@ -206,8 +206,8 @@ fn choose(repo: &Repo, wanted: &Wanted, settings: &HubSettings, info: &RepoInfo)
     let on_hub = |name: &str| info.siblings.iter().any(|file| file.rfilename == name);
     wanted.choose(&on_hub).map_err(|missing| {
         Error::data(format!("`{}` on {} has no {missing}", repo.name(), settings.shown_endpoint())).help(format!(
-            "a {} repository holds {}",
-            wanted.what,
+            "{} repository holds {}",
+            wanted.named(),
             wanted.describe()
         ))
     })

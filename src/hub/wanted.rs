@@ -113,6 +113,12 @@ impl Wanted {
         parts.join(" and ")
     }
 
+    /// With its article, as in "an adapter".
+    pub(super) fn named(&self) -> String {
+        let article = if self.what.starts_with('a') { "an" } else { "a" };
+        format!("{article} {}", self.what)
+    }
+
     /// The files that a folder lacks, in words; none if it is complete. A shard that an index names counts.
     pub(super) fn missing_in(&self, folder: &Path) -> Result<Option<String>> {
         let present = |name: &str| folder.join(name).is_file();

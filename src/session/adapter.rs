@@ -46,7 +46,9 @@ impl Source {
         let lacks = |error: &Error| error.message().contains("has no ");
         let path = match hub::resolve(spec, &Wanted::MODEL) {
             Ok(base) => return Ok(Self { base, adapter: None }),
-            Err(error) if lacks(&error) => hub::resolve(spec, &Wanted::ADAPTER).map_err(|_| error)?,
+            // A folder with the settings of an adapter lacks the adapter's weights, not a model.
+            Err(error) if lacks(&error) => hub::resolve(spec, &Wanted::ADAPTER)
+                .map_err(|other| if other.message().contains("has no adapter_model") { other } else { error })?,
             Err(error) => return Err(error),
         };
         let mut adapter = Adapter::open(path)?;

@@ -51,6 +51,37 @@ per_device_train_batch_size = 2
 max_steps = 2
 "#;
 
+/// A BERT of the smallest size that tells the classes of [`REVIEWS`] in `rows.csv` by the [`WORDS`] in `words/vocab.txt`.
+pub const CLASSES: &str = r#"
+[run]
+output_dir = "run"
+[model]
+kind = "bert"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 16
+max_position_embeddings = 16
+[data]
+task = "sequence-classification"
+format = "csv"
+train = ["rows.csv"]
+[tokenizer]
+from = "words"
+[trainer]
+max_steps = 2
+per_device_train_batch_size = 4
+[device]
+kind = "cpu"
+"#;
+
+/// Word pieces, as `vocab.txt` has them.
+pub const WORDS: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\ngood\nbad\nfilm\nplay\nwhere\nis\nthe\ncat\nin\nbox\n";
+
+/// Rows of two classes.
+pub const REVIEWS: &str = "text,label\na good film,praise\na bad film,blame\ngood play,praise\nbad play,blame\n\
+                    the good film,praise\nthe bad play,blame\n";
+
 /// See the top of this file.
 pub struct Place {
     folder: tempfile::TempDir,

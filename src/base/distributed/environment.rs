@@ -51,7 +51,8 @@ impl Launcher {
             Self::Torchrun => {
                 "torchrun starts no MPI, and of its variables alone only a library of MPICH's interface makes a world that knows PMI-1 \
                  (not PMIx alone, as Ubuntu 24.04's): install it on every machine (Debian: `apt-get install libmpich12`; Red Hat: \
-                 `dnf install mpich`) or name it by KILN_MPI, or start with `kiln launch -n N -- train FILE`, mpirun or srun"
+                 `dnf install mpich`) or name it by KILN_MPI, or unset RANK and WORLD_SIZE and start with \
+                 `kiln launch -n N -- train FILE`, mpirun or srun"
             }
             Self::Slurm => {
                 "start with `srun --mpi=pmix` (or pmi2, by what this MPI was built for: `srun --mpi=list`), or with mpirun; KILN_MPI \

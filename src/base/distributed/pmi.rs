@@ -63,7 +63,10 @@ impl Meeting {
                 Error::config(format!(
                     "RANK and WORLD_SIZE are set and {name} is not: the ranks do not know where to meet"
                 ))
-                .help("torchrun sets it; or start with `kiln launch -n N -- train FILE`, mpirun or srun")
+                .help(
+                    "set it, as torchrun does; or unset RANK and WORLD_SIZE, and start with `kiln launch -n N -- train FILE`, mpirun or \
+                     srun",
+                )
             })
         };
         let (host, port) = (needed("MASTER_ADDR")?, needed("MASTER_PORT")?);

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
+use crate::common::place::{CLASSES, REVIEWS, WORDS};
 use crate::common::{fixture, kiln, text};
 
 /// Words of Rust and of its libraries that say nothing to a user.
@@ -37,15 +38,6 @@ const OF_RUST: [&str; 26] = [
     "InvalidHeader",
 ];
 
-const CLASSES: &str = "[run]\noutput_dir = \"run\"\n[model]\nkind = \"bert\"\nhidden_size = 16\nnum_hidden_layers = 1\n\
-    num_attention_heads = 2\nintermediate_size = 16\nmax_position_embeddings = 16\n[data]\n\
-    task = \"sequence-classification\"\nformat = \"csv\"\ntrain = [\"rows.csv\"]\n[tokenizer]\nfrom = \"words\"\n[trainer]\n\
-    max_steps = 2\nper_device_train_batch_size = 2\n[device]\nkind = \"cpu\"\n";
-
-const WORDS: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\ngood\nbad\nfilm\nplay\nwhere\nis\nthe\ncat\nin\nbox\n";
-
-const ROWS: &str = "text,label\na good film,praise\na bad film,blame\ngood play,praise\nbad play,blame\n";
-
 /// The classifier's config with the model in `folder`.
 fn from(folder: &str) -> String {
     let section = CLASSES.find("[model]").unwrap()..CLASSES.find("[data]").unwrap();
@@ -57,7 +49,7 @@ fn from(folder: &str) -> String {
 /// A folder with a classifier's config, its rows and its words.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for (name, text) in [("config.toml", CLASSES), ("words/vocab.txt", WORDS), ("rows.csv", ROWS)] {
+    for (name, text) in [("config.toml", CLASSES), ("words/vocab.txt", WORDS), ("rows.csv", REVIEWS)] {
         write(folder.path(), name, text.as_bytes());
     }
     folder
@@ -147,7 +139,7 @@ fn tables_texts_and_questions() {
     let parquet = ["data.format=parquet", "data.train=rows.parquet"];
     let whole = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tables/names.parquet")).unwrap();
     let footer = [&whole[..whole.len() - 60], &[7; 52], &whole[whole.len() - 8..]].concat();
-    let archive = gzipped(ROWS.as_bytes());
+    let archive = gzipped(REVIEWS.as_bytes());
     let of = |text: &str| format!(r#"{{"data": [{{"paragraphs": [{{"context": "the cat", "qas": [{text}]}}]}}]}}"#);
     let [no_question, no_id, no_start] = [
         of(r#"{"id": "a"}"#),

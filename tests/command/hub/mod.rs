@@ -1,7 +1,7 @@
 //! Loading models by Hub id, against a Hub on 127.0.0.1: the cache's layout, what is asked of the network and what is
 //! not, and every way in which it can fail.
 
-mod server;
+pub mod server;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

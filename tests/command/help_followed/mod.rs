@@ -1,0 +1,207 @@
+//! Help leads somewhere: for each mistake here the advice of the message is carried out as it stands, and the next answer is
+//! success, or the refusal of a later stage. A message that names a key, a command or a file as the remedy belongs into these tables.
+
+use std::path::Path;
+use std::process::Command;
+
+use Do::{Args, Call, Env, Remove, Run, Set, Unset, Write};
+
+use crate::common::place::{CLASSES, REVIEWS, TEXT, WORDS};
+use crate::common::{kiln, text};
+
+mod builds;
+mod config;
+mod data;
+mod hub;
+mod models;
+#[cfg(target_os = "linux")]
+mod ranks;
+mod runs;
+
+/// What a user does to the config, the files, the command or the environment.
+#[derive(Clone, Copy)]
+enum Do {
+    /// Sets `section.key` to a value of TOML.
+    Set(&'static str, &'static str),
+    /// Leaves out `section.key`, or the section.
+    Unset(&'static str),
+    /// Writes a file, in folders that are made.
+    Write(&'static str, &'static str),
+    /// Removes a file or a folder.
+    Remove(&'static str),
+    /// Runs another command, which succeeds.
+    Run(&'static [&'static str]),
+    /// Gives the command these arguments; without, it is `kiln plan config.toml`. After `mpirun`, the word `kiln` is the program.
+    Args(&'static [&'static str]),
+    /// Sets a variable of the environment of the command; an empty one is taken away.
+    Env(&'static str, &'static str),
+    /// Changes something outside the folder.
+    Call(fn()),
+}
+
+/// The command that trains.
+const TRAIN: Do = Args(&["train", "config.toml"]);
+
+/// A mistake, what the message says of it and of the remedy, and the remedy carried out.
+struct Case {
+    base: &'static str,
+    mistake: &'static [Do],
+    says: &'static [&'static str],
+    advice: &'static [Do],
+    /// The beginning of a later refusal; empty for success.
+    then: &'static str,
+}
+
+/// A case that ends well.
+const fn case(
+    base: &'static str,
+    mistake: &'static [Do],
+    says: &'static [&'static str],
+    advice: &'static [Do],
+) -> Case {
+    Case { base, mistake, says, advice, then: "" }
+}
+
+/// Questions about contexts.
+const ANSWERS: &str = r#"
+[run]
+output_dir = "run"
+[model]
+kind = "bert"
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+intermediate_size = 16
+max_position_embeddings = 32
+[data]
+task = "question-answering"
+format = "squad"
+train = ["squad.json"]
+[tokenizer]
+from = "words/vocab.txt"
+[trainer]
+max_steps = 2
+per_device_train_batch_size = 4
+[device]
+kind = "cpu"
+"#;
+
+const SQUAD: &str = r#"{"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "the cat is in the box", "qas":
+    [{"id": "q0", "question": "where is the cat", "answers": [{"text": "box", "answer_start": 18}]}]}]}]}"#;
+
+fn folder(base: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| apply(folder.path(), &Write(leak(name), leak(text)));
+    write("config.toml", base);
+    write("words/vocab.txt", WORDS);
+    write("rows.csv", REVIEWS);
+    write("squad.json", SQUAD);
+    write("text/text.txt", &"the cat is in the box and the film is a good play\n".repeat(40));
+    folder
+}
+
+fn leak(text: &str) -> &'static str {
+    Box::leak(text.to_owned().into_boxed_str())
+}
+
+/// Changes the folder as `change` says; what changes the command changes nothing here.
+fn apply(folder: &Path, change: &Do) {
+    let config = folder.join("config.toml");
+    let edited = |key: &str, value: Option<toml::Value>| {
+        let mut all = std::fs::read_to_string(&config).unwrap().parse::<toml::Table>().unwrap();
+        let (section, key) = key.split_once('.').map_or((None, key), |(section, key)| (Some(section), key));
+        let table = match section {
+            Some(section) => {
+                let section = all.entry(section).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+                section.as_table_mut().unwrap()
+            }
+            None => &mut all,
+        };
+        match value {
+            Some(value) => drop(table.insert(key.into(), value)),
+            None => drop(table.remove(key)),
+        }
+        std::fs::write(&config, toml::to_string(&all).unwrap()).unwrap();
+    };
+    match *change {
+        Set(key, value) => {
+            let value = format!("value = {value}").parse::<toml::Table>().unwrap()["value"].clone();
+            edited(key, Some(value));
+        }
+        Unset(key) => edited(key, None),
+        Write(name, text) => {
+            let path = folder.join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        Remove(name) => {
+            let path = folder.join(name);
+            match path.is_dir() {
+                true => std::fs::remove_dir_all(path).unwrap(),
+                false => std::fs::remove_file(path).unwrap(),
+            }
+        }
+        Run(args) => {
+            let output = kiln(folder).args(args).output().unwrap();
+            assert!(output.status.success(), "{args:?}: {}", text(&output));
+        }
+        Call(change) => change(),
+        Args(_) | Env(..) => {}
+    }
+}
+
+/// The command after `changes`.
+fn command(folder: &Path, changes: &[Do]) -> Command {
+    let args = changes.iter().rev().find_map(|change| if let Args(args) = change { Some(*args) } else { None });
+    let mut command = kiln(folder);
+    match args {
+        Some(["mpirun", args @ ..]) => {
+            let under = std::mem::replace(&mut command, Command::new("mpirun"));
+            let program = |arg: &&str| if *arg == "kiln" { under.get_program().to_owned() } else { (*arg).into() };
+            command.args(args.iter().map(program)).current_dir(folder);
+            command.envs(under.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        }
+        args => drop(command.args(args.unwrap_or(&["plan", "config.toml"]))),
+    }
+    for change in changes {
+        if let Env(name, value) = change {
+            match value.is_empty() {
+                true => command.env_remove(name),
+                false => command.env(name, value),
+            };
+        }
+    }
+    command
+}
+
+/// What does not go as the case says; none where all does.
+fn failure(case: &Case) -> Option<String> {
+    let folder = folder(case.base);
+    let folder = folder.path();
+    case.mistake.iter().for_each(|change| apply(folder, change));
+    let output = command(folder, case.mistake).output().unwrap();
+    let first = text(&output);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let lacks = |said: &str| case.says.iter().find(|part| !said.contains(**part)).copied();
+    if output.status.success() || lacks(&stderr).is_some() {
+        return Some(format!("expected {:?} of {:?}\n{first}", lacks(&stderr), case.says));
+    }
+    case.advice.iter().for_each(|change| apply(folder, change));
+    let output = command(folder, &[case.mistake, case.advice].concat()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let goes_on = match case.then {
+        "" => output.status.success(),
+        then => stderr.contains(then) && lacks(&stderr).is_some(),
+    };
+    (!goes_on).then(|| format!("{first}\nand after the advice\n{}", text(&output)))
+}
+
+/// What is done first, and then `more`.
+fn joined(first: &[Do], more: &[Do]) -> &'static [Do] {
+    Box::leak([first, more].concat().into_boxed_slice())
+}
+
+fn all(cases: &[Case]) {
+    let failures = cases.iter().filter_map(failure).collect::<Vec<_>>();
+    assert!(failures.is_empty(), "{} of {}:\n\n{}", failures.len(), cases.len(), failures.join("\n----\n"));
+}
