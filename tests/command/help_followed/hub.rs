@@ -157,7 +157,7 @@ fn models_of_the_hub() {
 
 #[test]
 fn datasets_of_the_hub() {
-    let text = "the cat is in the box\n".repeat(40);
+    let text = "the cat is in the box and the film is a good play\n".repeat(40);
     let hub = Hub::start("org/texts", &[("en/train.txt", text.as_bytes()), ("de/train.txt", text.as_bytes())]);
     hub.change(|state| state.is_dataset = true);
     let endpoint = leak(&hub.endpoint);
