@@ -117,14 +117,21 @@ struct Reading {
     kind: Kind,
 }
 
+/// The kind of value that a cell says, in whatever format it stands.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind {
+pub(crate) enum Kind {
     Missing,
     Boolean(bool),
     Whole(i128),
     Number(f64),
     Name,
     List,
+}
+
+impl Kind {
+    pub(crate) fn of(cell: &Cell) -> Self {
+        Reading::of(cell).kind
+    }
 }
 
 impl Reading {

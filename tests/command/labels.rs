@@ -4,14 +4,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use kiln::config::{DataFormat, Task};
 use kiln::data::Label;
 use kiln::data::labels::{LabelReader, LabelRule, MISSING};
 use kiln::data::rows::Scan;
-use kiln::data::table::{Columns, Table};
-use serde_json::Value;
+use kiln::data::squad;
+use kiln::data::table::{Columns, Row, Table};
+use serde_json::{Value, json};
 
-use crate::common::{fails, json, kiln, rows, succeeds};
+use crate::common::{fails, json as read_json, kiln, rows, succeeds};
 
 const FORMATS: [(&str, DataFormat); 4] = [
     ("csv", DataFormat::Csv),
@@ -61,7 +63,7 @@ fn outcome(ending: &str, format: DataFormat, column: &str, task: Task, skip_unla
     };
     let name = |id: &i32| usize::try_from(*id).map_or("none", |id| &listed[id]);
     let reader = LabelReader { rule, skip_unlabeled };
-    let label = |row: kiln::Result<kiln::data::table::Row>| {
+    let label = |row: kiln::Result<Row>| {
         Ok(reader.read(row?.label.as_ref())?.map(|label| match label {
             Label::Class(id) if listed.is_empty() => id.to_string(),
             Label::Class(id) => name(&id).to_owned(),
@@ -73,6 +75,179 @@ fn outcome(ending: &str, format: DataFormat, column: &str, task: Task, skip_unla
     table.rows().map(label).collect::<kiln::Result<_>>().map_err(|error| beginning(error.to_string()))
 }
 
+/// What a question of `questions.json` is in the file `q.ENDING`: id, question, context and first answer, or the beginning of the
+/// error, without the place and without the spelling of the value.
+fn question(ending: &str, content: &[u8]) -> Result<Value, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(format!("q.{ending}"));
+    std::fs::write(&file, content).unwrap();
+    let error = match squad::read(&[file]) {
+        Ok(read) => {
+            let question = &read[0];
+            let answer = question.answers.first().map(|answer| json!([answer.start, answer.text]));
+            return Ok(json!([question.id, question.text, &*question.context, answer]));
+        }
+        Err(error) => error.to_string(),
+    };
+    let is_place = |part: &&str| part.contains("/q.") || part.starts_with("question ") || part.starts_with("item ");
+    let message =
+        error.lines().next().unwrap_or_default().split(": ").skip_while(is_place).collect::<Vec<_>>().join(": ");
+    Err(message.split(", got").next().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn a_value_of_a_question_is_the_same_in_every_format() {
+    let answers = read_json(&fixtures().join("questions.json"));
+    let mut refused = BTreeMap::new();
+    for (name, case) in answers["cases"].as_object().unwrap() {
+        let written = case["written"].as_object().unwrap();
+        let mut files = written.iter().map(|(ending, content)| {
+            let content = content.as_str().unwrap();
+            let content = if ending == "parquet" { BASE64_STANDARD.decode(content).unwrap() } else { content.into() };
+            (ending.as_str(), content)
+        });
+        let mut files = files.by_ref().collect::<Vec<_>>();
+        // NaN is Python's, and no JSON.
+        if let Ok(mut row) = serde_json::from_str::<Value>(written["jsonl"].as_str().unwrap()) {
+            files.push(("json", json!([row]).to_string().into_bytes()));
+            let context = row.as_object_mut().unwrap().remove("context");
+            let articles = json!({"version": "2.0", "data": [{"paragraphs": [{"context": context, "qas": [row]}]}]});
+            files.push(("json", articles.to_string().into_bytes()));
+        }
+        let read = files.iter().map(|(ending, content)| question(ending, content)).collect::<Vec<_>>();
+        let own = read.last().unwrap();
+        for ((ending, _), other) in files.iter().zip(&read) {
+            assert_eq!(other, own, "{name}: {ending} and {}", files.last().unwrap().0);
+        }
+        // run_qa.py takes rows from `datasets`, which has no lists in CSV.
+        let peer = &case["datasets"]["jsonl"];
+        assert_eq!(*peer, case["datasets"]["parquet"], "{name}: datasets");
+        let agrees = own.as_ref().map_or(peer == "error", |own| own == peer);
+        let why = case.get("differs").and_then(Value::as_str);
+        assert_eq!(!agrees, why.is_some(), "{name}: {own:?}, and run_qa.py learns {peer}: {why:?}");
+        if let Err(error) = own {
+            refused.entry(error.clone()).or_insert_with(Vec::new).push(name.clone());
+        }
+    }
+    let expected: [(&str, &[&str]); 13] = [
+        (
+            "answers.answer_start: expected the number of a character",
+            &[
+                "answer_start, boolean",
+                "answer_start, blank",
+                "answer_start, fraction",
+                "answer_start, name",
+                "answer_start, list",
+            ],
+        ),
+        (
+            "answers.answer_start: expected the number of a character, and there is none",
+            &["answer_start, null", "answer_start, NaN"],
+        ),
+        ("answers.answer_start: expected the place of \"city\"", &["answer_start, minus one"]),
+        ("answers.text: expected a text", &["answers, text is a number"]),
+        (
+            "answers: expected texts with the places where they start",
+            &[
+                "answers, number",
+                "answers, boolean",
+                "answers, text",
+                "answers, list of texts",
+                "answers, JSON as text",
+                "answers, Python as text",
+                "answers, other lengths",
+            ],
+        ),
+        ("context: expected a text", &["context, number", "context, boolean", "context, list"]),
+        ("context: expected a text, and there is none", &["context, null", "context, NaN"]),
+        ("id: expected a text or a number", &["id, boolean", "id, list"]),
+        ("id: expected a text or a number, and there is none", &["id, null", "id, NaN"]),
+        (
+            "is_impossible: expected true or false",
+            &["is_impossible, two", "is_impossible, name", "is_impossible, list", "is_impossible, list as text"],
+        ),
+        ("question: expected a text", &["question, number", "question, boolean", "question, list"]),
+        ("question: expected a text, and there is none", &["question, null", "question, NaN"]),
+        (
+            "the answer \"city\" is not in its context at character 13; there stands \"ity \"; it stands at character 12",
+            &["answer_start, other place"],
+        ),
+    ];
+    let expected =
+        expected.map(|(error, names)| (error.to_owned(), names.iter().map(|name| (*name).to_owned()).collect()));
+    assert_eq!(refused, BTreeMap::from(expected));
+}
+
+/// The texts of `column` by row, or the beginning of the error.
+fn texts(ending: &str, format: DataFormat, columns: Columns) -> Result<Vec<String>, String> {
+    let table =
+        Table::open(&[fixtures().join(format!("values.{ending}")).display().to_string()], format, columns).unwrap();
+    let text = |row: kiln::Result<Row>| row.map(|row| row.texts().collect::<Vec<_>>().join("|"));
+    let read = table.rows().map(text).collect::<kiln::Result<_>>();
+    read.map_err(|error| error.to_string().split(", got").next().unwrap().rsplit(": ").next().unwrap().to_owned())
+}
+
+/// CSV and TSV hold texts alone, so a column of them is one of texts whatever they spell. A number, a boolean and a list
+/// are no text in the formats that have them.
+#[test]
+fn a_text_is_the_same_in_every_format_and_no_other_value_is_one() {
+    let peers = read_json(&fixtures().join("peers.json"));
+    let tags = peers["tags"].as_array().unwrap().iter().map(|name| name.as_str().unwrap());
+    let (mut no_texts, mut no_words) = (Vec::new(), Vec::new());
+    let every = peers["columns"].as_object().unwrap().keys().map(String::as_str).chain(tags).collect::<Vec<_>>();
+    for column in every.iter().copied() {
+        let one = Columns { text: column.into(), ..Columns::default() };
+        let pair = Columns { text_pair: Some(column.into()), text: "text".into(), ..Columns::default() };
+        let choice = Columns { choices: vec![column.into()], ..Columns { text_pair: None, ..pair.clone() } };
+        let words = Columns { words: true, ..one.clone() };
+        for (kind, columns, others) in [
+            ("text", one, &mut no_texts),
+            ("pair", pair, &mut Vec::new()),
+            ("choice", choice, &mut Vec::new()),
+            ("words", words, &mut no_words),
+        ] {
+            let [csv, tsv, jsonl, parquet] = FORMATS.map(|(ending, format)| texts(ending, format, columns.clone()));
+            assert_eq!((&csv, &jsonl), (&tsv, &parquet), "{column} as {kind}");
+            match &jsonl {
+                Ok(_) => assert_eq!(csv, jsonl, "{column} as {kind}"),
+                Err(error) => {
+                    assert!(
+                        error.starts_with("expected text") || error == "expected a list of words",
+                        "{column} as {kind}: {error}"
+                    );
+                    others.push(column.to_owned());
+                }
+            }
+        }
+    }
+    let expected = [
+        "ints",
+        "whole_floats",
+        "floats_with_gap",
+        "nan",
+        "exponents",
+        "scores",
+        "narrow_floats",
+        "large",
+        "large_floats",
+        "minus_one",
+        "minus_hundred",
+        "minus_one_float",
+        "booleans",
+        "booleans_lower",
+        "tags",
+        "tags_ints",
+        "tags_floats",
+        "tags_ignored",
+        "tags_missing",
+        "tags_scores",
+    ];
+    assert_eq!(no_texts, expected);
+    // A word is a text by itself in a list, and CSV writes a list of words as one text.
+    let lists = every.iter().filter(|column| !["tags", "tags_missing"].contains(column));
+    assert_eq!(no_words, lists.copied().collect::<Vec<_>>());
+}
+
 /// For each row the first row with the same label; none where it has none.
 fn partition(labels: &[Option<String>]) -> Vec<Option<usize>> {
     labels.iter().map(|label| label.as_ref().and(labels.iter().position(|other| other == label))).collect()
@@ -81,8 +256,8 @@ fn partition(labels: &[Option<String>]) -> Vec<Option<usize>> {
 #[test]
 fn a_value_is_the_same_label_in_every_format() {
     use Task::{MultipleChoice, Regression, SequenceClassification};
-    let peers = json(&fixtures().join("peers.json"));
-    assert_eq!(peers["missing"], serde_json::json!(MISSING), "what pandas reads as missing");
+    let peers = read_json(&fixtures().join("peers.json"));
+    assert_eq!(peers["missing"], json!(MISSING), "what pandas reads as missing");
     let same = |column: &str, task: Task, skip: bool| {
         let mut each = FORMATS.map(|(ending, format)| (ending, outcome(ending, format, column, task, skip)));
         let first = each[0].1.clone();
@@ -101,7 +276,7 @@ fn a_value_is_the_same_label_in_every_format() {
         // pandas reads types in CSV and keeps them elsewhere, so CSV is what it says that a text means.
         let classes = same(column, SequenceClassification, true).map(|labels| partition(&labels));
         let pandas = &peer["pandas"]["csv"];
-        let agrees = classes.as_ref().is_ok_and(|classes| serde_json::json!(classes) == *pandas);
+        let agrees = classes.as_ref().is_ok_and(|classes| json!(classes) == *pandas);
         let why = peer.get("differs").and_then(Value::as_str);
         assert_eq!(!agrees, why.is_some(), "{column}: {classes:?}, and pandas reads {pandas}: {why:?}");
     }
@@ -230,7 +405,7 @@ impl Place {
         let done = command.output().unwrap();
         let says = String::from_utf8_lossy(&done.stderr).into_owned() + &String::from_utf8_lossy(&done.stdout);
         assert!(done.status.success(), "{set:?}: {says}");
-        let map = json(&self.0.path().join("run/model/config.json"))["id2label"].clone();
+        let map = read_json(&self.0.path().join("run/model/config.json"))["id2label"].clone();
         let names = (0..map.as_object().unwrap().len()).map(|id| map[id.to_string()].as_str().unwrap().to_owned());
         (says, names.collect())
     }

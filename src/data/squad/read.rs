@@ -1,6 +1,6 @@
 //! SQuAD's files: its JSON with articles, paragraphs and questions, as Haystack and cdQA write it too, and rows that are each a
-//! question with `id`, `question`, `context` and `answers`: in parquet, JSON lines, a JSON list, or the `data` of an object, as
-//! `run_qa.py` takes them. `answer_start` counts characters (Unicode code points), as Python does.
+//! question with `id`, `question`, `context` and `answers`: in a table, a JSON list, or the `data` of an object, as `run_qa.py`
+//! takes them. `answer_start` counts characters (Unicode code points), as Python does.
 
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader};
@@ -14,7 +14,8 @@ use serde_json::{Map, Value};
 use crate::base::error::{Error, Result};
 use crate::base::files::{Decoded, ending, read_error};
 use crate::config::DataFormat;
-use crate::data::table::{Columns, Row, Table};
+use crate::data::labels::Kind;
+use crate::data::table::{Columns, Row, Table, cell};
 use crate::data::text_chunks::{MARK, not_utf8, utf16};
 
 /// An answer in a context.
@@ -109,14 +110,10 @@ fn read_as(files: &[PathBuf], answered: bool) -> Result<Vec<Question>> {
     let mut rows = Vec::new();
     for file in files {
         let first = questions.len();
-        let format = match ending(file).as_deref() {
-            Some("parquet") => DataFormat::Parquet,
-            Some("arrow") => DataFormat::Arrow,
-            Some("jsonl" | "ndjson") => DataFormat::Jsonl,
-            _ => {
-                rows.extend(read_file(file, answered, &mut contexts, &mut questions)?);
-                continue;
-            }
+        let table = ending(file).filter(|ending| ending != "json");
+        let Some(format) = table.and_then(|ending| DataFormat::of_table(&ending)) else {
+            rows.extend(read_file(file, answered, &mut contexts, &mut questions)?);
+            continue;
         };
         read_rows(file, format, answered, &mut contexts, &mut questions)?;
         rows.extend(first..questions.len());
@@ -191,6 +188,11 @@ fn text_of<'a>(name: &str, value: &'a Value) -> Result<&'a str> {
     value.as_str().ok_or_else(|| expected(name, "a text", value))
 }
 
+/// What `value` says, in whatever format it stands; none for an object.
+fn kind(value: &Value) -> Option<Kind> {
+    cell("", value.clone()).ok().map(|cell| Kind::of(&cell))
+}
+
 fn expected(name: &str, what: &str, got: &Value) -> Error {
     match got {
         Value::Null => Error::data(format!("{name}: expected {what}, and there is none")),
@@ -207,12 +209,10 @@ fn question(entry: Entry, context: Arc<str>, answered: bool) -> Result<Question>
     };
     let at = |error: Error| error.at(format_args!("question {id}"));
     let text = text_of("question", &entry.question).map_err(at)?.to_owned();
-    let is_impossible = match &entry.is_impossible {
-        Value::Null | Value::Bool(false) => false,
-        Value::Bool(true) => true,
-        Value::Number(number) if number.as_f64() == Some(0.0) => false,
-        Value::Number(number) if number.as_f64() == Some(1.0) => true,
-        other => return Err(at(expected("is_impossible", "true or false", other))),
+    let is_impossible = match kind(&entry.is_impossible) {
+        Some(Kind::Missing | Kind::Boolean(false) | Kind::Whole(0)) => false,
+        Some(Kind::Boolean(true) | Kind::Whole(1)) => true,
+        _ => return Err(at(expected("is_impossible", "true or false", &entry.is_impossible))),
     };
     let answers = match answered && !is_impossible {
         true => answers(&entry.answers, &context).map_err(at)?,
@@ -222,31 +222,37 @@ fn question(entry: Entry, context: Arc<str>, answered: bool) -> Result<Question>
 }
 
 /// The answers of `value`: a list of texts and one of places, as `datasets` has them, an object for each answer, or one alone.
-/// A text that is empty is no answer.
+/// A text that is empty or null is no answer.
 fn answers(value: &Value, context: &str) -> Result<Vec<Answer>> {
     let wrong = || {
-        expected("answers", "texts with the places where they start", value)
-            .help("expected {\"text\": [..], \"answer_start\": [..]}, two lists of one length")
+        expected("answers", "texts with the places where they start", value).help(match value {
+            Value::String(_) => {
+                "write the rows as .jsonl or .parquet, which hold objects and lists; CSV and TSV do not"
+            }
+            _ => "expected {\"text\": [..], \"answer_start\": [..]}, two lists of one length",
+        })
     };
     let of = |object: &Value| -> Result<Vec<(Value, Value)>> {
         match (object.get("text"), object.get("answer_start")) {
             (Some(Value::Array(texts)), Some(Value::Array(starts))) if texts.len() == starts.len() => {
                 Ok(texts.iter().cloned().zip(starts.iter().cloned()).collect())
             }
-            (Some(text @ Value::String(_)), Some(start @ Value::Number(_))) => Ok(vec![(text.clone(), start.clone())]),
+            (Some(text @ (Value::String(_) | Value::Null)), Some(start)) if !start.is_array() => {
+                Ok(vec![(text.clone(), start.clone())])
+            }
             _ => Err(wrong()),
         }
     };
     let pairs = match value {
-        Value::Null => Vec::new(),
+        Value::Null | Value::String(_) if kind(value) == Some(Kind::Missing) => Vec::new(),
         Value::Array(answers) => answers.iter().map(of).collect::<Result<Vec<_>>>()?.concat(),
         answers => of(answers)?,
     };
     let mut answers = Vec::new();
     for (text, start) in pairs {
-        let text = text_of("answers.text", &text)?;
-        if !text.trim().is_empty() {
-            answers.push(found(text, &start, context)?);
+        let is_blank = text.is_null() || text.as_str().is_some_and(|text| text.trim().is_empty());
+        if !is_blank {
+            answers.push(found(text_of("answers.text", &text)?, &start, context)?);
         }
     }
     Ok(answers)
@@ -255,14 +261,15 @@ fn answers(value: &Value, context: &str) -> Result<Vec<Answer>> {
 /// The answer `text`, which is said to start at character `start` of `context`. It has to stand there, but for the kind and the
 /// number of white space: a span learned from another place would be another text.
 fn found(text: &str, start: &Value, context: &str) -> Result<Answer> {
-    let named = start.as_f64().filter(|start| start.fract() == 0.0);
-    let named = named.ok_or_else(|| expected("answers.answer_start", "the number of a character", start))?;
+    let Some(Kind::Whole(named)) = kind(start) else {
+        return Err(expected("answers.answer_start", "the number of a character", start));
+    };
     // The place of a text that stands in the context once can be told.
     let elsewhere = || {
         let once = context.find(text).filter(|at| context.rfind(text) == Some(*at));
         once.map_or_else(String::new, |at| format!("; it stands at character {}", context[..at].chars().count()))
     };
-    let Some(start) = (named >= 0.0).then_some(named as usize) else {
+    let Ok(start) = usize::try_from(named) else {
         return Err(Error::data(format!(
             "answers.answer_start: expected the place of {text:?}, got {named}{}",
             elsewhere()

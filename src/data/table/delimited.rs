@@ -29,7 +29,7 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
     })?;
     let columns = columns.clone();
     let (words, json) = (columns.words, columns.json);
-    let of_kind = move |text: String| if json { serde_json::Value::from(text).to_string() } else { text };
+    let of_kind = move |text: String| if json { value(text).to_string() } else { text };
     let has_quotes = Slot::new(false);
     Ok(Box::new(std::iter::from_fn(move || {
         match records.read() {
@@ -69,18 +69,22 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
             let text = of_kind(get(found.text)?);
             let (text, mut parts) = match words {
                 true => (String::new(), super::words(&names[found.text], spaced(text))?),
-                false => (text, found.choices.iter().map(|at| get(*at)).collect::<Result<_>>()?),
+                false => (text, found.choices.iter().map(|at| get(*at).map(of_kind)).collect::<Result<_>>()?),
             };
             parts.extend(columns.rest(names.iter().map(String::as_str), |name| {
                 let index = names.iter().position(|other| other == name).expect("the name is one of them");
-                let text = get(index)?;
-                Ok(if text.is_empty() { serde_json::Value::Null } else { serde_json::Value::String(text) })
+                get(index).map(value)
             })?);
             let text_pair = found.text_pair.map(&get).transpose()?.map(of_kind);
             Ok(Row { text, text_pair, parts, label, place: place.clone() })
         };
         Some(row().map_err(|error| error.at(&place)))
     })))
+}
+
+/// The value of JSON that a field has; CSV and TSV write null as nothing.
+fn value(text: String) -> serde_json::Value {
+    if text.is_empty() { serde_json::Value::Null } else { serde_json::Value::String(text) }
 }
 
 /// The names in the first row of `file`; none where it cannot be read.

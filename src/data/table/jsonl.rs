@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, not_text, too_long, words};
+use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, no_json, not_text, too_long, words};
 use crate::base::error::{Error, Result};
 use crate::base::files::{Decoded, read_error};
 use crate::data::text_chunks::{MARK, utf16};
@@ -167,7 +167,10 @@ fn row(value: Value, columns: &Columns, place: &Place) -> Result<Row> {
     if let Some(name) = columns.names().find(|name| !object.contains_key(*name) && !may_lack(name)) {
         return Err(columns.missing(name, &object.keys().cloned().collect::<Vec<_>>()));
     }
-    let text = |object: &_, name: &_| if columns.json { json(object, name) } else { text(object, name) };
+    let text = |object: &Map<String, Value>, name: &str| match columns.json {
+        true => Ok(json(name, &object[name])?.to_string()),
+        false => text(object, name),
+    };
     let text_pair = columns.text_pair.as_deref().map(|name| text(&object, name)).transpose()?;
     let (text, mut parts) = match columns.words {
         true => (String::new(), words(&columns.text, cell(&columns.text, object[&columns.text].clone())?)?),
@@ -177,7 +180,7 @@ fn row(value: Value, columns: &Columns, place: &Place) -> Result<Row> {
         }
     };
     let keys = object.keys().map(String::as_str);
-    parts.extend(columns.rest(keys, |name| Ok(object[name].clone()))?);
+    parts.extend(columns.rest(keys, |name| json(name, &object[name]))?);
     let label = columns.label.as_ref().map(|name| cell(name, object.remove(name).unwrap_or_default())).transpose()?;
     Ok(Row { place: place.clone(), text, text_pair, parts, label })
 }
@@ -191,12 +194,24 @@ fn short(value: &Value) -> String {
     }
 }
 
-fn json(object: &Map<String, Value>, name: &str) -> Result<String> {
-    let text = object[name].to_string();
-    match NO_JSON.iter().find(|(number, ..)| text.contains(&format!("\"\\u0000{number}\""))) {
-        Some((number, ..)) => Err(Error::data(format!("column {name:?}: expected values of JSON, got {number}"))),
-        None => Ok(text),
-    }
+/// `value` of the column `name` with null for NaN, by which Python says that there is none.
+///
+/// # Errors
+/// Another number that JSON does not have.
+fn json(name: &str, value: &Value) -> Result<Value> {
+    Ok(match value {
+        Value::String(text) => match number_of(text) {
+            Some((_, number)) if number.is_nan() => Value::Null,
+            Some((number, _)) => return Err(no_json(name, number)),
+            None => value.clone(),
+        },
+        Value::Array(values) => values.iter().map(|value| json(name, value)).collect::<Result<_>>()?,
+        Value::Object(fields) => {
+            let field = |(key, value): (&String, &Value)| Ok((key.clone(), json(name, value)?));
+            Value::Object(fields.iter().map(field).collect::<Result<_>>()?)
+        }
+        other => other.clone(),
+    })
 }
 
 fn text(object: &Map<String, Value>, name: &str) -> Result<String> {
@@ -225,7 +240,11 @@ fn with_help(error: Error, value: &Value) -> Error {
     }
 }
 
-fn cell(name: &str, value: Value) -> Result<Cell> {
+/// `value` of the column `name` as a cell.
+///
+/// # Errors
+/// An object, and a list of lists.
+pub(in crate::data) fn cell(name: &str, value: Value) -> Result<Cell> {
     match value {
         Value::Null => Ok(Cell::Null),
         Value::Bool(value) => Ok(Cell::Boolean(value)),

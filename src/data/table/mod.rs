@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use features::FEATURES;
-pub(super) use jsonl::{has_rows, malformed};
+pub(super) use jsonl::{cell, has_rows, malformed};
 
 use super::paths;
 use super::text_lines::{MAX_ROW_BYTES, too_long};
@@ -359,6 +359,10 @@ struct Found {
     text_pair: Option<usize>,
     choices: Vec<usize>,
     label: Option<usize>,
+}
+
+fn no_json(name: &str, got: impl fmt::Display) -> Error {
+    Error::data(format!("column {name:?}: expected values of JSON, got {got}"))
 }
 
 fn not_text(name: &str, got: &str) -> Error {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 use super::features::named;
-use super::{Cell, Columns, Place, Row, Rows, not_text, words};
+use super::{Cell, Columns, Place, Row, Rows, no_json, not_text, words};
 use crate::base::error::{Error, Result};
 
 /// A value of a column.
@@ -104,7 +104,7 @@ fn text(name: &str, value: &Value) -> Result<String> {
 /// A value as JSON.
 ///
 /// # Errors
-/// Bytes that are no UTF-8, and a value of a type that JSON does not have.
+/// Bytes that are no UTF-8, and a value that JSON does not have, but for NaN, by which pandas says that there is none.
 fn json(name: &str, value: &Value) -> Result<Json> {
     Ok(match value {
         Value::Null => Json::Null,
@@ -113,6 +113,8 @@ fn json(name: &str, value: &Value) -> Result<Json> {
             Ok(value) => Json::from(value),
             Err(_) => u64::try_from(*value).map_or(Json::Null, Json::from),
         },
+        Value::Number(value) if value.is_infinite() => return Err(no_json(name, value)),
+        Value::Short(value) if value.is_infinite() => return Err(no_json(name, value)),
         Value::Number(value) => Json::from(*value),
         Value::Short(value) => Json::from(*value),
         Value::Decimal(digits) => digits.parse::<f64>().map_or(Json::Null, Json::from),
