@@ -26,7 +26,7 @@ pub(super) const CONFIG: &str = "tokenizer_config.json";
 pub(super) const SPECIAL: &str = "special_tokens_map.json";
 
 /// Every file of a folder that can belong to its tokenizer.
-pub(super) const FILES: [&str; 14] = [
+pub const FILES: [&str; 14] = [
     "tokenizer.json",
     CONFIG,
     SPECIAL,

@@ -40,7 +40,7 @@ use classes::{Class, Ends, Kind};
 use files::{CONFIG, Origin, SPECIAL, Stated};
 
 pub use classes::CLASSES;
-pub use files::{NamedFile, chat_templates, read_file, tokenizer_files, write_files};
+pub use files::{FILES, NamedFile, chat_templates, read_file, tokenizer_files, write_files};
 pub(crate) use guard::guarded;
 pub use names::{CONFIG_NAMES, JSON_NAMES, SPECIAL_NAMES};
 
