@@ -53,7 +53,7 @@ pub use error::{Error, Result};
 pub use kv_cache::KvCache;
 pub use lora::{ADAPTER_CONFIG_NAMES, LoraBias, LoraConfig, LoraInit};
 pub use model::{Body, Model, ModelInput, VocabularyProjection};
-pub use names::{Name, NameTable, Treatment, Unknown};
+pub use names::{Answer, Name, NameTable, Treatment, Unknown};
 pub use ops::gelu::Activation;
 pub use ops::{Operator, Ops};
 pub use rows::Rows;

@@ -32,32 +32,34 @@ pub struct Name {
     pub treatment: Treatment,
     /// The reason, for messages and the guide: a clause without a full stop.
     pub why: &'static str,
+    /// What to do about a name that is refused, where that depends on the name.
+    pub help: Option<&'static str>,
 }
 
 impl Name {
     /// A name whose value Kiln follows; `why` says by what means.
     pub const fn honoured(name: &'static str, why: &'static str) -> Self {
-        Self { name, treatment: Treatment::Honoured, why }
+        Self::of(name, Treatment::Honoured, why)
     }
 
     /// A name that changes nothing here.
     pub const fn inert(name: &'static str, why: &'static str) -> Self {
-        Self { name, treatment: Treatment::Inert, why }
+        Self::of(name, Treatment::Inert, why)
     }
 
     /// A name that Kiln tells of and does not follow.
     pub const fn told(name: &'static str, why: &'static str) -> Self {
-        Self { name, treatment: Treatment::Told, why }
+        Self::of(name, Treatment::Told, why)
     }
 
     /// A name that Kiln tells of where it has another value than `value`, and does not follow.
     pub const fn told_unless(name: &'static str, value: fn() -> Value, why: &'static str) -> Self {
-        Self { name, treatment: Treatment::ToldUnless(value), why }
+        Self::of(name, Treatment::ToldUnless(value), why)
     }
 
     /// A name that has one possible value.
     pub const fn only(name: &'static str, value: fn() -> Value, why: &'static str) -> Self {
-        Self { name, treatment: Treatment::Only(value), why }
+        Self::of(name, Treatment::Only(value), why)
     }
 
     /// Whether the file may state one value at most.
@@ -72,7 +74,16 @@ impl Name {
 
     /// A name that must not be there.
     pub const fn refused(name: &'static str, why: &'static str) -> Self {
-        Self { name, treatment: Treatment::Refused, why }
+        Self::of(name, Treatment::Refused, why)
+    }
+
+    /// The entry with `help` for whoever has such a file.
+    pub const fn with_help(self, help: &'static str) -> Self {
+        Self { help: Some(help), ..self }
+    }
+
+    const fn of(name: &'static str, treatment: Treatment, why: &'static str) -> Self {
+        Self { name, treatment, why, help: None }
     }
 }
 
@@ -83,6 +94,19 @@ pub enum Unknown {
     Told,
     /// It refuses the file.
     Refused,
+}
+
+/// What a table says of a name with its value.
+#[derive(Debug, Clone, Copy)]
+pub enum Answer {
+    /// Kiln follows the value, or the value changes nothing.
+    Taken,
+    /// Kiln goes on without it and says so.
+    Told(&'static Name),
+    /// Kiln refuses the file.
+    Refused(&'static Name),
+    /// The table does not have the name; [`NameTable::unknown`] says what happens.
+    Unknown,
 }
 
 /// The names of one kind of file.
@@ -104,6 +128,18 @@ impl NameTable {
         self.names.iter().find(|entry| entry.name == name)
     }
 
+    /// What happens to the name `name` with `value`. Null counts as not set.
+    pub fn answer(&self, name: &str, value: &Value) -> Answer {
+        let Some(entry) = self.get(name) else { return Answer::Unknown };
+        match entry.treatment {
+            Treatment::Honoured | Treatment::Inert => Answer::Taken,
+            _ if value.is_null() => Answer::Taken,
+            Treatment::ToldUnless(of_kiln) | Treatment::Only(of_kiln) if is_same(value, &of_kiln()) => Answer::Taken,
+            Treatment::Told | Treatment::ToldUnless(_) => Answer::Told(entry),
+            Treatment::Only(_) | Treatment::Refused => Answer::Refused(entry),
+        }
+    }
+
     /// Checks every name of `object` and returns what has to be told, one line each.
     ///
     /// # Errors
@@ -118,23 +154,18 @@ impl NameTable {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn check_one(&self, name: &str, value: &Value) -> Checked<Option<String>> {
-        let Some(Name { treatment, why, .. }) = self.get(name) else {
-            return match self.unknown {
+        match self.answer(name, value) {
+            Answer::Taken => Ok(None),
+            Answer::Told(Name { why, .. }) => Ok(Some(format!("{name} = {} is not followed: {why}", shown(value)))),
+            Answer::Refused(Name { treatment, why, .. }) => {
+                let expected = if let Treatment::Only(only) = treatment { only() } else { Value::Null };
+                Err(format!("{name}: expected {expected}, got {}: {why}", shown(value)))
+            }
+            Answer::Unknown => match self.unknown {
                 Unknown::Told => Ok(Some(format!("{name} is not known and not followed"))),
                 Unknown::Refused if value.is_null() => Ok(None),
                 Unknown::Refused => Err(self.not_known(name, value)),
-            };
-        };
-        let told = || Ok(Some(format!("{name} = {} is not followed: {why}", shown(value))));
-        match treatment {
-            Treatment::Honoured | Treatment::Inert => Ok(None),
-            _ if value.is_null() => Ok(None),
-            Treatment::Told => told(),
-            Treatment::ToldUnless(value_of_kiln) if is_same(value, &value_of_kiln()) => Ok(None),
-            Treatment::ToldUnless(_) => told(),
-            Treatment::Only(only) if is_same(value, &only()) => Ok(None),
-            Treatment::Only(only) => Err(format!("{name}: expected {}, got {}: {why}", only(), shown(value))),
-            Treatment::Refused => Err(format!("{name}: expected null, got {}: {why}", shown(value))),
+            },
         }
     }
 
@@ -148,7 +179,7 @@ impl NameTable {
     /// The table as Markdown, for the guide.
     pub fn markdown(&self) -> String {
         let mut out = format!("| name in `{}` | Kiln | why |\n| --- | --- | --- |\n", self.file);
-        for Name { name, treatment, why } in self.names {
+        for Name { name, treatment, why, .. } in self.names {
             let does = match treatment {
                 Treatment::Honoured => "honoured".to_owned(),
                 Treatment::Inert => "no effect".to_owned(),

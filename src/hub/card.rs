@@ -184,18 +184,20 @@ impl Card {
                 .help("correct the front matter of the card, or name files in data.train instead of data.dataset_name")
         };
         let value = yaml(front).map_err(|(line, what)| wrong(Some(line + 1), &what))?;
-        let Value::Object(card) = value else { return Ok(None) };
+        let Value::Object(mut card) = value else { return Ok(None) };
+        let info = card.shift_remove("dataset_info");
         let Some(configs) = card.get("configs").filter(|configs| !configs.is_null()) else { return Ok(None) };
         let Some(configs) = configs.as_array() else {
             return Err(wrong(None, &format!("configs: expected a list of configurations, got {configs}")));
         };
         let mut told = DATASET_CARD.check(&card).map_err(|what| wrong(None, &what))?;
-        // A long section of types for people says nothing of classes.
-        let has_classes = card.get("dataset_info").is_some_and(|info| info.to_string().contains("\"class_label\""));
-        told.retain(|line| has_classes || !line.starts_with("dataset_info"));
-        told.iter_mut().filter(|line| line.starts_with("dataset_info")).for_each(|line| {
-            *line = "the names of classes in dataset_info are not followed where the files have none: data.label_names gives them".into();
-        });
+        // A long section of types for people says nothing where it has no classes.
+        if info.is_some_and(|info| info.to_string().contains("\"class_label\"")) {
+            told.push(
+                "the names of classes in dataset_info are not followed where the files have none: data.label_names gives them"
+                    .into(),
+            );
+        }
         let configs = configs.iter().map(|config| {
             let config =
                 config.as_object().ok_or_else(|| format!("expected an entry with config_name, got {config}"))?;

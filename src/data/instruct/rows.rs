@@ -1,7 +1,7 @@
 //! Rows of conversations as other programs write them: the messages, in OpenAI's form or ShareGPT's, and the columns beside them
 //! that are arguments of `apply_chat_template`.
 
-use kiln_models::{Name, NameTable, Treatment, Unknown};
+use kiln_models::{Answer, Name, NameTable, Unknown};
 use serde_json::{Map, Value, json};
 
 use crate::base::error::{Error, Result};
@@ -106,22 +106,19 @@ impl Beside {
     /// # Errors
     /// A column that Kiln refuses, or an argument of another form.
     pub fn read(mut columns: Map<String, Value>) -> Result<Self> {
-        let treatment = |name: &str| COLUMNS.get(name).map(|entry| entry.treatment);
         let mut told = Vec::new();
-        columns.retain(|name, value| match treatment(name) {
-            // An empty list of pictures is none.
-            Some(Treatment::Refused) => value.as_array().is_none_or(|values| !values.is_empty()),
-            Some(Treatment::Told) if value.is_null() => false,
-            Some(Treatment::Told) => {
-                let why = COLUMNS.get(name).map_or("", |entry| entry.why);
-                told.push(format!("the column {name} is not learned: {why}"));
+        columns.retain(|name, value| match COLUMNS.answer(name, value) {
+            Answer::Taken => true,
+            Answer::Told(entry) => {
+                told.push(format!("the column {name} is not learned: {}", entry.why));
                 false
             }
-            None => {
+            // An empty list of pictures is none.
+            Answer::Refused(entry) => !entry.is_refused() || value.as_array().is_none_or(|values| !values.is_empty()),
+            Answer::Unknown => {
                 told.push(format!("the column {name} is not learned"));
                 false
             }
-            _ => true,
         });
         COLUMNS.check(&columns).map_err(|error| {
             Error::data(format!("column {}", error)).help("leave the column out, or the rows that have it")

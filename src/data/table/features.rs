@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use kiln_models::{Name, NameTable, Treatment, Unknown};
+use kiln_models::{Answer, Name, NameTable, Unknown};
 use serde_json::{Map, Value};
 
 use super::{Cell, Columns};
@@ -65,10 +65,10 @@ pub(super) fn check(columns: &Columns, features: &Map<String, Value>) -> Result<
         let mut types = Vec::new();
         features.get(name).into_iter().for_each(|feature| types_of(feature, &mut types));
         for found in types {
-            let why = match FEATURES.get(found) {
-                Some(Name { treatment: Treatment::Refused, why, .. }) => *why,
-                Some(_) => continue,
-                None => "Kiln does not know it",
+            let why = match FEATURES.answer(found, &found.into()) {
+                Answer::Taken | Answer::Told(_) => continue,
+                Answer::Refused(entry) => entry.why,
+                Answer::Unknown => "Kiln does not know it",
             };
             return Err(Error::data(format!("column {name:?}: the type {found} of datasets is refused: {why}"))
                 .help("name another column with data.text_column, data.text_pair_column or data.label_column"));

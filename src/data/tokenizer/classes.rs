@@ -5,12 +5,11 @@
 use std::path::Path;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
-use kiln_models::{Name, NameTable, Treatment, Unknown};
+use kiln_models::{Answer, Name, NameTable, Unknown};
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
-use super::END_OF_TEXT;
-use super::files::CONFIG;
+use super::names::{CONFIG, END_OF_TEXT};
 use crate::base::error::{Error, Result};
 use crate::base::files::read_json;
 
@@ -20,9 +19,22 @@ const BERTS: &str =
 const BYTES: &str = "byte-level BPE; a space before the text by add_prefix_space";
 const UNIGRAM: &str = "unigram pieces, from tokenizer.json or a model of SentencePiece";
 const IN_PYTHON: &str = "its rules are Python code of transformers, which no tokenizer.json holds";
-const OTHER: &str = "its pipeline is not implemented";
 const NO_PLAIN_TEXT: &str = "it reads more than text: boxes, entities, tables or tags";
 const NOT_OF_A_FOLDER: &str = "it is a part of other classes and names no tokenizer of a folder";
+
+/// Help where `tokenizer.json`, which `transformers` writes, holds all that the class does.
+const WRITE_JSON: &str = "in Python, tokenizer = AutoTokenizer.from_pretrained(FOLDER); tokenizer.save_pretrained(FOLDER) writes \
+     tokenizer.json; set tokenizer_class = \"PreTrainedTokenizerFast\" in tokenizer_config.json, and tokenizer.json is read as it \
+     stands; `kiln help other-files` lists the classes";
+
+/// Help where no file holds what the class does.
+const TOKENISE: &str = "tokenise the data in Python and give it with data.format = \"tokenized\", or take a model with another \
+     tokenizer; `kiln help other-files` lists the classes";
+
+/// A class whose pipeline could stand in `tokenizer.json`.
+const fn other(name: &'static str) -> Name {
+    Name::refused(name, "its pipeline is not implemented").with_help(WRITE_JSON)
+}
 
 /// The classes, without the ending `Fast`, which changes nothing.
 pub static CLASSES: NameTable = NameTable {
@@ -42,23 +54,23 @@ pub static CLASSES: NameTable = NameTable {
         Name::honoured("BigBirdTokenizer", UNIGRAM),
         Name::refused("BioGptTokenizer", IN_PYTHON),
         Name::refused("BlenderbotSmallTokenizer", IN_PYTHON),
-        Name::refused("BlenderbotTokenizer", OTHER),
+        other("BlenderbotTokenizer"),
         Name::honoured("BloomTokenizer", AS_IT_STANDS),
         Name::refused("ByT5Tokenizer", IN_PYTHON),
-        Name::refused("CLIPTokenizer", OTHER),
+        other("CLIPTokenizer"),
         Name::refused("CTRLTokenizer", IN_PYTHON),
         Name::honoured("CamembertTokenizer", UNIGRAM),
         Name::refused("CanineTokenizer", IN_PYTHON),
         Name::refused("CharacterTokenizer", NOT_OF_A_FOLDER),
         Name::refused("ClvpTokenizer", IN_PYTHON),
         Name::honoured("CodeGenTokenizer", BYTES),
-        Name::refused("CodeLlamaTokenizer", OTHER),
-        Name::refused("CohereTokenizer", OTHER),
-        Name::refused("ConvBertTokenizer", OTHER),
+        other("CodeLlamaTokenizer"),
+        other("CohereTokenizer"),
+        other("ConvBertTokenizer"),
         Name::refused("CpmAntTokenizer", IN_PYTHON),
         Name::refused("CpmTokenizer", IN_PYTHON),
-        Name::refused("DPRContextEncoderTokenizer", OTHER),
-        Name::refused("DPRQuestionEncoderTokenizer", OTHER),
+        other("DPRContextEncoderTokenizer"),
+        other("DPRQuestionEncoderTokenizer"),
         Name::refused("DPRReaderTokenizer", NO_PLAIN_TEXT),
         Name::honoured("DebertaTokenizer", BYTES),
         Name::honoured("DebertaV2Tokenizer", UNIGRAM),
@@ -66,8 +78,8 @@ pub static CLASSES: NameTable = NameTable {
         Name::honoured("DistilBertTokenizer", BERTS),
         Name::honoured("ElectraTokenizer", BERTS),
         Name::refused("EsmTokenizer", IN_PYTHON),
-        Name::refused("EsmcTokenizer", OTHER),
-        Name::refused("FNetTokenizer", OTHER),
+        other("EsmcTokenizer"),
+        other("FNetTokenizer"),
         Name::refused("FSMTTokenizer", IN_PYTHON),
         Name::refused("FastSpeech2ConformerTokenizer", IN_PYTHON),
         Name::refused("FlaubertTokenizer", IN_PYTHON),
@@ -76,24 +88,24 @@ pub static CLASSES: NameTable = NameTable {
         Name::refused("GPTNeoXJapaneseTokenizer", IN_PYTHON),
         Name::honoured("GPTNeoXTokenizer", BYTES),
         Name::refused("GPTSw3Tokenizer", IN_PYTHON),
-        Name::refused("GemmaTokenizer", OTHER),
+        other("GemmaTokenizer"),
         Name::honoured(
             "HerbertTokenizer",
             "BPE over letters, the last of a word with `</w>`, between `<s>` and `</s>`",
         ),
         Name::honoured("LEDTokenizer", BYTES),
-        Name::refused("LasrTokenizer", OTHER),
+        other("LasrTokenizer"),
         Name::refused("LayoutLMv2Tokenizer", NO_PLAIN_TEXT),
         Name::refused("LayoutLMv3Tokenizer", NO_PLAIN_TEXT),
         Name::refused("LayoutXLMTokenizer", NO_PLAIN_TEXT),
-        Name::refused("LlamaTokenizer", OTHER),
+        other("LlamaTokenizer"),
         Name::refused("LukeTokenizer", NO_PLAIN_TEXT),
         Name::honoured("LxmertTokenizer", BERTS),
         Name::refused("M2M100Tokenizer", IN_PYTHON),
-        Name::refused("MBart50Tokenizer", OTHER),
-        Name::refused("MBartTokenizer", OTHER),
+        other("MBart50Tokenizer"),
+        other("MBartTokenizer"),
         Name::refused("MLukeTokenizer", NO_PLAIN_TEXT),
-        Name::refused("MPNetTokenizer", OTHER),
+        other("MPNetTokenizer"),
         Name::refused("MarianTokenizer", IN_PYTHON),
         Name::refused("MarkupLMTokenizer", NO_PLAIN_TEXT),
         Name::refused("MecabTokenizer", NOT_OF_A_FOLDER),
@@ -101,12 +113,12 @@ pub static CLASSES: NameTable = NameTable {
         Name::honoured("MobileBertTokenizer", BERTS),
         Name::honoured("MvpTokenizer", BYTES),
         Name::refused("MyT5Tokenizer", IN_PYTHON),
-        Name::refused("NllbTokenizer", OTHER),
-        Name::refused("NougatTokenizer", OTHER),
+        other("NllbTokenizer"),
+        other("NougatTokenizer"),
         Name::honoured("OpenAIGPTTokenizer", "BPE over letters in lower case, the last of a word with `</w>`"),
         Name::refused("PLBartTokenizer", IN_PYTHON),
         Name::refused("ParakeetTokenizer", "it is for speech: of equal tokens in a row one is decoded"),
-        Name::refused("PegasusTokenizer", OTHER),
+        other("PegasusTokenizer"),
         Name::refused("PerceiverTokenizer", IN_PYTHON),
         Name::refused("PhobertTokenizer", IN_PYTHON),
         Name::refused("Pop2PianoTokenizer", NO_PLAIN_TEXT),
@@ -114,16 +126,16 @@ pub static CLASSES: NameTable = NameTable {
         Name::refused("ProphetNetTokenizer", IN_PYTHON),
         Name::honoured("PythonBackend", AS_IT_STANDS),
         Name::honoured("Qwen2Tokenizer", BYTES),
-        Name::refused("Qwen3_5Tokenizer", OTHER),
+        other("Qwen3_5Tokenizer"),
         Name::refused("RagTokenizer", NO_PLAIN_TEXT),
-        Name::refused("ReformerTokenizer", OTHER),
-        Name::refused("RemBertTokenizer", OTHER),
+        other("ReformerTokenizer"),
+        other("RemBertTokenizer"),
         Name::refused("RoCBertTokenizer", IN_PYTHON),
         Name::refused("RoFormerTokenizer", "it cuts Chinese words by jieba"),
         Name::honoured("RobertaTokenizer", BYTES),
-        Name::refused("SeamlessM4TTokenizer", OTHER),
+        other("SeamlessM4TTokenizer"),
         Name::refused("SentencePieceBackend", IN_PYTHON),
-        Name::refused("Siglip2Tokenizer", OTHER),
+        other("Siglip2Tokenizer"),
         Name::refused("SiglipTokenizer", IN_PYTHON),
         Name::refused("Speech2TextTokenizer", IN_PYTHON),
         Name::refused("SpeechT5Tokenizer", IN_PYTHON),
@@ -131,16 +143,16 @@ pub static CLASSES: NameTable = NameTable {
         Name::honoured("SqueezeBertTokenizer", BERTS),
         Name::honoured("T5Tokenizer", UNIGRAM),
         Name::refused("TapasTokenizer", NO_PLAIN_TEXT),
-        Name::refused("Tipsv2Tokenizer", OTHER),
+        other("Tipsv2Tokenizer"),
         Name::honoured("TokenizersBackend", AS_IT_STANDS),
         Name::refused("UdopTokenizer", NO_PLAIN_TEXT),
-        Name::refused("VideoPrismTokenizer", OTHER),
+        other("VideoPrismTokenizer"),
         Name::refused("VitsTokenizer", IN_PYTHON),
         Name::refused("Wav2Vec2CTCTokenizer", IN_PYTHON),
         Name::refused("Wav2Vec2PhonemeCTCTokenizer", IN_PYTHON),
-        Name::refused("WhisperTokenizer", OTHER),
+        other("WhisperTokenizer"),
         Name::refused("WordpieceTokenizer", NOT_OF_A_FOLDER),
-        Name::refused("XGLMTokenizer", OTHER),
+        other("XGLMTokenizer"),
         Name::honoured("XLMRobertaTokenizer", UNIGRAM),
         Name::refused("XLMTokenizer", IN_PYTHON),
         Name::refused("XLNetTokenizer", "it puts its special tokens after the text"),
@@ -660,22 +672,13 @@ pub(super) fn named(folder: &Path, stated: &Map<String, Value>) -> Result<Option
         return Ok(Some(Named { class, is_said: true }));
     }
     let place = folder.join(file);
-    let entry = CLASSES.get(name.strip_suffix("Fast").unwrap_or(&name));
-    let why = entry.map_or("transformers 5.24 has no such class", |entry| entry.why);
-    let error = Error::data(format!(
+    let (why, help) = match CLASSES.answer(name.strip_suffix("Fast").unwrap_or(&name), &name.as_str().into()) {
+        Answer::Refused(entry) | Answer::Told(entry) => (entry.why, entry.help.unwrap_or(TOKENISE)),
+        Answer::Taken | Answer::Unknown => ("transformers 5.24 has no such class", WRITE_JSON),
+    };
+    Err(Error::data(format!(
         "{}: tokenizer_class = {name:?}: expected a class that Kiln implements, since the class decides the ids: {why}",
         place.display()
-    ));
-    let is_python = entry.is_some_and(|entry| matches!(entry.treatment, Treatment::Refused) && entry.why != OTHER);
-    Err(error.help(match is_python {
-        true => {
-            "tokenise the data in Python and give it with data.format = \"tokenized\", or take a model with another tokenizer; `kiln \
-             help other-files` lists the classes"
-        }
-        false => {
-            "in Python, tokenizer = AutoTokenizer.from_pretrained(FOLDER); tokenizer.save_pretrained(FOLDER) writes tokenizer.json; set \
-             tokenizer_class = \"PreTrainedTokenizerFast\" in tokenizer_config.json, and tokenizer.json is read as it stands; `kiln help \
-             other-files` lists the classes"
-        }
-    }))
+    ))
+    .help(help))
 }

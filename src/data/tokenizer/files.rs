@@ -10,20 +10,14 @@ use kiln_models::{ModelConfig, ModelType, json_words};
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, TruncationDirection};
 
+use super::Tokenizer;
 use super::classes::{Arguments, Class, Named, named};
-use super::names::{CONFIG_NAMES, JSON_NAMES, SPECIAL_NAMES};
-use super::{END_OF_TEXT, Tokenizer};
+use super::names::{CONFIG, CONFIG_NAMES, END_OF_TEXT, JSON_NAMES, SPECIAL, SPECIAL_NAMES};
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_error, read_regular};
 
 /// A file by its name in the folder, with what is in it.
 pub type NamedFile = (String, Arc<[u8]>);
-
-/// `tokenizer_config.json`
-pub(super) const CONFIG: &str = "tokenizer_config.json";
-
-/// `special_tokens_map.json`
-pub(super) const SPECIAL: &str = "special_tokens_map.json";
 
 /// Every file of a folder that can belong to its tokenizer.
 pub const FILES: [&str; 14] = [

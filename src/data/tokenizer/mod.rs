@@ -37,15 +37,13 @@ use crate::base::files::{read_error, read_regular_text};
 use crate::base::told::tell_once;
 use crate::data::squad::WindowEncoder;
 use classes::{Class, Ends, Kind};
-use files::{CONFIG, Origin, SPECIAL, Stated};
+use files::{Origin, Stated};
+use names::{CONFIG, SPECIAL};
 
 pub use classes::CLASSES;
 pub use files::{FILES, NamedFile, chat_templates, read_file, tokenizer_files, write_files};
 pub(crate) use guard::guarded;
-pub use names::{CONFIG_NAMES, JSON_NAMES, SPECIAL_NAMES};
-
-/// GPT-2's end-of-text token, which also separates documents.
-pub const END_OF_TEXT: &str = "<|endoftext|>";
+pub use names::{CONFIG_NAMES, END_OF_TEXT, JSON_NAMES, SPECIAL_NAMES};
 
 /// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a vocabulary needs to know
 /// of a language fits in it, and memory stays bounded whatever the corpus.

@@ -3,6 +3,15 @@
 use kiln_models::{Name, NameTable, Unknown};
 use serde_json::json;
 
+/// GPT-2's end-of-text token, which also separates documents.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// The file of the class and its arguments.
+pub(super) const CONFIG: &str = "tokenizer_config.json";
+
+/// The file of special tokens, which tokenizers of today have in [`CONFIG`].
+pub(super) const SPECIAL: &str = "special_tokens_map.json";
+
 const ROLE: &str = "the token of this role, which is special";
 const FURTHER: &str = "a further special token of this tokenizer, by its name in chat templates too";
 const OTHERS: &str = "an argument of classes that are refused; the others do not look at it";
@@ -14,7 +23,7 @@ const LIST: &str = "further special tokens";
 
 /// `tokenizer_config.json`
 pub static CONFIG_NAMES: NameTable = NameTable {
-    file: "tokenizer_config.json",
+    file: CONFIG,
     source: "transformers 5.24",
     names: &[
         Name::honoured("tokenizer_class", "the class decides how text becomes ids: see the table of classes"),
@@ -173,7 +182,7 @@ pub static CONFIG_NAMES: NameTable = NameTable {
 
 /// `special_tokens_map.json`
 pub static SPECIAL_NAMES: NameTable = NameTable {
-    file: "special_tokens_map.json",
+    file: SPECIAL,
     source: "transformers 5.24",
     names: &[
         Name::honoured("bos_token", ROLE),

@@ -145,7 +145,7 @@ mod tests {
     use kiln_models::{ModelConfig, ModelType};
     use serde::Deserialize;
 
-    use super::super::files::CONFIG;
+    use super::super::names::CONFIG;
     use super::super::{RowKind, Tokenizer, write_files};
     use super::*;
     use crate::data::table::Row;
