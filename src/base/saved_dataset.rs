@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::read_json;
+use crate::base::told::tell_once;
 
 /// The file that lists the files of a `Dataset`.
 const STATE: &str = "state.json";
@@ -132,7 +133,9 @@ fn read(folder: &Path, name: &str, table: &NameTable) -> Result<Option<Map<Strin
         return Ok(None);
     }
     let Value::Object(object) = read_json(&path)? else { return Err(wrong(folder, name, "expected an object")) };
-    table.check(&object).map_err(|what| wrong(folder, name, &what))?;
+    for line in table.check(&object).map_err(|what| wrong(folder, name, &what))? {
+        tell_once(format!("{}: {line}", path.display()));
+    }
     Ok(Some(object))
 }
 

@@ -242,6 +242,25 @@ fn a_saved_dataset_trains_by_its_folder_and_by_its_splits() {
     }
 }
 
+#[test]
+fn a_name_in_dataset_info_that_nobody_knows_is_told_once() {
+    let folder = folder();
+    let path = folder.path();
+    let saved = path.join("saved");
+    fs::create_dir(&saved).unwrap();
+    for entry in fs::read_dir(fixture("saved/train")).unwrap() {
+        let file = entry.unwrap().path();
+        fs::copy(&file, saved.join(file.file_name().unwrap())).unwrap();
+    }
+    let info = saved.join("dataset_info.json");
+    let mut object = json(&info);
+    object["tomorrow"] = 1.into();
+    fs::write(&info, object.to_string()).unwrap();
+    leave_out(path, &["validation = "]);
+    let said = warnings(&mut train(path, &["data.format=arrow", "data.train=[\"saved\"]", "trainer.max_steps=1"]));
+    assert_eq!(said.matches("dataset_info.json: tomorrow is not known and not followed").count(), 1, "{said}");
+}
+
 /// What a command that succeeds says on stderr.
 fn warnings(command: &mut Command) -> String {
     let output = command.output().unwrap();
