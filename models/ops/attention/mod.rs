@@ -59,15 +59,14 @@ pub struct Mask {
     seq: usize,
     /// How many sequences it is for; none for any number.
     batch: Option<usize>,
-    /// The queries that see no key, `[batch, 1, seq, 1]`, and what they attend to; none where that is [`Unseen::Evenly`].
+    /// The queries that see no key, `[batch, 1, seq, 1]`, and what they attend to; none where they attend evenly to all
+    /// keys, as in the eager attention of `transformers`, where all scores are the most negative number.
     unseen: Option<(Unseen, Tensor<4, Bool>)>,
 }
 
 /// What a query attends to that sees no key, for example one before the first token of a row that is padded on the left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unseen {
-    /// Evenly to all keys, as in the eager attention of `transformers`, where all scores are the most negative number.
-    Evenly,
     /// Evenly to the keys up to its own that a causal mask shows it, as in GPT-Neo of `transformers`: the most negative number is
     /// added to their scores, which are lost in it but have their gradients, while those of later keys become minus infinity.
     Earlier,
@@ -170,7 +169,6 @@ impl Mask {
                 let all = padding_mask(mask).expand(shape).bool_or(hidden.clone());
                 let queries = all.clone().all_dim(3);
                 match unseen {
-                    Unseen::Evenly => (all, None),
                     Unseen::Nothing => (all, Some((unseen, queries))),
                     Unseen::Earlier => {
                         let shown = queries.clone().expand(shape).bool_and(hidden.bool_not());
@@ -297,7 +295,7 @@ impl Attention<'_> {
         };
         let (evenly, nothing) = match unseen {
             Some((Unseen::Nothing, queries)) => (None, Some(queries)),
-            Some((Unseen::Evenly | Unseen::Earlier, queries)) => (Some(queries), None),
+            Some((Unseen::Earlier, queries)) => (Some(queries), None),
             None => (None, None),
         };
         let hidden = hidden.map(|keys| plain::Hidden { keys, evenly });
