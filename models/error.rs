@@ -5,6 +5,15 @@ use std::path::PathBuf;
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// The argument by which `transformers` accepts weights of other sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllowedBy {
+    /// `ignore_mismatched_sizes`: the head is new.
+    IgnoreMismatchedSizes,
+    /// `resize_token_embeddings`: the vocabulary is larger.
+    ResizeTokenEmbeddings,
+}
+
 /// A model that cannot be built, read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -49,8 +58,8 @@ pub enum Error {
         path: PathBuf,
         /// The expectation, and what was found instead.
         problem: String,
-        /// The name by which `transformers` is asked: `ignore_mismatched_sizes` or `resize_token_embeddings`.
-        allowed_by: &'static str,
+        /// What asks to accept them.
+        allowed_by: AllowedBy,
     },
     /// The operating system refused to read or write.
     #[error("cannot {action} {}: {source}", path.display())]

@@ -49,7 +49,7 @@ mod model;
 pub use compute::{Compute, Pass};
 pub use config::{BertVariant, Gpt2Variant, Head, ModelConfig, ModelType};
 pub use copies::Copies;
-pub use error::{Error, Result};
+pub use error::{AllowedBy, Error, Result};
 pub use kv_cache::KvCache;
 pub use lora::{ADAPTER_CONFIG_NAMES, LoraBias, LoraConfig, LoraInit};
 pub use model::{Body, Model, ModelInput, VocabularyProjection};

@@ -10,7 +10,7 @@ use burn::tensor::{FloatDType, Tensor, TensorData};
 use super::files::{Checkpoint, Values};
 use super::names::{Parameter, StateDict, parameters};
 use super::save::MODEL_FILE;
-use crate::error::{Error, Result};
+use crate::error::{AllowedBy, Error, Result};
 use crate::lora::{PREFIX, is_of_adapter};
 
 /// Prefixes of the tensors of a head. A head of which a checkpoint holds no tensor at all is new and keeps its random
@@ -280,9 +280,9 @@ fn load_wanted<M: StateDict>(
         let all = |is: fn(&Misshaped) -> bool| missing.is_empty() && misshaped.iter().all(|(_, found)| is(found));
         let path = folder.into();
         return Err(if all(Misshaped::is_larger_vocabulary) {
-            Error::OtherSizes { path, problem, allowed_by: "resize_token_embeddings" }
+            Error::OtherSizes { path, problem, allowed_by: AllowedBy::ResizeTokenEmbeddings }
         } else if all(Misshaped::is_of_head) {
-            Error::OtherSizes { path, problem, allowed_by: "ignore_mismatched_sizes" }
+            Error::OtherSizes { path, problem, allowed_by: AllowedBy::IgnoreMismatchedSizes }
         } else {
             Error::Weights { path, problem }
         });

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use kiln_models::serde_words;
+use kiln_models::{AllowedBy, serde_words};
 
 use crate::base::reads::unread_weights;
 use crate::base::signals::Signal;
@@ -322,12 +322,12 @@ impl From<kiln_models::Error> for Error {
             kiln_models::Error::Io { action, path, source } => {
                 Self::io(format_args!("{action} {}", path.display()), source)
             }
-            kiln_models::Error::OtherSizes { allowed_by, .. } => Self::data(error.to_string()).help(match *allowed_by {
-                "resize_token_embeddings" => {
+            kiln_models::Error::OtherSizes { allowed_by, .. } => Self::data(error.to_string()).help(match allowed_by {
+                AllowedBy::ResizeTokenEmbeddings => {
                     "set model.resize_token_embeddings = true to append rows to the embedding of the pretrained model, or leave \
                      model.vocab_size out"
                 }
-                _ => {
+                AllowedBy::IgnoreMismatchedSizes => {
                     "set model.ignore_mismatched_sizes = true to replace this head by a new one with random weights, or choose \
                      the task and the labels (data.label_names) that it was trained for"
                 }

@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use kiln_models::json_words;
 use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
+use kiln_models::{AllowedBy, json_words};
 
 use crate::base::error::{Error, Result};
 use crate::base::files::{read_json, write_json, write_whole};
@@ -205,7 +205,7 @@ impl<T: TrainingTask> Session<T> {
                 let narrow: Narrow<'_> = (plan.engine.compute().dtype(), &only_multiplies);
                 let (model, report) = match &plan.model.adapter {
                     Some(adapter) => load_adapted(model, folder, adapter, narrow).map_err(|error| match error {
-                        kiln_models::Error::OtherSizes { allowed_by: "ignore_mismatched_sizes", .. } => {
+                        kiln_models::Error::OtherSizes { allowed_by: AllowedBy::IgnoreMismatchedSizes, .. } => {
                             Error::from(error).help(
                                 "the head of an adapter keeps its size: merge the adapter first (kiln merge), and set \
                                  model.ignore_mismatched_sizes = true on what comes of it",
