@@ -146,6 +146,13 @@ fn a_job_of_hyperparameters_and_channels_leaves_its_results() {
 }
 
 #[test]
+fn a_tokenizer_config_that_is_no_json_is_told_before_its_limit_is_looked_for() {
+    let root = Root::small(&json!({"training_script": "run_clm.py", "tokenizer_name": "/opt/ml/input/data/tokenizer"}));
+    root.write("input/data/tokenizer/tokenizer_config.json", "{");
+    root.fails(3, &["tokenizer_config.json: expected a JSON object: ", "line 1"]);
+}
+
+#[test]
 fn values_are_read_as_the_texts_that_they_are() {
     let root = Root::small(&json!({
         "learning_rate": "5e-5", "trainer.weight_decay": ".1", "bf16": "False", "label_names": "null", "max_grad_norm": "None",

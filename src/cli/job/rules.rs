@@ -14,6 +14,7 @@ use crate::config::{DataFormat, Task};
 use crate::data::labels::{MAX_CLASSES, MISSING, label_names};
 use crate::data::paths;
 use crate::data::table::{Cell, Columns, Table as Rows, column_names};
+use crate::data::tokenizer::tokenizer_config;
 use crate::session::model_folder::read_config;
 
 /// The tokens to which `run_glue.py` and `run_classification.py` cut a row.
@@ -99,8 +100,7 @@ impl Known<'_> {
             Some(folder) => Some(folder),
             None => self.folder("model")?,
         };
-        let bytes = folder.and_then(|folder| std::fs::read(folder.join("tokenizer_config.json")).ok());
-        let config = bytes.and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
+        let config = folder.map(|folder| tokenizer_config(&folder)).transpose()?;
         // Tokenizers without a limit have 10 to the power of 30.
         Ok(config.and_then(|config| config.get("model_max_length")?.as_i64()))
     }

@@ -97,10 +97,22 @@ impl Origin {
     /// One of the files as a JSON object; an empty one if it is not there.
     pub(super) fn object(&self, name: &str) -> Result<Map<String, Value>> {
         let Some((_, bytes)) = self.files.iter().find(|(file, _)| file == name) else { return Ok(Map::new()) };
-        serde_json::from_slice(bytes).map_err(|error| {
-            Error::data(format!("{}: expected a JSON object: {}", self.folder.join(name).display(), json_words(&error)))
-        })
+        object(&self.folder.join(name), bytes)
     }
+}
+
+/// The `tokenizer_config.json` of `folder`; an empty object if it is not there.
+///
+/// # Errors
+/// A file that cannot be read or is no JSON object.
+pub fn tokenizer_config(folder: &Path) -> Result<Map<String, Value>> {
+    read_file(folder, CONFIG)?.map_or_else(|| Ok(Map::new()), |(name, bytes)| object(&folder.join(name), &bytes))
+}
+
+/// The JSON object in the `bytes` of the file at `path`.
+fn object(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| Error::data(format!("{}: expected a JSON object: {}", path.display(), json_words(&error))))
 }
 
 /// The files in `folder` that belong to its tokenizer, of whatever kind that is.

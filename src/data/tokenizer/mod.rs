@@ -41,7 +41,7 @@ use files::{Origin, Stated};
 use names::{CONFIG, SPECIAL};
 
 pub use classes::CLASSES;
-pub use files::{FILES, NamedFile, chat_templates, read_file, tokenizer_files, write_files};
+pub use files::{FILES, NamedFile, chat_templates, read_file, tokenizer_config, tokenizer_files, write_files};
 pub(crate) use guard::guarded;
 pub use names::{CONFIG_NAMES, END_OF_TEXT, JSON_NAMES, SPECIAL_NAMES};
 
@@ -247,7 +247,7 @@ impl Tokenizer {
     /// Whether the files of `folder` are those of a class of tokenizers that is implemented.
     pub fn is_read(folder: &Path) -> bool {
         let named = || -> Result<bool> {
-            let named = classes::named(folder, &Origin::read(folder, &[])?.object(CONFIG)?)?;
+            let named = classes::named(folder, &tokenizer_config(folder)?)?;
             Ok(named.is_some() || !sentence_piece::NAMES.into_iter().any(|name| folder.join(name).is_file()))
         };
         Self::is_in(folder) && named().unwrap_or(false)
@@ -285,8 +285,7 @@ impl Tokenizer {
             return Self::whole(&found, origin).map_err(|error| error.at(found.display()));
         }
         // The class decides which of several vocabularies is read.
-        let config = Origin::read(folder, &[])?.object(CONFIG)?;
-        let named = classes::named(folder, &config)?.map(|named| named.class);
+        let named = classes::named(folder, &tokenizer_config(folder)?)?.map(|named| named.class);
         let reads = |kind: Kind| named.is_none_or(|class| class.kind() == Some(kind));
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             // Under OpenAI's names `transformers` does not find them, so they are written anew.
