@@ -44,6 +44,26 @@ pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
+/// The byte-order mark: at the start of a file it says that the file is UTF-8 and is no part of the text.
+pub(crate) const MARK: char = '\u{feff}';
+
+/// [`MARK`] in UTF-8.
+pub(crate) const MARK_BYTES: [u8; MARK.len_utf8()] = [0xef, 0xbb, 0xbf];
+
+/// The `text` of a file without the byte-order mark at its start.
+pub(crate) fn without_mark(text: &str) -> &str {
+    text.strip_prefix(MARK).unwrap_or(text)
+}
+
+/// The encoding that the byte at `offset` of a text tells when it is none of UTF-8: those of the byte-order mark in UTF-16.
+pub(crate) fn utf16(offset: usize, byte: u8) -> Option<&'static str> {
+    match (offset, byte) {
+        (0, 0xff) => Some("UTF-16 (little-endian, by its byte-order mark)"),
+        (0, 0xfe) => Some("UTF-16 (big-endian, by its byte-order mark)"),
+        _ => None,
+    }
+}
+
 /// [`read_regular`] of text.
 ///
 /// # Errors
@@ -149,7 +169,7 @@ impl FileKind {
 
 fn is_html(head: &[u8]) -> bool {
     let text = String::from_utf8_lossy(head).to_ascii_lowercase();
-    let text = text.trim_start_matches('\u{feff}').trim_start();
+    let text = without_mark(&text).trim_start();
     text.starts_with("<!doctype html") || text.starts_with("<html")
 }
 
@@ -248,6 +268,11 @@ pub fn ending(path: &Path) -> Option<String> {
     name.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase())
 }
 
+/// Whether the [`ending`] of the file at `path` is one of `endings`.
+pub fn has_ending(path: &Path, endings: &[&str]) -> bool {
+    ending(path).is_some_and(|ending| endings.contains(&&*ending))
+}
+
 /// Whether folders and patterns pass over an entry with this name: files and folders that begin with a dot (`.git`, `._train.csv`,
 /// `.ipynb_checkpoints`), and folders that begin with two underscores (`__MACOSX`, `__pycache__`), as `datasets` does.
 pub fn is_hidden(name: &str, is_folder: bool) -> bool {
@@ -260,9 +285,12 @@ pub fn hidden_parts(path: &str) -> usize {
     path.split('/').enumerate().filter(|(at, part)| is_hidden(part, *at < last)).count()
 }
 
-/// Files that lie beside data and hold none of them, which `datasets` passes over.
-pub const DESCRIPTIONS: [&str; 6] =
-    ["README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
+/// Whether the file at `path` lies beside data and holds none of them by its name, so that `datasets` passes over it.
+pub fn is_description(path: &Path) -> bool {
+    const NAMES: [&str; 6] =
+        ["README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
+    path.file_name().is_some_and(|name| NAMES.iter().any(|known| name == *known))
+}
 
 /// The content of the file at `path`, which a user has named and which may be a pipe (`<(command)`, `/dev/stdin`), of at most
 /// `most` bytes: a device may have no end.
@@ -383,10 +411,25 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 /// # Errors
 /// The operating system's; text that is not the JSON of such a value.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = read_regular(path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
-    serde_json::from_slice(&text).map_err(|error| malformed(path, &error))
+    let found = read_json_if_there(path)?;
+    found.ok_or_else(|| Error::io(format!("read {}", path.display()), &io::ErrorKind::NotFound.into()))
 }
 
-fn malformed(path: &Path, error: &serde_json::Error) -> Error {
+/// [`read_json`], or none where there is no file at `path`.
+///
+/// # Errors
+/// As there.
+pub fn read_json_if_there<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    match read_regular(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => {
+            let text = text.map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+            serde_json::from_slice(&text).map(Some).map_err(|error| malformed(path, &error))
+        }
+    }
+}
+
+/// The error of the file at `path` that is not the JSON of its value.
+pub(crate) fn malformed(path: &Path, error: &serde_json::Error) -> Error {
     Error::data(format!("{}: {}", path.display(), json_words(error)))
 }

@@ -13,7 +13,7 @@ use super::hugging_face::{ARGUMENTS, SWITCHES, Standing, Switch, argument};
 use super::names::SERVICES;
 use super::trainer::TrainerSection;
 use crate::base::error::{Error, Result, nearest};
-use crate::base::files::{MAX_CONFIG, read_given};
+use crate::base::files::{MAX_CONFIG, read_given, without_mark};
 
 /// The settings of a config that change nothing, for people.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl Document {
     /// Lays the arguments in `text`, a JSON object from the file `origin`, over the config file.
     pub(super) fn lay_hf_args(&mut self, text: &str, origin: &str) -> Result<()> {
         let expected = "expected the JSON object that TrainingArguments.to_json_string() writes";
-        let values: serde_json::Map<String, Json> = match serde_json::from_str(text.trim_start_matches('\u{feff}')) {
+        let values: serde_json::Map<String, Json> = match serde_json::from_str(without_mark(text)) {
             Ok(Json::Object(values)) => values,
             Ok(other) => return Err(Error::config(format!("{origin}: {expected}, got {}", kind(&other)))),
             Err(error) => return Err(Error::config(format!("{origin}: {expected}: {}", json_words(&error)))),

@@ -56,7 +56,7 @@ pub use values::{ClassWeights, Interval, StepSize, Validation};
 
 use crate::base::distributed::Devices;
 use crate::base::error::{Error, Result};
-use crate::base::files::{MAX_CONFIG, read_given};
+use crate::base::files::{MAX_CONFIG, read_given, utf16, without_mark};
 use document::Document;
 
 /// A config file: one field per section, after the keys that stand above them.
@@ -251,14 +251,11 @@ pub(crate) fn read(path: &Path) -> Result<String> {
     let text = String::from_utf8(bytes).map_err(|error| {
         let good = error.utf8_error().valid_up_to();
         let line = error.as_bytes()[..good].iter().filter(|byte| **byte == b'\n').count() + 1;
-        let got = match (good, error.as_bytes()[good]) {
-            (0, 0xfe | 0xff) => "UTF-16, by its byte-order mark".to_owned(),
-            _ => format!("other bytes at byte {good}"),
-        };
+        let got = utf16(good, error.as_bytes()[good]);
+        let got = got.map_or_else(|| format!("other bytes at byte {good}"), str::to_owned);
         Error::config(format!("{shown}:{line}: expected UTF-8 text, got {got}")).help("save the file as UTF-8")
     })?;
-    // A byte-order mark says that it is UTF-8.
-    Ok(text.trim_start_matches('\u{feff}').to_owned())
+    Ok(without_mark(&text).to_owned())
 }
 
 /// Adds the config files of `folder` and of `configs/` in it as help.

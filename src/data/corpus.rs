@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use super::paths;
 use super::stream::{PIECE_BYTES, Unit};
 use super::table::{Table, has_rows};
-use super::text_chunks::{MARK, TextChunk, TextChunks, cut, not_utf8};
+use super::text_chunks::{TextChunk, TextChunks, cut, not_utf8};
 use super::text_lines::TextLines;
 use crate::base::error::{Error, Result};
-use crate::base::files::{Decoded, ending, read_error};
+use crate::base::files::{Decoded, ending, read_error, without_mark};
 use crate::base::random::{seed_for, uniform};
 use crate::config::{DataFormat, Documents};
 
@@ -281,7 +281,7 @@ impl Corpus {
             let offset = error.utf8_error().valid_up_to();
             not_utf8(file, offset, error.as_bytes()[offset])
         })?;
-        Ok(text.strip_prefix(MARK).map(str::to_owned).unwrap_or(text))
+        Ok(without_mark(&text).to_owned())
     }
 }
 

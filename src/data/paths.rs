@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use glob::{MatchOptions, Pattern};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{DESCRIPTIONS, ending, is_hidden, read_error};
+use crate::base::files::{ending, has_ending, is_description, is_hidden, read_error};
 use crate::base::saved_dataset;
 use crate::base::variables::expand_text;
 use crate::config::DataFormat;
@@ -123,7 +123,7 @@ pub fn format_of(path: &Path, is_answering: bool) -> Result<Option<DataFormat>> 
 /// All files below `folder` but hidden ones and those that describe a dataset of `datasets` to it, sorted.
 fn visible(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     walk(folder.into(), &[Part::Folders, Part::Pattern(Pattern::new("*").expect("`*` is a pattern"))], files)?;
-    files.retain(|file| !file.file_name().is_some_and(|name| DESCRIPTIONS.iter().any(|known| name == *known)));
+    files.retain(|file| !is_description(file));
     files.sort();
     files.dedup();
     Ok(())
@@ -149,7 +149,7 @@ fn in_folder(folder: &Path, format: DataFormat) -> Result<Vec<PathBuf>> {
     }
     let mut all = Vec::new();
     visible(folder, &mut all)?;
-    let is_wanted = |file: &&PathBuf| ending(file).is_some_and(|ending| format.endings().contains(&&*ending));
+    let is_wanted = |file: &&PathBuf| has_ending(file, format.endings());
     let files = all.iter().filter(is_wanted).cloned().collect::<Vec<_>>();
     if !files.is_empty() {
         return Ok(files);

@@ -6,12 +6,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{Decoded, read_error};
+use crate::base::files::{Decoded, MARK, read_error, utf16};
 use crate::base::signals;
 use crate::cache::mapped::interrupted;
-
-/// The byte-order mark: at the start of a file it says that the file is UTF-8 and is no part of the text.
-pub(crate) const MARK: char = '\u{feff}';
 
 /// A part of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,15 +147,6 @@ pub(crate) fn not_utf8(path: &Path, offset: usize, byte: u8) -> Error {
     };
     Error::data(format!("{}: expected UTF-8 text, got {got}", path.display()))
         .help("convert the file to UTF-8, or leave it out of the pattern")
-}
-
-/// The encoding that the first byte of a text tells when it is none of UTF-8: those of the byte-order mark in UTF-16.
-pub(crate) fn utf16(offset: usize, byte: u8) -> Option<&'static str> {
-    match (offset, byte) {
-        (0, 0xff) => Some("UTF-16 (little-endian, by its byte-order mark)"),
-        (0, 0xfe) => Some("UTF-16 (big-endian, by its byte-order mark)"),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

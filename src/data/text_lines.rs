@@ -4,9 +4,9 @@
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use super::text_chunks::{MARK, TextChunk, not_utf8};
+use super::text_chunks::{TextChunk, not_utf8};
 use crate::base::error::{Error, Result};
-use crate::base::files::{Decoded, read_error};
+use crate::base::files::{Decoded, read_error, without_mark};
 use crate::base::signals;
 use crate::cache::mapped::interrupted;
 
@@ -108,7 +108,7 @@ impl TextLines {
             self.number += 1;
             let text = std::str::from_utf8(&bytes)
                 .map_err(|error| not_utf8(&self.path, start + error.valid_up_to(), bytes[error.valid_up_to()]))?;
-            let text = if start == 0 { text.trim_start_matches(MARK) } else { text };
+            let text = if start == 0 { without_mark(text) } else { text };
             let line = text.strip_suffix('\n').unwrap_or(text);
             let line = line.strip_suffix('\r').unwrap_or(line);
             let text = match self.lines {

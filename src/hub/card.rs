@@ -11,7 +11,9 @@ use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Value, json};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{DESCRIPTIONS, Decoded, MAX_CONFIG, ending, hidden_parts, read_error, read_given};
+use crate::base::files::{
+    Decoded, MAX_CONFIG, has_ending, hidden_parts, is_description, read_error, read_given, without_mark,
+};
 
 /// The name of a card in its repository or folder.
 pub(super) const CARD: &str = "README.md";
@@ -298,7 +300,7 @@ impl Card {
             let options = MatchOptions { require_literal_separator: true, ..MatchOptions::default() };
             let is_asked = |name: &&String| {
                 let file = name.rsplit('/').next().unwrap_or(name);
-                let is_data = !DESCRIPTIONS.contains(&file) || pattern.ends_with(file);
+                let is_data = !is_description(Path::new(name)) || pattern.ends_with(file);
                 is_data && hidden_parts(name) == hidden_parts(pattern.trim_start_matches("./"))
             };
             let mut matching =
@@ -310,8 +312,7 @@ impl Card {
             matching.sort();
             found.extend(matching.into_iter().filter(|name| !found.contains(*name)).cloned().collect::<Vec<_>>());
         }
-        let has_ending = |name: &&String| ending(Path::new(name)).is_some_and(|ending| endings.contains(&&*ending));
-        let wanted = found.iter().filter(has_ending).cloned().collect::<Vec<_>>();
+        let wanted = found.iter().filter(|name| has_ending(Path::new(name), endings)).cloned().collect::<Vec<_>>();
         if wanted.is_empty() {
             let endings = endings.iter().map(|ending| format!(".{ending}")).collect::<Vec<_>>().join(", ");
             let message = format!(
@@ -424,8 +425,7 @@ fn quoted_line(file: &Path) -> std::io::Result<Option<u64>> {
 
 /// The text between the first line and the next one that are `---`.
 fn front_matter(text: &str) -> Option<&str> {
-    let text = text.trim_start_matches('\u{feff}');
-    let front = text.strip_prefix("---")?.trim_start_matches([' ', '\r']).strip_prefix('\n')?;
+    let front = without_mark(text).strip_prefix("---")?.trim_start_matches([' ', '\r']).strip_prefix('\n')?;
     let mut at = 0;
     for line in front.split_inclusive('\n') {
         if line.trim_end() == "---" {

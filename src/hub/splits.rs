@@ -13,7 +13,7 @@ use super::settings::HubSettings;
 use super::transfer::Session;
 use super::{offline_help, parse_id_as};
 use crate::base::error::{Error, Result};
-use crate::base::files::{DESCRIPTIONS, ending, hidden_parts};
+use crate::base::files::{has_ending, hidden_parts, is_description};
 use crate::base::saved_dataset;
 use crate::base::told::tell_once;
 use crate::base::variables::expand_text;
@@ -184,9 +184,11 @@ fn choose(
     split: Split,
     endings: &[&str],
 ) -> std::result::Result<Vec<String>, Vec<String>> {
-    let has_ending = |name: &&String| ending(Path::new(name)).is_some_and(|ending| endings.contains(&&*ending));
-    let is_data = |name: &&String| hidden_parts(name) == 0 && !DESCRIPTIONS.iter().any(|known| is_named(name, known));
-    let placed = listing.iter().filter(has_ending).filter(is_data).map(|name| (place(name), name)).collect::<Vec<_>>();
+    let is_data = |name: &&String| {
+        let path = Path::new(name);
+        has_ending(path, endings) && hidden_parts(name) == 0 && !is_description(path)
+    };
+    let placed = listing.iter().filter(is_data).map(|name| (place(name), name)).collect::<Vec<_>>();
     let of_splits = placed.iter().filter(|((_, split), _)| SPLITS.iter().any(|word| split.starts_with(word)));
     let configs = of_splits.map(|((config, _), _)| config.clone()).collect::<BTreeSet<_>>();
     let chosen = match config {
@@ -202,11 +204,6 @@ fn choose(
         names
     };
     Ok(split.names().iter().map(|name| of(name)).find(|names| !names.is_empty()).unwrap_or_default())
-}
-
-/// Whether the file `name` of a listing is called `file`, in whichever folder.
-fn is_named(name: &str, file: &str) -> bool {
-    name.rsplit('/').next() == Some(file)
 }
 
 /// The configuration and the split of the file `name`, by the rules of `datasets`: `CONFIGURATION/SPLIT-00000-of-00001.parquet`,

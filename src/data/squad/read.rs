@@ -12,11 +12,11 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{Decoded, ending, read_error};
+use crate::base::files::{Decoded, MARK_BYTES, ending, read_error, utf16};
 use crate::config::DataFormat;
 use crate::data::labels::Kind;
 use crate::data::table::{Columns, Row, Table, cell};
-use crate::data::text_chunks::{MARK, not_utf8, utf16};
+use crate::data::text_chunks::not_utf8;
 
 /// An answer in a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -328,7 +328,7 @@ fn read_file(
     if let Some(byte) = head.first().filter(|byte| utf16(0, **byte).is_some()) {
         return Err(not_utf8(path, 0, *byte));
     }
-    let mark = if head.starts_with(MARK.encode_utf8(&mut [0; 3]).as_bytes()) { MARK.len_utf8() } else { 0 };
+    let mark = if head.starts_with(&MARK_BYTES) { MARK_BYTES.len() } else { 0 };
     let is_list = head[mark..].iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     opened.consume(mark);
     // As a stream: what is no SQuAD shows at its beginning, however large it is.

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, spaced, too_long};
 use crate::base::error::{Error, Result};
-use crate::base::files::{Decoded, read_error};
+use crate::base::files::{Decoded, MARK_BYTES, read_error, utf16};
 use crate::base::told::tell_once;
-use crate::data::text_chunks::{MARK, not_utf8, utf16};
+use crate::data::text_chunks::not_utf8;
 
 /// The rows of `file`, whose fields `delimiter` separates. Quotes mean something only in CSV.
 pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows> {
@@ -270,6 +270,3 @@ impl Records {
         text.map(str::to_string)
     }
 }
-
-/// [`MARK`] in UTF-8.
-const MARK_BYTES: [u8; MARK.len_utf8()] = [0xef, 0xbb, 0xbf];

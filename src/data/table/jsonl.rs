@@ -9,8 +9,7 @@ use serde_json::{Map, Value};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, no_json, not_text, too_long, words};
 use crate::base::error::{Error, Result};
-use crate::base::files::{Decoded, read_error};
-use crate::data::text_chunks::{MARK, utf16};
+use crate::base::files::{Decoded, MARK_BYTES, read_error, utf16, without_mark};
 use crate::data::text_lines::{TextLines, read_line};
 
 /// The rows of `file`; empty lines are skipped.
@@ -38,7 +37,7 @@ fn of_lines(path: Arc<Path>, columns: Columns) -> Result<Rows> {
             Err(error) => Some(Err(read_error(&path, &error))),
             Ok(line) if line.len() > MAX_ROW_BYTES => Some(Err(too_long(place))),
             // A byte-order mark begins the file, or one that was joined to it.
-            Ok(line) => match line.strip_prefix(MARK.encode_utf8(&mut [0; 3]).as_bytes()).unwrap_or(&line) {
+            Ok(line) => match line.strip_prefix(&MARK_BYTES).unwrap_or(&line) {
                 line if line.iter().all(u8::is_ascii_whitespace) => None,
                 line => {
                     let row = value(line, None, index == 0).and_then(|value| row(value, &columns, &place));
@@ -283,10 +282,9 @@ impl List {
     /// The list that the file at `path` is, or that its `data` is; none for lines, and for what is neither.
     fn open(path: &Arc<Path>, columns: &Columns) -> Result<Option<Self>> {
         let mut list = Self { path: path.clone(), file: open(path)?, line: 1, rows: 0, is_file: true, is_over: false };
-        let mark = MARK.encode_utf8(&mut [0; 3]).len();
         let head = list.file.fill_buf().map_err(|error| read_error(path, &error))?;
-        if head.starts_with(MARK.encode_utf8(&mut [0; 3]).as_bytes()) {
-            list.file.consume(mark);
+        if head.starts_with(&MARK_BYTES) {
+            list.file.consume(MARK_BYTES.len());
         }
         match list.after_space()? {
             Some(b'[') => {
@@ -310,7 +308,7 @@ impl List {
             read_line(&mut reader, &mut line).map_err(|error| read_error(&self.path, &error))?;
         }
         let text = String::from_utf8_lossy(&line);
-        let text = text.trim_start_matches(MARK);
+        let text = without_mark(&text);
         let text = with_marks(text).map_or(Cow::Borrowed(text), Cow::Owned);
         Ok(serde_json::from_str::<Map<String, Value>>(&text).is_ok_and(|object| {
             let is_row = |value: &Value| value.is_object();

@@ -7,12 +7,12 @@ use serde_json::Value;
 use super::read::malformed;
 use super::{Limits, row};
 use crate::base::error::{Error, Result};
-use crate::base::files::{read_error, read_given};
+use crate::base::files::{read_error, read_given, without_mark};
 use crate::config::Task;
 use crate::data::Batch;
 use crate::data::collate::collate;
 use crate::data::padding::Padding;
-use crate::data::text_chunks::{MARK, not_utf8};
+use crate::data::text_chunks::not_utf8;
 
 /// A batch that fits on a device has fewer.
 const MAX_BATCH_BYTES: u64 = 1 << 28;
@@ -25,7 +25,7 @@ pub fn read_batch(file: &Path, task: Task, limits: &Limits) -> Result<Batch> {
     let bytes = read_given(file, MAX_BATCH_BYTES).map_err(|error| read_error(file, &error))?;
     let text =
         std::str::from_utf8(&bytes).map_err(|error| not_utf8(file, error.valid_up_to(), bytes[error.valid_up_to()]))?;
-    let json: Value = serde_json::from_str(text.trim_start_matches(MARK)).map_err(|error| malformed(file, &error))?;
+    let json: Value = serde_json::from_str(without_mark(text)).map_err(|error| malformed(file, &error))?;
     let at = |error: Error| error.at(file.display());
     let Value::Object(columns) = json else {
         return Err(at(Error::data("expected an object of columns: input_ids, attention_mask, labels, ...")));

@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use super::row;
 use crate::base::error::{Error, Result};
-use crate::base::files::{Decoded, read_error};
+use crate::base::files::{Decoded, MARK_BYTES, read_error};
 use crate::config::Task;
 use crate::data::Example;
-use crate::data::text_chunks::{MARK, TextChunks};
+use crate::data::text_chunks::TextChunks;
 use crate::data::text_lines::{MAX_ROW_BYTES, TextLines, too_long};
 
 /// An array is checked to be text in pieces of this many bytes.
@@ -68,7 +68,7 @@ pub(super) fn rows(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Resul
 fn is_array(file: &Path) -> io::Result<bool> {
     for (at, byte) in BufReader::new(Decoded::open(file)?).bytes().enumerate() {
         let byte = byte?;
-        let is_mark = MARK.encode_utf8(&mut [0; 3]).as_bytes().get(at) == Some(&byte);
+        let is_mark = MARK_BYTES.get(at) == Some(&byte);
         if !is_mark && !byte.is_ascii_whitespace() {
             return Ok(byte == b'[');
         }
