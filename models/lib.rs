@@ -58,4 +58,4 @@ pub use ops::gelu::Activation;
 pub use ops::{Operator, Ops};
 pub use rows::Rows;
 pub use whole_file::WholeFile;
-pub use words::{json_words, json_words_in_line, safetensors_words, serde_words};
+pub use words::{json_words, json_words_in_line, safetensors_words, serde_words, shortened};

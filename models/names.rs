@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::words::shortened;
+
 /// The result of a check; the error is a message that begins with the name.
 type Checked<T> = Result<T, String>;
 
@@ -156,10 +158,10 @@ impl NameTable {
     pub fn check_one(&self, name: &str, value: &Value) -> Checked<Option<String>> {
         match self.answer(name, value) {
             Answer::Taken => Ok(None),
-            Answer::Told(Name { why, .. }) => Ok(Some(format!("{name} = {} is not followed: {why}", shown(value)))),
+            Answer::Told(Name { why, .. }) => Ok(Some(format!("{name} = {} is not followed: {why}", shortened(value)))),
             Answer::Refused(Name { treatment, why, .. }) => {
                 let expected = if let Treatment::Only(only) = treatment { only() } else { Value::Null };
-                Err(format!("{name}: expected {expected}, got {}: {why}", shown(value)))
+                Err(format!("{name}: expected {expected}, got {}: {why}", shortened(value)))
             }
             Answer::Unknown => match self.unknown {
                 Unknown::Told => Ok(Some(format!("{name} is not known and not followed"))),
@@ -173,7 +175,11 @@ impl NameTable {
         let near = self.names.iter().map(|entry| (strsim::jaro_winkler(name, entry.name), entry.name));
         let near = near.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(score, _)| *score > 0.85);
         let near = near.map_or_else(String::new, |(_, near)| format!("; did the writer mean {near}?"));
-        format!("{name} = {}: expected a name of {}, got one that Kiln does not know{near}", shown(value), self.source)
+        format!(
+            "{name} = {}: expected a name of {}, got one that Kiln does not know{near}",
+            shortened(value),
+            self.source
+        )
     }
 
     /// The table as Markdown, for the guide.
@@ -195,16 +201,6 @@ impl NameTable {
             Unknown::Refused => "refused",
         };
         out + &format!("| any other name | {unknown} | Kiln does not know what it changes |\n")
-    }
-}
-
-/// A value in a message, of which a long one is cut.
-fn shown(value: &Value) -> String {
-    const LONGEST: usize = 80;
-    let text = value.to_string();
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}..", &text[..end]),
-        None => text,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Messages of serde, JSON and safetensors in the words of Kiln's own: where, what was expected and what was found.
 
+use std::fmt;
+
 use safetensors::SafeTensorError;
 
 /// What is wrong with a text that is no JSON, or with JSON that is no such value: `line 3, column 5: ..`, without a place where the
@@ -130,6 +132,16 @@ pub fn safetensors_words(error: &SafeTensorError) -> String {
         other => return other.to_string(),
     };
     words.to_owned()
+}
+
+/// `value` in a message, of which a long one is cut.
+pub fn shortened(value: &impl fmt::Display) -> String {
+    const LONGEST: usize = 80;
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use kiln_models::{AllowedBy, serde_words};
+use kiln_models::{AllowedBy, serde_words, shortened};
 
 use crate::base::reads::unread_weights;
 use crate::base::signals::Signal;
@@ -295,6 +295,14 @@ fn has_power(character: char) -> bool {
 /// A message of TOML's reader about a value, in the words of Kiln's other messages.
 pub(crate) fn plain_words(message: &str) -> String {
     serde_words(message, "a table")
+}
+
+/// The error of a value `got` of a data file, which stands at `place`, where `what` is expected.
+pub(crate) fn expected(place: &str, what: &str, got: &serde_json::Value) -> Error {
+    Error::data(match got {
+        serde_json::Value::Null => format!("{place}: expected {what}, and there is none"),
+        got => format!("{place}: expected {what}, got {}", shortened(got)),
+    })
 }
 
 /// The error of `text`, which came from `origin`, and is no TOML or not that of a value.

@@ -411,21 +411,19 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 /// # Errors
 /// The operating system's; text that is not the JSON of such a value.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let found = read_json_if_there(path)?;
-    found.ok_or_else(|| Error::io(format!("read {}", path.display()), &io::ErrorKind::NotFound.into()))
+    let text = read_regular(path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
+    serde_json::from_slice(&text).map_err(|error| malformed(path, &error))
 }
 
 /// [`read_json`], or none where there is no file at `path`.
 ///
 /// # Errors
-/// As there.
+/// A file that cannot be read, and text that is not the JSON of such a value.
 pub fn read_json_if_there<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     match read_regular(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        text => {
-            let text = text.map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
-            serde_json::from_slice(&text).map(Some).map_err(|error| malformed(path, &error))
-        }
+        Err(error) => Err(Error::io(format!("read {}", path.display()), &error)),
+        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| malformed(path, &error)),
     }
 }
 

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use kiln_models::shortened;
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
@@ -142,7 +143,7 @@ impl Document {
                 _ if !sections().contains(&section.as_str()) => return Err(document.locate(unknown_section(&section))),
                 Value::Table(keys) => keys,
                 value => {
-                    let message = format!("expected a section [{section}], got {}", shown(&value));
+                    let message = format!("expected a section [{section}], got {}", shortened(&value));
                     return Err(document.locate(Complaint::new(&section, message)));
                 }
             };
@@ -250,7 +251,7 @@ impl Document {
                     "{}: {} is {}, not a table",
                     origin.at(),
                     path[..=depth].join("."),
-                    shown(entry)
+                    shortened(entry)
                 )));
             };
             target = inner;
@@ -462,15 +463,6 @@ pub(crate) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint
     match nearest(key, known.iter().copied()) {
         Some(near) => complaint.help(format!("did you mean `{near}`? {list}")),
         None => complaint.help(list),
-    }
-}
-
-/// A value in a message, cut when it is long.
-pub(super) fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
     }
 }
 

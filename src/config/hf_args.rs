@@ -3,12 +3,12 @@
 
 use std::path::Path;
 
-use kiln_models::json_words;
+use kiln_models::{json_words, shortened};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use super::OptimizerName;
-use super::document::{Complaint, Document, Place, field_names, full_key, shown};
+use super::document::{Complaint, Document, Place, field_names, full_key};
 use super::hugging_face::{ARGUMENTS, SWITCHES, Standing, Switch, argument};
 use super::names::SERVICES;
 use super::trainer::TrainerSection;
@@ -172,7 +172,7 @@ impl Document {
             let is_lax = json.is_array() && ["lr_scheduler_kwargs", "optim_args"].contains(&argument.name)
                 || argument.name == "auto_find_batch_size";
             if (argument.standing != Standing::Honoured || is_lax) && !argument.takes(&json) {
-                let message = format!("expected {}, got {}", argument.kinds(), shown(value));
+                let message = format!("expected {}, got {}", argument.kinds(), shortened(value));
                 return Err(self.locate(Complaint::new(&format!("trainer.{}", argument.name), message)));
             }
         }
@@ -195,7 +195,7 @@ impl Document {
                 )
                 .help("leave it out: the rate is `learning_rate` by `lr_scheduler_type`, as in Hugging Face's Trainer"),
                 Some(other) => {
-                    let message = format!("expected true or false, got {}", shown(&other));
+                    let message = format!("expected true or false, got {}", shortened(&other));
                     Complaint::new(&format!("trainer.optim_args.{name}"), message)
                 }
             };
@@ -271,7 +271,7 @@ impl Document {
             Some((other, _)) => {
                 let key = full_key(target.0, target.1);
                 let at = if target.0.is_empty() { format!("{key}, above the sections") } else { key };
-                let message = format!("expected true or false, got {}", shown(&other));
+                let message = format!("expected true or false, got {}", shortened(&other));
                 Err(self.locate(Complaint::new(&format!("trainer.{name}"), message).help(format!("or set {at}"))))
             }
         }
@@ -291,7 +291,7 @@ impl Document {
                 path => Some(path.to_owned()),
             },
             other => {
-                let message = format!("expected true, false or the folder of a checkpoint, got {}", shown(other));
+                let message = format!("expected true, false or the folder of a checkpoint, got {}", shortened(other));
                 return Err(self.locate(Complaint::new(&format!("trainer.{NAME}"), message)));
             }
         };
@@ -311,10 +311,10 @@ impl Document {
         let zero = |value: &Value| number(value) == Some(0.0);
         if let Some((value, place)) = self.take("warmup_ratio") {
             let Some(ratio) = number(&value).filter(|ratio| (0.0..=1.0).contains(ratio)) else {
-                let message = format!("expected a ratio from 0 to 1, got {}", shown(&value));
+                let message = format!("expected a ratio from 0 to 1, got {}", shortened(&value));
                 return Err(self.locate(Complaint::new("trainer.warmup_ratio", message)));
             };
-            match self.trainer("warmup_steps").filter(|steps| !zero(steps)).map(shown) {
+            match self.trainer("warmup_steps").filter(|steps| !zero(steps)).map(shortened) {
                 Some(_) if ratio > 0.0 && !place.is_of_a_script() => {
                     return Err(self.two_ways("trainer.warmup_ratio", "trainer.warmup_steps"));
                 }
@@ -337,7 +337,7 @@ impl Document {
             self.unused.because.push(format!(
                 "warmup_steps = {}: the schedule `constant` has no warm-up, in Hugging Face neither; `constant_with_warmup` \
                  has one",
-                shown(&steps)
+                shortened(&steps)
             ));
         }
         Ok(())
@@ -349,9 +349,9 @@ impl Document {
         if given(self.trainer("max_steps"))
             && given(self.trainer("num_train_epochs"))
             && let (Some(steps), Some((epochs, _))) =
-                (self.trainer("max_steps").map(shown), self.take("num_train_epochs"))
+                (self.trainer("max_steps").map(shortened), self.take("num_train_epochs"))
         {
-            let epochs = shown(&epochs);
+            let epochs = shortened(&epochs);
             self.unused.because.push(format!("num_train_epochs = {epochs}: max_steps = {steps} wins over it"));
         }
     }
@@ -390,7 +390,7 @@ impl Document {
         for key in ["eval_steps", "eval_delay"] {
             let idle = if key == "eval_steps" { strategy != "steps" } else { strategy == "no" };
             if let Some(value) = self.trainer(key).filter(|value| idle && number(value) != Some(0.0)) {
-                self.unused.because.push(format!("{key} = {}: eval_strategy = \"{strategy}\"", shown(value)));
+                self.unused.because.push(format!("{key} = {}: eval_strategy = \"{strategy}\"", shortened(value)));
             }
         }
         for key in never.iter().copied().chain(idle).collect::<Vec<_>>() {
@@ -414,7 +414,7 @@ impl Document {
             let Some((value, _)) = self.take(&key) else { continue };
             let json = serde_json::to_value(&value).unwrap_or_default();
             if argument.standing == Standing::Refused && !argument.is_neutral(&json) {
-                let got = shown(&value);
+                let got = shortened(&value);
                 let message = format!("Hugging Face's `{key}` is not supported by this version, got {got}");
                 return Err(self.locate(Complaint::new(&format!("trainer.{key}"), message).help(argument.note)));
             }

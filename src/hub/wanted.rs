@@ -4,10 +4,11 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use kiln_models::json_words;
+use kiln_models::shortened;
 use kiln_models::weights::is_plain_name;
 
 use crate::base::error::{Error, Result};
+use crate::base::files::read_json;
 
 /// The files that a caller of [`resolve`](super::resolve) needs.
 #[derive(Debug, Clone, Copy)]
@@ -163,12 +164,9 @@ pub(super) fn shards(folder: &Path, name: &str) -> Result<BTreeSet<String>> {
         return Ok(BTreeSet::new());
     }
     let path = folder.join(name);
-    let text = std::fs::read(&path).map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
-    let index: serde_json::Value = serde_json::from_slice(&text)
-        .map_err(|error| Error::data(format!("{}: not JSON: {}", path.display(), json_words(&error))))?;
+    let index: serde_json::Value = read_json(&path)?;
     let bad = |what: &str, got: Option<&serde_json::Value>| {
-        let got = got.map_or_else(|| "nothing".to_string(), ToString::to_string);
-        let got = got.char_indices().nth(80).map_or(got.clone(), |(end, _)| format!("{}...", &got[..end]));
+        let got = got.map_or_else(|| "nothing".to_string(), shortened);
         Error::data(format!("{}: {what}, got {got}", path.display()))
     };
     let map = index.get("weight_map");

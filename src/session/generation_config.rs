@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::base::error::{Error, Result};
+use crate::base::files::malformed;
 use crate::config::{GenerateOptions, GenerationSection};
 use crate::data::tokenizer::{NamedFile, Tokenizer, read_file};
 use crate::session::model_folder::ModelFolder;
@@ -116,11 +117,9 @@ impl<'a> File<'a> {
             found => found,
         };
         let Some((path, bytes)) = found else { return Ok(Self { path: String::new(), keys: Map::new(), folder }) };
-        let path = path.join(GENERATION_CONFIG).display().to_string();
-        match serde_json::from_slice(&bytes) {
-            Ok(keys) => Ok(Self { path, keys, folder }),
-            Err(error) => Err(Error::data(format!("{path}: {}", json_words(&error)))),
-        }
+        let path = path.join(GENERATION_CONFIG);
+        let keys = serde_json::from_slice(&bytes).map_err(|error| malformed(&path, &error))?;
+        Ok(Self { path: path.display().to_string(), keys, folder })
     }
 
     /// The value of `key`, if there is one.

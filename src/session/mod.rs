@@ -20,11 +20,11 @@ use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
+use kiln_models::AllowedBy;
 use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
-use kiln_models::{AllowedBy, json_words};
 
 use crate::base::error::{Error, Result};
-use crate::base::files::{read_json, write_json, write_whole};
+use crate::base::files::{malformed, read_json_if_there, write_json, write_whole};
 use crate::base::random::seed_for;
 use crate::config::{ModelSection, RunConfig};
 use crate::data::Dataset;
@@ -377,16 +377,13 @@ impl Session {
 /// A file that holds no plan, and the operating system's.
 pub fn saved_plan(folder: &Path) -> Result<Option<RunPlan>> {
     let path = folder.join(plan::FILE);
-    if std::fs::symlink_metadata(&path).is_err() {
-        return Ok(None);
-    }
-    let saved: serde_json::Value = read_json(&path)?;
+    let Some(saved) = read_json_if_there::<serde_json::Value>(&path)? else { return Ok(None) };
     let is = |key: &str, ours: &str| saved.get(key).and_then(serde_json::Value::as_str) == Some(ours);
     let is_ours = is("schema", plan::SCHEMA) && is("kiln", env!("CARGO_PKG_VERSION"));
     match serde_json::from_value(saved) {
         Ok(plan) => Ok(Some(plan)),
         Err(_) if !is_ours => Ok(None),
-        Err(error) => Err(Error::data(format!("{}: {}", path.display(), json_words(&error)))),
+        Err(error) => Err(malformed(&path, &error)),
     }
 }
 

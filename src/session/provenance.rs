@@ -6,12 +6,12 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::base::build_info::{BURN_VERSION, COMMIT};
-use crate::base::error::{Error, Result};
-use crate::base::files::{hex, read_regular_text, write_json};
+use crate::base::error::Result;
+use crate::base::files::{hex, read_json_if_there, write_json};
 use crate::base::host;
 use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use crate::session::{Session, TrainingTask};
-use kiln_models::{Ops, json_words};
+use kiln_models::Ops;
 use sha2::{Digest, Sha256};
 
 /// The file's name.
@@ -110,15 +110,7 @@ impl Provenance {
     /// # Errors
     /// A file that is no such file, and the operating system's.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
-        let path = folder.join(FILE);
-        match read_regular_text(&path) {
-            Ok(text) => {
-                let read = serde_json::from_str(&text);
-                read.map(Some).map_err(|error| Error::data(format!("{}: {}", path.display(), json_words(&error))))
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::io(format!("read {}", path.display()), &error)),
-        }
+        read_json_if_there(&folder.join(FILE))
     }
 }
 

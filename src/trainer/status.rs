@@ -5,14 +5,13 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-use kiln_models::json_words;
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
 use super::manifest::LOCK;
 use crate::base::clock;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::write_json;
+use crate::base::files::{read_json_if_there, write_json};
 use crate::plan::RunPlan;
 
 /// The file's name.
@@ -121,14 +120,7 @@ impl Status {
     /// # Errors
     /// A `status.json` that is no such file.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
-        let path = folder.join(FILE);
-        let text = match crate::base::files::read_regular_text(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io(format!("read {}", path.display()), &error)),
-        };
-        let mut status: Self = serde_json::from_str(&text)
-            .map_err(|error| Error::data(format!("{}: {}", path.display(), json_words(&error))))?;
+        let Some(mut status) = read_json_if_there::<Self>(&folder.join(FILE))? else { return Ok(None) };
         if status.status == RunStatus::InProgress {
             let lock = folder.join(LOCK);
             // A pipe in its place would not open.

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use kiln_models::shortened;
 use serde_json::Value as Json;
 use toml::Table;
 
@@ -43,9 +44,6 @@ pub(super) struct Asked {
 
 /// Sections whose keys may stand without the section's name, in the order in which they are looked through.
 const BARE: [&str; 4] = ["trainer", "data", "model", "tokenizer"];
-
-/// The value of a message.
-const LONGEST: usize = 80;
 
 /// Where `name` leads.
 enum Target {
@@ -676,11 +674,7 @@ fn shown(name: &str, value: &Json) -> String {
     if name.contains("token") && !name.contains("tokenizer") && !name.contains("tokens") {
         return "...".into();
     }
-    let text = one_line(&value.to_string());
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
-    }
+    shortened(&one_line(&value.to_string()))
 }
 
 /// The text of a value; one that is a text in JSON's quotes is that text. None for null.

@@ -4,7 +4,7 @@
 use kiln_models::{Answer, Name, NameTable, Unknown};
 use serde_json::{Map, Value, json};
 
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, expected};
 
 /// The columns of a row of conversations or instructions, besides those that the config names.
 pub static COLUMNS: NameTable = NameTable {
@@ -177,13 +177,6 @@ const PARAMETERS: [&str; 14] = [
     "return_assistant_tokens_mask",
     "tokenizer_kwargs",
 ];
-
-fn expected(place: &str, what: &str, got: &Value) -> Error {
-    let got = got.to_string();
-    let shown = got.chars().take(80).collect::<String>();
-    let more = if shown.len() < got.len() { ".." } else { "" };
-    Error::data(format!("{place}: expected {what}, got {shown}{more}"))
-}
 
 /// A value, or what its text is as JSON: CSV has no lists, and TRL reads `tools` from a text too.
 fn from_text(place: &str, value: Value) -> Result<Value> {

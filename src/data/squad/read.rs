@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, expected};
 use crate::base::files::{Decoded, MARK_BYTES, ending, read_error, utf16};
 use crate::config::DataFormat;
 use crate::data::labels::Kind;
@@ -191,13 +191,6 @@ fn text_of<'a>(name: &str, value: &'a Value) -> Result<&'a str> {
 /// What `value` says, in whatever format it stands; none for an object.
 fn kind(value: &Value) -> Option<Kind> {
     cell("", value.clone()).ok().map(|cell| Kind::of(&cell))
-}
-
-fn expected(name: &str, what: &str, got: &Value) -> Error {
-    match got {
-        Value::Null => Error::data(format!("{name}: expected {what}, and there is none")),
-        got => Error::data(format!("{name}: expected {what}, got {got}")),
-    }
 }
 
 /// The question of `entry` about `context`; whether its file is of version 2.0 is for the caller to say.

@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::sync::Arc;
 
+use kiln_models::shortened;
 use serde_json::{Map, Value};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, no_json, not_text, too_long, words};
@@ -155,7 +156,7 @@ fn number_of(text: &str) -> Option<(&'static str, f64)> {
 
 fn row(value: Value, columns: &Columns, place: &Place) -> Result<Row> {
     let Value::Object(mut object) = value else {
-        return Err(Error::data(format!("expected an object with the columns of the row, got {}", short(&value))));
+        return Err(Error::data(format!("expected an object with the columns of the row, got {}", shortened(&value))));
     };
     // Writers leave out what is null, so a column of labels is one that the first row has.
     let may_lack = |name: &str| {
@@ -182,15 +183,6 @@ fn row(value: Value, columns: &Columns, place: &Place) -> Result<Row> {
     parts.extend(columns.rest(keys, |name| json(name, &object[name]))?);
     let label = columns.label.as_ref().map(|name| cell(name, object.remove(name).unwrap_or_default())).transpose()?;
     Ok(Row { place: place.clone(), text, text_pair, parts, label })
-}
-
-/// `value` as messages show it.
-fn short(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(40) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
-    }
 }
 
 /// `value` of the column `name` with null for NaN, by which Python says that there is none.
@@ -221,7 +213,7 @@ fn text(object: &Map<String, Value>, name: &str) -> Result<String> {
         },
         // A field of CSV has no other way to say it.
         Value::Null => Ok(String::new()),
-        other => Err(with_help(not_text(name, &short(other)), other)),
+        other => Err(with_help(not_text(name, &shortened(other)), other)),
     }
 }
 
@@ -259,7 +251,7 @@ pub(in crate::data) fn cell(name: &str, value: Value) -> Result<Cell> {
             Ok(Cell::List(values.into_iter().map(|value| cell(name, value)).collect::<Result<_>>()?))
         }
         other => {
-            let error = Error::data(format!("column {name:?}: expected a name or a number, got {}", short(&other)));
+            let error = Error::data(format!("column {name:?}: expected a name or a number, got {}", shortened(&other)));
             Err(with_help(error, &other))
         }
     }

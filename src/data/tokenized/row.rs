@@ -1,6 +1,6 @@
 //! A row of tokenized data as it is written, and the example that it is. Used by the reader of files and by `batch.json`.
 
-use kiln_models::json_words;
+use kiln_models::{json_words, shortened};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -251,14 +251,6 @@ fn whole(value: &Value) -> Option<i64> {
 pub(super) fn own_labels(input_ids: &[i32], mask: Option<&[bool]>) -> impl Iterator<Item = i32> {
     let attended = move |at: usize| mask.is_none_or(|mask| mask[at]);
     input_ids.iter().enumerate().map(move |(at, id)| if attended(at) { *id } else { IGNORED })
-}
-
-fn shortened(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(40) {
-        Some((cut, _)) => format!("{}...", &text[..cut]),
-        None => text,
-    }
 }
 
 fn same_length(name: &str, got: usize, expected: usize) -> Result<()> {

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_models::{ModelConfig, ModelType, json_words};
+use kiln_models::{ModelConfig, ModelType, json_words, shortened};
 use serde_json::{Map, Value};
 use tokenizers::{AddedToken, TruncationDirection};
 
@@ -216,7 +216,7 @@ impl Stated {
             Some(listed) => {
                 let expected = "added_tokens_decoder: expected an object of id = token";
                 let listed =
-                    listed.as_object().ok_or_else(|| bad(CONFIG, format!("{expected}, got {}", short(listed))))?;
+                    listed.as_object().ok_or_else(|| bad(CONFIG, format!("{expected}, got {}", shortened(listed))))?;
                 for (id, value) in listed {
                     let id = id.parse().map_err(|_| bad(CONFIG, format!("{expected}, got the id {id:?}")))?;
                     let token =
@@ -252,7 +252,7 @@ impl Stated {
             };
             for (content, id) in &added {
                 let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
-                    bad("added_tokens.json", format!("{content:?}: expected the id of a token, got {}", short(id)))
+                    bad("added_tokens.json", format!("{content:?}: expected the id of a token, got {}", shortened(id)))
                 })?;
                 let token = AddedToken::from(content.as_str(), is_special(content));
                 if let Some(other) = said.listed.insert(id, token) {
@@ -277,7 +277,7 @@ impl Stated {
             Some(Value::String(side)) if side == "right" => TruncationDirection::Right,
             Some(Value::String(side)) if side == "left" => TruncationDirection::Left,
             Some(other) => {
-                let got = short(other);
+                let got = shortened(other);
                 return Err(bad(CONFIG, format!("truncation_side: expected \"left\" or \"right\", got {got}")));
             }
         };
@@ -308,7 +308,7 @@ impl Stated {
             }
             // These have names: they are roles.
             Value::Object(_) | Value::Null => Ok(None),
-            other => Err((name, format!("{name}: expected a list of tokens, got {}", short(other)))),
+            other => Err((name, format!("{name}: expected a list of tokens, got {}", shortened(other)))),
         }
     }
 
@@ -442,15 +442,15 @@ fn token(value: &Value, special: bool) -> std::result::Result<Option<AddedToken>
         Value::Null => return Ok(None),
         Value::String(content) => return Ok(Some(AddedToken::from(content.as_str(), special))),
         Value::Object(object) => object,
-        other => return Err(format!("expected a token, got {}", short(other))),
+        other => return Err(format!("expected a token, got {}", shortened(other))),
     };
     let Some(Value::String(content)) = object.get("content") else {
-        return Err(format!("expected a token with `content`, got {}", short(value)));
+        return Err(format!("expected a token with `content`, got {}", shortened(value)));
     };
     let flag = |name: &str, default: bool| match object.get(name) {
         None => Ok(default),
         Some(Value::Bool(flag)) => Ok(*flag),
-        Some(other) => Err(format!("{content:?}: {name}: expected true or false, got {}", short(other))),
+        Some(other) => Err(format!("{content:?}: {name}: expected true or false, got {}", shortened(other))),
     };
     let special = flag("special", special)? || special;
     Ok(Some(AddedToken {
@@ -461,12 +461,6 @@ fn token(value: &Value, special: bool) -> std::result::Result<Option<AddedToken>
         normalized: flag("normalized", !special)?,
         special,
     }))
-}
-
-/// A value for a message.
-fn short(value: &Value) -> String {
-    let text = value.to_string();
-    text.char_indices().nth(60).map_or(text.clone(), |(end, _)| format!("{}...", &text[..end]))
 }
 
 impl Tokenizer {

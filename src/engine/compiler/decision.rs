@@ -5,8 +5,8 @@ use std::path::Path;
 use kiln_models::json_words;
 use serde::{Deserialize, Serialize};
 
-use crate::base::error::{Error, Result};
-use crate::base::files::{read_regular, write_whole};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::files::{read_json_if_there, write_whole};
 use crate::config::CompilerMode;
 use crate::engine::handover::Engine;
 
@@ -58,15 +58,12 @@ impl Decision {
     /// # Errors
     /// A file that is no such choice, and the operating system's.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
-        let path = folder.join(FILE);
-        match read_regular(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::io(format!("read {}", path.display()), &error)),
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
-                Error::data(format!("{}: {}", path.display(), json_words(&error)))
-                    .help("remove the file to have the modes tried again, or set compiler.enabled to true or false")
-            }),
-        }
+        read_json_if_there(&folder.join(FILE)).map_err(|error| match error.kind() {
+            ErrorKind::Data => {
+                error.help("remove the file to have the modes tried again, or set compiler.enabled to true or false")
+            }
+            _ => error,
+        })
     }
 
     /// Writes the choice into the run folder.

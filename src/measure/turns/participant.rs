@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kiln_models::json_words_in_line;
+use kiln_models::{json_words_in_line, shortened};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -181,7 +181,7 @@ impl Running {
         self.child.close_input();
         match self.line()? {
             Ok(Line::Said(more)) => {
-                Ok(Err(Failure::of_data(format!("expected its end, got {:?} on its stdout", shortened(&more)))))
+                Ok(Err(Failure::of_data(format!("expected its end, got {:?} on its stdout", shortened(&more.trim())))))
             }
             Ok(Line::End(exit)) => {
                 let seconds = (self.active + began.elapsed()).as_secs_f64();
@@ -201,7 +201,7 @@ impl Running {
             Err(failure) => return Ok(Err(failure)),
         };
         Ok(serde_json::from_str(&line).map_err(|error| {
-            let got = shortened(&line);
+            let got = shortened(&line.trim());
             Failure::of_data(format!(
                 "expected a line of JSON on its stdout ({}), got {got:?}",
                 json_words_in_line(&error)
@@ -328,8 +328,4 @@ fn lines(output: ChildStdout) -> Result<Receiver<io::Result<String>>> {
     let thread = thread::Builder::new().name("kiln-participant".into()).spawn(read);
     thread.map_err(|error| Error::start("the thread that reads a participant's answers", &error))?;
     Ok(receiver)
-}
-
-fn shortened(line: &str) -> String {
-    line.trim().chars().take(200).collect()
 }
