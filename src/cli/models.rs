@@ -399,11 +399,9 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     let task = args.task.as_deref().map_or_else(|| trained_task(&args.model), Task::from_name)?;
     // Nothing is taken of a run of another task.
     let run = run_of(&args.model)?.filter(|(_, config)| config.data.task == task);
-    let options = args.options(task, run.as_ref().map(|(_, config)| config))?;
-    let precision = run.as_ref().map_or(Precision::F32, |(_, config)| config.precision);
-    if let Some((plan, config)) = &run {
-        let taken = args.taken(task, config).join(", ");
-        let taken = if taken.is_empty() { "nothing, since arguments say all" } else { &taken };
+    let (options, precision, taken) = args.options(task, run.as_ref().map(|(_, config)| config))?;
+    if let Some((plan, _)) = &run {
+        let taken = if taken.is_empty() { "nothing, since arguments say all".to_owned() } else { taken.join(", ") };
         tracing::info!("from {}: {taken}", plan.display());
     }
     let (device, compute) = device(&args.device, precision)?;
@@ -422,24 +420,50 @@ impl PredictArgs {
         self.text_column.is_some() || self.text_pair_column.is_some()
     }
 
-    /// The settings: those of the command line, else those of the run `config`, else the defaults.
-    fn options(&self, task: Task, config: Option<&RunConfig>) -> Result<PredictOptions> {
-        let mut data = config.map(|config| config.data.clone()).unwrap_or_default();
+    /// The settings and the precision: those of the command line, else those of the run `config`, which are listed as
+    /// `name = value`, else the defaults.
+    fn options(&self, task: Task, config: Option<&RunConfig>) -> Result<(PredictOptions, Precision, Vec<String>)> {
+        let (of_run, mut taken) = (config.map(|config| &config.data), Vec::new());
+        let mut data = of_run.cloned().unwrap_or_default();
         if self.names_columns() {
             (data.text_column, data.text_pair_column) = (self.text_column.clone(), self.text_pair_column.clone());
+        } else {
+            taken.extend(data.text_column.as_ref().map(|name| format!("text_column = {name:?}")));
+            taken.extend(data.text_pair_column.as_ref().map(|name| format!("text_pair_column = {name:?}")));
         }
-        if !self.choice_columns.is_empty() {
-            data.choice_columns = Some(self.choice_columns.clone());
-        }
-        data.max_length = self.max_length.or(data.max_length);
+        let choices = Some(self.choice_columns.clone()).filter(|choices| !choices.is_empty());
+        let quoted = |choices: &Vec<String>| format!("choice_columns = {choices:?}");
+        data.choice_columns = given_or(choices, data.choice_columns, quoted, &mut taken);
         // A stride belongs to its length.
-        data.doc_stride = self.doc_stride.or(data.doc_stride.filter(|_| self.max_length.is_none()));
-        data.n_best_size = self.n_best_size.or(data.n_best_size);
-        data.max_answer_length = self.max_answer_length.or(data.max_answer_length);
-        data.null_score_diff_threshold = self.null_score_diff_threshold.or(data.null_score_diff_threshold);
-        data.version_2_with_negative = self.version_2_with_negative.unwrap_or(data.version_2_with_negative);
-        let batch_size = config.map_or(8, |config| config.trainer.per_device_eval_batch_size);
-        let batch_size = self.batch_size.unwrap_or(batch_size);
+        let stride = data.doc_stride.filter(|_| self.max_length.is_none());
+        let mut number = |given: Option<usize>, of_run: Option<usize>, name: &str| {
+            given_or(given, of_run, |value| format!("{name} = {value}"), &mut taken)
+        };
+        data.max_length = number(self.max_length, data.max_length, "max_length");
+        data.doc_stride = number(self.doc_stride, stride, "doc_stride");
+        data.n_best_size = number(self.n_best_size, data.n_best_size, "n_best_size");
+        data.max_answer_length = number(self.max_answer_length, data.max_answer_length, "max_answer_length");
+        data.null_score_diff_threshold = given_or(
+            self.null_score_diff_threshold,
+            data.null_score_diff_threshold,
+            |value| format!("null_score_diff_threshold = {value}"),
+            &mut taken,
+        );
+        let negative = (data.version_2_with_negative && task == Task::QuestionAnswering).then_some(true);
+        let negative = given_or(
+            self.version_2_with_negative,
+            negative,
+            |value| format!("version_2_with_negative = {value}"),
+            &mut taken,
+        );
+        data.version_2_with_negative = negative.unwrap_or(false);
+        let batch_size = config.map(|config| config.trainer.per_device_eval_batch_size);
+        let batch_size =
+            given_or(self.batch_size, batch_size, |size| format!("per_device_eval_batch_size = {size}"), &mut taken)
+                .unwrap_or(8);
+        let precision = config.map(|config| config.precision);
+        let precision = given_or(self.device.precision, precision, |value| format!("precision = {value}"), &mut taken)
+            .unwrap_or(Precision::F32);
         let counts = [
             ("--batch-size", Some(batch_size)),
             ("--n-best-size", data.n_best_size),
@@ -453,7 +477,8 @@ impl PredictArgs {
         // SQuAD has no columns that could be named.
         let has_columns = self.names_columns() && ending(&self.input).as_deref() == Some("json");
         let format = format.or(has_columns.then_some(DataFormat::Jsonl));
-        Ok(PredictOptions { format, ..PredictOptions::of(&data, task, self.input.clone(), batch_size) })
+        let options = PredictOptions { format, ..PredictOptions::of(&data, task, self.input.clone(), batch_size) };
+        Ok((options, precision, taken))
     }
 
     /// The format of the rows by that of the run's data, where it fits the ending of the file, or the ending tells none.
@@ -466,33 +491,19 @@ impl PredictArgs {
         };
         (fits && (format.is_table() || format == DataFormat::Squad)).then_some(format)
     }
+}
 
-    /// The settings of the run `config` that hold for this prediction, as `name = value`.
-    fn taken(&self, task: Task, config: &RunConfig) -> Vec<String> {
-        let data = &config.data;
-        let quoted = |name: &Option<String>| name.as_ref().map(|name| format!("{name:?}"));
-        let number = |count: Option<usize>| count.map(|count| count.to_string());
-        let (answers, columns) = (task == Task::QuestionAnswering, !self.names_columns());
-        let choices = data.choice_columns.as_ref().map(|choices| format!("{choices:?}"));
-        let threshold = data.null_score_diff_threshold.map(|threshold| threshold.to_string());
-        let batch_size = Some(config.trainer.per_device_eval_batch_size);
-        let negative = data.version_2_with_negative.then(|| "true".to_owned());
-        let precision = Some(config.precision.to_string());
-        let settings = [
-            ("text_column", quoted(&data.text_column).filter(|_| columns)),
-            ("text_pair_column", quoted(&data.text_pair_column).filter(|_| columns)),
-            ("choice_columns", choices.filter(|_| self.choice_columns.is_empty())),
-            ("max_length", number(data.max_length.filter(|_| self.max_length.is_none()))),
-            ("doc_stride", number(data.doc_stride.filter(|_| self.doc_stride.or(self.max_length).is_none()))),
-            ("n_best_size", number(data.n_best_size.filter(|_| self.n_best_size.is_none()))),
-            ("max_answer_length", number(data.max_answer_length.filter(|_| self.max_answer_length.is_none()))),
-            ("null_score_diff_threshold", threshold.filter(|_| self.null_score_diff_threshold.is_none())),
-            ("version_2_with_negative", negative.filter(|_| answers && self.version_2_with_negative.is_none())),
-            ("per_device_eval_batch_size", number(batch_size.filter(|_| self.batch_size.is_none()))),
-            ("precision", precision.filter(|_| self.device.precision.is_none())),
-        ];
-        settings.into_iter().filter_map(|(name, value)| Some(format!("{name} = {}", value?))).collect()
+/// The value that an argument has given, else that of a run, which `taken` lists as `show` writes it.
+fn given_or<T>(
+    given: Option<T>,
+    of_run: Option<T>,
+    show: impl FnOnce(&T) -> String,
+    taken: &mut Vec<String>,
+) -> Option<T> {
+    if given.is_none() {
+        taken.extend(of_run.as_ref().map(show));
     }
+    given.or(of_run)
 }
 
 /// The task whose head the model `model` (a folder or a Hub id) says it was saved with.
