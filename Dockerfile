@@ -18,7 +18,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ git && rm -
 COPY . .
 
 FROM source AS build-cpu
-RUN cargo build --locked --release --package kiln --target-dir /target && install -D /target/release/kiln /out/kiln
+RUN cargo build --locked --release --package kiln-cli --target-dir /target && install -D /target/release/kiln /out/kiln
 
 FROM source AS build-cuda
 # CUDA is loaded when Kiln runs, so it is built without CUDA, for this version. Burn downloads the LLVM that it links.

@@ -9,8 +9,7 @@ use std::time::Instant;
 
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
-use kiln::config::Task;
-use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, TrainerSection};
+use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, Task, TrainerSection};
 use kiln::data::collate::Collator;
 use kiln::data::loader::{Loader, LoaderOptions, Share};
 use kiln::data::padding::Padding;

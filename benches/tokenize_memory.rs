@@ -12,9 +12,9 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use kiln::base::host::peak_mib;
-use kiln::base::random::seed_for;
 use kiln::config::Documents;
+use kiln::core::host::peak_mib;
+use kiln::core::random::seed_for;
 use kiln::data::corpus::Corpus;
 use kiln::data::tokenizer::Tokenizer;
 use kiln::data::tokens::TokenStore;

@@ -5,8 +5,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use kiln::base::metrics::Record;
 use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Task, TokenizerSection, TrainerSection};
+use kiln::core::metrics::Record;
 use kiln::trainer::step_closures::{StepClosures, When};
 use kiln::trainer::{Callback, Control, DeviceValues, Progress};
 use kiln::{Result, RunConfig, Session, Trainer};
@@ -49,7 +49,7 @@ fn main() -> Result<()> {
     let config = RunConfig::builder("runs/example-callback")
         .on_existing(OnExisting::Overwrite)
         .model(model)
-        .data(DataSection { block_size: Some(32), ..DataSection::text(Task::Clm, ["src/base/*.rs"]) })
+        .data(DataSection { block_size: Some(32), ..DataSection::text(Task::Clm, ["src/optim/*.rs"]) })
         .tokenizer(TokenizerSection::train(300))
         .trainer(TrainerSection {
             max_steps: Some(60),

@@ -6,8 +6,8 @@
 use kiln::config::{
     DataSection, ModelKind, ModelSection, OnExisting, Task, TokenizerSection, TrainerSection, TrainingCompilerConfig,
 };
-use kiln::proof::parity::modes;
 use kiln::{Result, RunConfig, Session};
+use kiln_measure::proof::parity::modes;
 
 fn main() -> Result<()> {
     let model = ModelSection::new(ModelKind::Gpt2);
@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     let config = RunConfig::builder("runs/example-compare")
         .on_existing(OnExisting::Overwrite)
         .model(model)
-        .data(DataSection { block_size: Some(64), ..DataSection::text(Task::Clm, ["src/base/*.rs"]) })
+        .data(DataSection { block_size: Some(64), ..DataSection::text(Task::Clm, ["src/optim/*.rs"]) })
         .tokenizer(TokenizerSection::train(512))
         .trainer(TrainerSection { max_steps: Some(20), learning_rate: 1e-3, ..TrainerSection::default() })
         .compiler(TrainingCompilerConfig::default())

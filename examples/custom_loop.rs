@@ -6,16 +6,15 @@
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use kiln::Result;
-use kiln::base::random::seed_for;
-use kiln::config::Task;
-use kiln::config::{SchedulerKwargs, SchedulerType};
+use kiln::config::{SchedulerKwargs, SchedulerType, Task};
+use kiln::core::random::seed_for;
 use kiln::data::{Batch, Labels};
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::schedule::Schedule;
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::task::DeviceBatch;
 use kiln::trainer::step_closures::{StepClosures, When};
-use kiln_models::config::Gpt2Config;
+use kiln_core::model_config::Gpt2Config;
 use kiln_models::{Model, ModelConfig};
 
 const STEPS: usize = 50;

@@ -19,7 +19,7 @@ fn pretrain(folder: &Path) -> Result<String> {
     let config = RunConfig::builder(folder)
         .on_existing(OnExisting::Overwrite)
         .model(model)
-        .data(DataSection { block_size: Some(48), ..DataSection::text(Task::Clm, ["src/base/*.rs"]) })
+        .data(DataSection { block_size: Some(48), ..DataSection::text(Task::Clm, ["src/optim/*.rs"]) })
         .tokenizer(TokenizerSection::train(400))
         .trainer(TrainerSection { max_steps: Some(20), learning_rate: 5e-3, ..TrainerSection::default() })
         .build()?;
@@ -30,7 +30,7 @@ fn pretrain(folder: &Path) -> Result<String> {
 /// Lines of Kiln's source with what they are, as a table.
 fn write_table(path: &Path) -> Result<()> {
     let read = |file: &str| fs::read_to_string(file).map_err(|error| Error::io(format!("read {file}"), &error));
-    let source = read("src/base/files.rs")? + &read("src/base/process.rs")? + &read("src/base/metrics.rs")?;
+    let source = read("src/optim/optimizer.rs")? + &read("src/optim/schedule.rs")? + &read("src/optim/scaler.rs")?;
     let lines = source.lines().map(str::trim).filter(|line| line.len() > 12);
     let row = |line: &str| {
         let label = if line.starts_with("//") { "comment" } else { "code" };

@@ -2,11 +2,11 @@
 //!
 //!     cargo run --release --example quickstart
 
-use kiln::base::metrics::Record;
 use kiln::config::Task;
 use kiln::config::{
     DataSection, GenerationSection, ModelKind, ModelSection, OnExisting, TokenizerSection, TrainerSection,
 };
+use kiln::core::metrics::Record;
 use kiln::trainer::{Callback, Progress};
 use kiln::{Result, RunConfig, Session, Trainer};
 

@@ -5,14 +5,13 @@
 use burn::module::Module;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
+use kiln_core::model_config::{Activation, BertConfig, BertVariant};
 
 use crate::compute::Pass;
-use crate::config::{BertConfig, BertVariant};
 use crate::layers::{EachLinear, Embedding, LayerNorm, Linear, feed_forward};
 use crate::ops::Operator;
 use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
-use crate::ops::gelu::Activation;
 use crate::rows::{FirstTokens, Rows};
 
 /// The transformer body: token ids to hidden states, and the pooled first token where the head wants it. Reference:

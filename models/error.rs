@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use kiln_core::device_error::unread_weights;
+
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -18,17 +20,9 @@ pub enum AllowedBy {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A field of a model configuration that is wrong or that Kiln does not honour.
-    #[error("model config: {0}")]
-    Config(String),
-    /// A file of another program that asks for what Kiln does not compute.
-    #[error("{what}")]
-    NotComputed {
-        /// The name and the value, and the reason.
-        what: String,
-        /// What the user can do.
-        help: &'static str,
-    },
+    /// A model configuration or a file of another program that is wrong, or asks for what Kiln does not compute.
+    #[error(transparent)]
+    Config(#[from] kiln_core::Error),
     /// An environment variable that is wrong, or asks for what this machine lacks.
     #[error("{0}")]
     Environment(String),
@@ -71,4 +65,30 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+}
+
+impl From<Error> for kiln_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Config(error) => error,
+            Error::NoSuchHead { model_type, task, tasks } => {
+                Self::config(format!("the task {task}: {model_type} has no head for it"))
+                    .help(format!("{model_type} has {tasks}"))
+            }
+            Error::Io { action, path, source } => {
+                Self::io(format_args!("{action} {}", path.display()), &source)
+            }
+            Error::OtherSizes { allowed_by, .. } => Self::data(error.to_string()).help(match allowed_by {
+                AllowedBy::ResizeTokenEmbeddings => {
+                    "set model.resize_token_embeddings = true to append rows to the embedding of the pretrained model, or leave \
+                     model.vocab_size out"
+                }
+                AllowedBy::IgnoreMismatchedSizes => {
+                    "set model.ignore_mismatched_sizes = true to replace this head by a new one with random weights, or choose \
+                     the task and the labels (data.label_names) that it was trained for"
+                }
+            }),
+            error => unread_weights(&error.to_string()).unwrap_or_else(|| Self::data(error.to_string())),
+        }
+    }
 }

@@ -4,16 +4,15 @@
 
 use burn::module::Module;
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use kiln_core::model_config::{Activation, Gpt2Config, Gpt2Variant};
 
 use crate::compute::Pass;
-use crate::config::{Gpt2Config, Gpt2Variant};
 use crate::kv_cache::KvCache;
 use crate::layers::{Conv1D, Dense, EachLinear, Embedding, LayerNorm, Linear, feed_forward};
 use crate::ops::Operator;
 use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_heads};
 use crate::ops::attention::{Attention, Qkv, Unseen};
 use crate::ops::dropout::dropout;
-use crate::ops::gelu::Activation;
 use crate::rows::Rows;
 
 /// The transformer body: token ids to hidden states. Reference: `GPT2Model`.

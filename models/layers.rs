@@ -7,10 +7,11 @@
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Distribution, FloatDType, Int, Shape, Tensor};
+use kiln_core::model_config::Activation;
 
 use crate::compute::Pass;
 use crate::lora::{LoraConfig, LoraInit};
-use crate::ops::gelu::Activation;
+use crate::ops::gelu::activate;
 use crate::ops::linear::{self, FeedForward};
 use crate::ops::{self, Operator, Ops};
 
@@ -125,7 +126,7 @@ pub(crate) fn feed_forward(
 /// `activation(x W + b)`, in `dtype` where there is a bias, else in f32: `[n, in] -> [n, out]`
 fn activated(x: Tensor<2>, layer: Dense<'_>, activation: Activation, dtype: FloatDType, pass: Pass<'_>) -> Tensor<2> {
     let Dense { weight, bias, lora } = layer;
-    let Some(bias) = bias else { return activation.forward(product(x, weight, None, lora, pass)) };
+    let Some(bias) = bias else { return activate(product(x, weight, None, lora, pass), activation) };
     let x = match (lora, dtype) {
         (None, FloatDType::F16 | FloatDType::BF16) => pass.projection_for(Operator::Gelu, x, weight),
         _ => product(x, weight, None, lora, pass),
@@ -168,12 +169,12 @@ impl Linear {
 
 impl Conv1D {
     /// Weights from `N(0, std)`, bias zero.
-    pub fn new(d_in: usize, d_out: usize, std: f64, device: &Device) -> Self {
+    pub(crate) fn new(d_in: usize, d_out: usize, std: f64, device: &Device) -> Self {
         Self { weight: normal([d_in, d_out], std, device), bias: zeros([d_out], device), lora: None }
     }
 
     /// `[n, in] -> [n, out]`
-    pub fn forward(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+    pub(crate) fn forward(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         product(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), pass)
     }
 

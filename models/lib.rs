@@ -2,8 +2,7 @@
 //! bottom, with Hugging Face's names; the device decides which backend runs it. GPT-Neo is a
 //! variant of GPT-2; RoBERTa (with CamemBERT and XLM-RoBERTa), DistilBERT, ELECTRA and ALBERT are variants of BERT.
 //!
-//! The crate knows no data and no training loop, and no files but weights and [`whole_file`], by which files are written whole:
-//! `[batch, seq]` ids go in, logits come out. [`ops`] has the
+//! The crate knows no data and no training loop, and no files but weights: `[batch, seq]` ids go in, logits come out. [`ops`] has the
 //! operators that the models and their training are made of, in a plain and a fused form, for models of one's own as well.
 //!
 //! ```
@@ -30,13 +29,9 @@
 compile_error!("`compiler` is the compiled engine for a GPU: add the feature `wgpu` or `cuda`; the CPU needs neither");
 
 mod error;
-pub mod words;
-pub mod names;
-pub mod whole_file;
 pub mod ops;
 pub mod copies;
 pub mod compute;
-pub mod config;
 pub mod lora;
 pub mod layers;
 pub mod rows;
@@ -47,15 +42,11 @@ pub mod weights;
 mod model;
 
 pub use compute::{Compute, Pass};
-pub use config::{BertVariant, Gpt2Variant, Head, ModelConfig, ModelType};
 pub use copies::Copies;
 pub use error::{AllowedBy, Error, Result};
+pub use kiln_core::model_config::{Activation, BertVariant, Gpt2Variant, Head, ModelConfig, ModelType};
 pub use kv_cache::KvCache;
 pub use lora::{ADAPTER_CONFIG_NAMES, LoraBias, LoraConfig, LoraInit};
 pub use model::{Body, Model, ModelInput, VocabularyProjection};
-pub use names::{Answer, Name, NameTable, Treatment, Unknown};
-pub use ops::gelu::Activation;
 pub use ops::{Operator, Ops};
 pub use rows::Rows;
-pub use whole_file::WholeFile;
-pub use words::{json_words, json_words_in_line, safetensors_words, serde_words, shortened};

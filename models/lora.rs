@@ -4,13 +4,12 @@
 
 use std::collections::BTreeSet;
 
+use kiln_core::error::{Error, Result};
+use kiln_core::model_config::{Head, ModelType};
+use kiln_core::names::{Name, NameTable, Unknown};
+use kiln_core::words::json_words;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-
-use crate::config::{Head, ModelType};
-use crate::error::{Error, Result};
-use crate::names::{Name, NameTable, Unknown};
-use crate::words::json_words;
 
 /// A tensor of a model: its Hugging Face name, and whether it is the weight of a linear layer.
 pub(crate) type Named<'a> = (&'a str, bool);
@@ -260,7 +259,7 @@ impl LoraConfig {
         for target in &self.target_modules {
             if !free().any(|module| names(target, module)) {
                 let known = free().map(|module| module.rsplit('.').next().unwrap_or(module)).collect::<BTreeSet<_>>();
-                return Err(Error::Config(format!(
+                return Err(Error::config(format!(
                     "target_modules: the model has no linear layer called {target:?}; it has {}",
                     known.into_iter().collect::<Vec<_>>().join(", ")
                 )));
@@ -275,7 +274,7 @@ impl LoraConfig {
             };
             if !is_default && !tensors.iter().any(|(name, _)| has(name)) {
                 let known = tensors.iter().filter_map(|(name, _)| name.rsplit('.').nth(1));
-                return Err(Error::Config(format!(
+                return Err(Error::config(format!(
                     "modules_to_save: the model has no module whose name ends in {saved:?}; it has {}",
                     known.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ")
                 )));
@@ -314,7 +313,7 @@ impl LoraConfig {
     /// # Errors
     /// A file that is none of LoRA's, and settings that Kiln does not have and that change what an adapter computes.
     pub fn from_json(text: &str, tensors: &[String]) -> Result<Self> {
-        let bad = |message: String| Err(Error::Config(message));
+        let bad = |message: String| Err(Error::config(message));
         let mut fields: Map<String, Value> = match serde_json::from_str(text) {
             Ok(fields) => fields,
             Err(error) => return bad(format!("not a JSON object: {}", json_words(&error))),
@@ -324,7 +323,7 @@ impl LoraConfig {
             !is_off(value) || ADAPTER_CONFIG_NAMES.get(name).is_none_or(|name| !name.is_refused())
         });
         let given = |name: &str| fields.get(name).filter(|value| !value.is_null());
-        let refused = |what: String, help| Err(Error::NotComputed { what, help });
+        let refused = |what: String, help: &str| Err(Error::data(what).help(help));
         // Other kinds have names of their own, of which none would say what the matter is.
         let kind =
             fields.iter().filter(|(name, _)| *name == "peft_type").map(|(name, kind)| (name.clone(), kind.clone()));
@@ -337,21 +336,21 @@ impl LoraConfig {
             None => Ok(default),
             Some(value) => match value.as_f64().filter(|value| value.is_finite() && *value >= 0.0) {
                 Some(value) => Ok(value),
-                None => Err(Error::Config(format!("{name}: expected a number of 0 or more, got {value}"))),
+                None => Err(Error::config(format!("{name}: expected a number of 0 or more, got {value}"))),
             },
         };
         let flag = |name: &str| match given(name) {
             None => Ok(false),
             Some(value) => match value.as_bool() {
                 Some(flag) => Ok(flag),
-                None => Err(Error::Config(format!("{name}: expected true or false, got {value}"))),
+                None => Err(Error::config(format!("{name}: expected true or false, got {value}"))),
             },
         };
         let list = |name: &str| match given(name) {
             None => Ok(None),
             Some(value) => match serde_json::from_value::<Vec<String>>(value.clone()) {
                 Ok(names) => Ok(Some(names)),
-                Err(_) => Err(Error::Config(format!("{name}: expected a list of names, got {value}"))),
+                Err(_) => Err(Error::config(format!("{name}: expected a list of names, got {value}"))),
             },
         };
         let default = Self::default();

@@ -4,10 +4,12 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
+use kiln_core::model_config::{
+    Activation, BertConfig, BertVariant, ELECTRA_SUMMARY_DROPOUT, Gpt2Config, Gpt2Variant, Head, ModelConfig,
+};
 
 use crate::bert::BertModel;
 use crate::compute::{Compute, Pass};
-use crate::config::{BertConfig, BertVariant, ELECTRA_SUMMARY_DROPOUT, Gpt2Config, Gpt2Variant, Head, ModelConfig};
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, Positions};
 use crate::kv_cache::KvCache;
@@ -15,7 +17,6 @@ use crate::layers::{EachLinear, LayerNorm, Linear, Lora, uninitialized};
 use crate::lora::LoraConfig;
 use crate::ops::attention::Mask;
 use crate::ops::dropout::dropout;
-use crate::ops::gelu::Activation;
 use crate::ops::products::Operands;
 use crate::ops::{Form, Operator, Ops};
 use crate::rows::{FirstTokens, Rows};

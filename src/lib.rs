@@ -4,31 +4,30 @@
 //!
 //! The modules stand in the order in which data flows, and each imports only from those above it. A [`RunConfig`] is what a
 //! file says. A [`Session`] opens what it names: model folder, tokenizer, data and device. From the config and these facts
-//! follows its [`RunPlan`]: batch arithmetic, steps, learning rate, memory. The [`trainer`] carries the plan out, [`proof`]
-//! shows that both modes compute the same, and [`measure`] says what the switch is worth.
+//! follows its [`RunPlan`]: batch arithmetic, steps, learning rate, memory. The [`trainer`] carries the plan out.
 //!
 //! ```no_run
-//! use kiln::{RunConfig, Session, proof};
+//! use kiln::{RunConfig, Session, Trainer};
 //!
 //! # fn main() -> kiln::Result<()> {
 //! let session = Session::open(RunConfig::load("configs/quickstart.toml")?)?;
 //! println!("{}", session.plan().describe());
-//! let output = proof::trainer(session)?.train()?;
+//! let output = Trainer::new(session)?.train()?;
 //! println!("{} steps", output.step);
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! The crate stands on [`kiln_core`], [`kiln_data`] and [`kiln_models`]. The crate `kiln-measure` shows that both
+//! modes compute the same and measures what the switch is worth; `kiln-cli` is the program.
 
-// The ground floor.
-pub mod base;
+// The ground floor: what was built, reads from a device, several processes.
+pub mod build_info;
+pub mod reads;
+pub mod distributed;
 
-// The run as it is written, and the world outside.
+// The run as it is written, and what is learned.
 pub mod config;
-pub mod hub;
-pub mod cache;
-
-// Examples, and what is learned from them.
-pub mod data;
 pub mod task;
 
 // How it is computed.
@@ -43,16 +42,14 @@ pub mod session;
 pub mod inference;
 pub mod trainer;
 
-// Evidence and measurement.
-pub mod proof;
-pub mod measure;
-
-// The guide, which is text, and the command.
+// The guide, which is text.
 pub mod guide;
-pub mod cli;
 
-pub use base::error::{Error, ErrorKind, Result};
 pub use config::RunConfig;
+pub use kiln_core as core;
+pub use kiln_core::error::{Error, ErrorKind, Result};
+pub use kiln_data as data;
+pub use kiln_models as models;
 pub use plan::RunPlan;
 pub use session::{Session, TrainingTask};
 pub use trainer::Trainer;

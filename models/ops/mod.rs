@@ -51,7 +51,7 @@ pub mod threads;
 use burn::tensor::Device;
 pub use fused::{Availability, DTYPES, FUSED, FusedForm, Target};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The operators that have a fused form, in the order in which a step meets them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,10 +147,11 @@ impl Ops {
         if inner == Device::flex() {
             return Ok(Self::Fused);
         }
-        Err(Error::Config(format!(
+        Err(kiln_core::Error::config(format!(
             "this build has Kiln's fused operators for the CPU only, and the device is {inner:?}; they are part of the \
              compiled engine (feature `compiler`)"
-        )))
+        ))
+        .into())
     }
 
     /// The same, but fused for `operators` alone; plain operators stay plain. [`Ops::Plain`] and [`Ops::Fused`] where that

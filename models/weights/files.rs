@@ -7,15 +7,16 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
+use kiln_core::files::is_plain_name;
+use kiln_core::words::json_words;
 use memmap2::Mmap;
 use pytorch_reader::PytorchReader;
 use safetensors::tensor::Metadata;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde_json::Value;
 
 use super::save::{ADAPTER_FILE, MODEL_FILE};
 use crate::error::{Error, Result};
-use crate::words::{json_words, safetensors_words};
 
 /// An opened checkpoint: every tensor's name, and where to read it.
 pub(super) struct Checkpoint {
@@ -153,14 +154,6 @@ impl Checkpoint {
     }
 }
 
-/// Whether `name` is one plain component of a path, which stays in the folder that it is joined to on every system: not empty,
-/// no `.` or `..`, no separator, no drive, no control character. For names that come from files and servers.
-pub fn is_plain_name(name: &str) -> bool {
-    let has_drive =
-        name.as_bytes().first().is_some_and(u8::is_ascii_alphabetic) && name.as_bytes().get(1) == Some(&b':');
-    !matches!(name, "" | "." | "..") && !has_drive && !name.contains(|c: char| c == '/' || c == '\\' || c.is_control())
-}
-
 /// The names and shapes of the tensors of the adapter in `folder`.
 ///
 /// # Errors
@@ -221,4 +214,46 @@ fn not_float(path: &Path, name: &str, dtype: &str) -> Error {
 
 fn io(path: &Path, source: std::io::Error) -> Error {
     Error::Io { action: "read", path: path.into(), source }
+}
+
+/// What is wrong with a file that is no safetensors file.
+pub fn safetensors_words(error: &SafeTensorError) -> String {
+    let words = match error {
+        SafeTensorError::HeaderTooSmall => "it ends before its header",
+        SafeTensorError::HeaderTooLarge => "its first 8 bytes state a header of more than 100 MB",
+        SafeTensorError::InvalidHeaderLength => "its first 8 bytes state a header that is longer than the file",
+        SafeTensorError::InvalidHeader(_) => "its header is not UTF-8 text",
+        SafeTensorError::InvalidHeaderDeserialization(error) | SafeTensorError::JsonError(error) => {
+            return format!("its header is not the JSON of tensors: {}", json_words(error));
+        }
+        SafeTensorError::InvalidOffset(name) => {
+            return format!("the bytes of the tensor {name} do not begin where those before it end");
+        }
+        SafeTensorError::MetadataIncompleteBuffer => {
+            "its tensors do not fill it: bytes are missing or left over at its end"
+        }
+        SafeTensorError::TensorInvalidInfo => "the shape of a tensor and the number of its bytes do not agree",
+        SafeTensorError::ValidationOverflow => "the shape of a tensor is too large to be counted",
+        other => return other.to_string(),
+    };
+    words.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn files_that_are_no_safetensors() {
+        let words = |bytes: &[u8]| safetensors_words(&SafeTensors::read_metadata(bytes).unwrap_err());
+        assert_eq!(words(b"x"), "it ends before its header");
+        assert_eq!(words(&200u64.to_le_bytes()), "its first 8 bytes state a header that is longer than the file");
+        let header = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        assert!(words(&header("{\"a\": 1}")).starts_with("its header is not the JSON of tensors: line 1, column "));
+        assert_eq!(
+            words(&header("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}")),
+            "its tensors do not fill it: bytes are missing or left over at its end"
+        );
+    }
 }

@@ -7,7 +7,7 @@ mod load;
 mod names;
 mod save;
 
-pub use files::{adapter_tensors, is_plain_name};
+pub use files::{adapter_tensors, safetensors_words};
 pub use load::{ALL_WIDE, LoadOptions, LoadReport, Misshaped, Narrow, load, load_adapted, load_saved, load_with};
 pub(crate) use names::TRANSPOSED;
 pub use names::{Depth, Parameter, StateDict, parameters};

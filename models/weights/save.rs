@@ -6,11 +6,11 @@ use std::path::Path;
 
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
+use kiln_core::whole_file;
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::names::{Parameter, StateDict, parameters};
 use crate::error::{Error, Result};
-use crate::whole_file;
 
 /// The weights of a model.
 pub const MODEL_FILE: &str = "model.safetensors";
@@ -83,7 +83,7 @@ pub fn save<M: StateDict>(model: &M, folder: &Path) -> Result<()> {
     write_safetensors(&path, &tensors)
 }
 
-/// Writes `tensors` to `path` as one safetensors file, as a [`WholeFile`](crate::WholeFile).
+/// Writes `tensors` to `path` as one safetensors file, as a [`WholeFile`](kiln_core::whole_file::WholeFile).
 ///
 /// # Errors
 /// The operating system's, for example a full disk; `path` is then as it was before.

@@ -3,14 +3,14 @@
 //! goal that they serve. The arithmetic of the learning rate is here too, since it needs nothing but these two sections;
 //! the batch's is the plan's.
 
+use kiln_core::choices;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::names::names;
 use super::values::{CountReader, some_count};
-use crate::base::distributed::Devices;
+use crate::distributed::Devices;
 
-names! {
+choices! {
     /// Which number stays when the micro-batch changes.
     BatchScaling("batch scaling") {
         /// The examples of an optimizer step stay; micro-batch and accumulation are derived.
@@ -20,7 +20,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// How the learning rate follows the batch.
     LrScaling("learning-rate scaling") {
         /// It does not.
@@ -32,7 +32,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// Which batch the learning rate follows.
     BatchScope("scope") {
         /// All examples of an optimizer step.

@@ -3,12 +3,13 @@
 
 use std::path::PathBuf;
 
+use kiln_core::error::Result;
+
 use super::{
     BatchSection, DataSection, DeviceKind, DeviceSection, DistributedSection, GenerationSection, LearningRateSection,
     LoraSection, ModelSection, OnExisting, Precision, RunConfig, TokenizerSection, TrainerSection,
     TrainingCompilerConfig,
 };
-use crate::base::error::Result;
 
 /// Builds a [`RunConfig`] section by section.
 ///

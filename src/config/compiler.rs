@@ -1,14 +1,15 @@
 //! Values of `[compiler]` with more than one spelling: `enabled` is true, false or `"auto"`, `fused_ops` a switch or a list
 //! of operators, `verify` a word or a number of steps. [`crate::engine::compiler`] resolves them for a device.
 
+use kiln_core::choices::unknown_name;
+use kiln_core::error::Error;
 use kiln_models::Operator;
 use serde::de::Error as _;
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Value;
 
-use super::names::{CompilerMode, Switch, unknown_name};
-use crate::base::error::Error;
+use super::names::{CompilerMode, Switch};
 
 /// Reads `enabled`: true, false or `"auto"`; the modes' own names do too.
 pub(super) fn read_enabled<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CompilerMode, D::Error> {

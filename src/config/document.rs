@@ -6,7 +6,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use kiln_models::shortened;
+use kiln_core::error::{Error, ErrorKind, Result, nearest, printable};
+use kiln_core::words::shortened;
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
@@ -18,9 +19,9 @@ use super::sections::{
     TrainingCompilerConfig,
 };
 use super::settings::Setting;
+use super::toml_words::{plain_words, toml_error};
 use super::trainer::TrainerSection;
 use super::{BatchSection, LearningRateSection, LoraSection, OptimArgs, RunConfig, SchedulerKwargs};
-use crate::base::error::{Error, ErrorKind, Result, nearest, plain_words, printable, toml_error};
 
 /// A mistake in one key, before it is known where in which file that key stands.
 #[derive(Debug)]
@@ -417,13 +418,13 @@ pub(super) fn escaped(mut text: String) -> std::result::Result<String, toml::de:
 }
 
 /// `text` as a string of TOML, without power over a terminal ([`printable`]).
-pub(crate) fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     // JSON's escapes are TOML's too.
     printable(&serde_json::Value::from(text).to_string()).into_owned()
 }
 
 /// The names of all sections, in the order of a config file.
-pub(crate) fn sections() -> Vec<&'static str> {
+pub fn sections() -> Vec<&'static str> {
     field_names::<RunConfig>().iter().copied().filter(|name| !TOP_LEVEL.contains(name)).collect()
 }
 
@@ -467,7 +468,7 @@ pub(crate) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint
 }
 
 /// The names of a struct's fields as serde knows them, so that the list of keys is the struct itself.
-pub(crate) fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+pub fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
     struct Names<'a>(&'a mut &'static [&'static str]);
 
     impl<'de> Deserializer<'de> for Names<'_> {

@@ -1,9 +1,9 @@
 //! How a text is continued: the settings of `[generation]` and of `kiln generate`.
 
+use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::GenerationSection;
-use crate::base::error::{Error, Result};
 
 /// How the next token is chosen and when to stop.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use kiln_models::{json_words, shortened};
+use kiln_core::error::{Error, Result, nearest};
+use kiln_core::files::{MAX_CONFIG, read_given, without_mark};
+use kiln_core::words::{json_words, shortened};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
@@ -12,8 +14,6 @@ use super::document::{Complaint, Document, Place, field_names, full_key};
 use super::hugging_face::{ARGUMENTS, SWITCHES, Standing, Switch, argument};
 use super::names::SERVICES;
 use super::trainer::TrainerSection;
-use crate::base::error::{Error, Result, nearest};
-use crate::base::files::{MAX_CONFIG, read_given, without_mark};
 
 /// The settings of a config that change nothing, for people.
 #[derive(Debug, Default)]

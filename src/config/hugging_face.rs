@@ -173,7 +173,7 @@ pub(crate) struct Switch {
     /// Section and key; keys above the sections have none.
     pub(crate) target: (&'static str, &'static str),
     /// The key's value.
-    pub(crate) value: &'static str,
+    pub value: &'static str,
     /// It wins over the key itself in the same place, as it does in Hugging Face.
     pub(crate) wins: bool,
 }

@@ -18,8 +18,8 @@ pub(crate) mod names;
 mod optimizer;
 pub(crate) mod scheduler;
 mod sections;
-pub(crate) mod settings;
-mod task;
+pub mod settings;
+pub mod toml_words;
 mod trainer;
 mod training_only;
 mod values;
@@ -29,35 +29,33 @@ mod tests;
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
 pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrScaling, ScaledRate, TrainBatchSize};
 pub use builder::RunConfigBuilder;
-pub(crate) use check::check_label_names;
 pub use compiler::{FusedOps, Verify};
-pub(crate) use document::{field_names, quoted};
+use document::Document;
+pub use document::{field_names, quoted};
 pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
+use kiln_core::error::{Error, Result};
+use kiln_core::files::{MAX_CONFIG, read_given, utf16, without_mark};
+pub use kiln_data::settings::{DataFormat, DocumentEnd, Documents, PaddingStrategy, Sampler};
+pub use kiln_data::task::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, Task};
 pub use lora::LoraSection;
 pub use names::{
-    Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DataFormat, DdpBackend, DeviceKind,
-    DocumentEnd, Documents, EvalStrategy, Integration, LogLevel, LoggingStrategy, ModelKind, OnExisting,
-    PaddingStrategy, Precision, Sampler, SaveStrategy, Switch,
+    Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DdpBackend, DeviceKind, EvalStrategy,
+    Integration, LogLevel, LoggingStrategy, ModelKind, OnExisting, Precision, SaveStrategy, Switch,
 };
 pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
 pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
 pub use sections::{
-    DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, DataSection, DeviceSection, DistributedSection, GenerationSection,
-    ModelSection, RunSection, TokenizerSection, TrainingCompilerConfig,
+    DataSection, DeviceSection, DistributedSection, GenerationSection, ModelSection, RunSection, TokenizerSection,
+    TrainingCompilerConfig,
 };
-pub use task::Task;
+use serde::{Deserialize, Serialize};
 pub use trainer::{RunLength, TrainerSection};
 pub use values::{ClassWeights, Interval, StepSize, Validation};
 
-use crate::base::distributed::Devices;
-use crate::base::error::{Error, Result};
-use crate::base::files::{MAX_CONFIG, read_given, utf16, without_mark};
-use document::Document;
+use crate::distributed::Devices;
 
 /// A config file: one field per section, after the keys that stand above them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -235,7 +233,7 @@ pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
 ///
 /// # Errors
 /// A config error for a file that is missing, a folder, too long or not UTF-8; the operating system's.
-pub(crate) fn read(path: &Path) -> Result<String> {
+pub fn read(path: &Path) -> Result<String> {
     let shown = path.display();
     if path.is_dir() {
         return Err(with_neighbours(Error::config(format!("{shown}: expected a config file, got a folder")), path));

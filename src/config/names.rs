@@ -2,75 +2,10 @@
 //! an error with the nearest one. Values that are known but that this version cannot do are refused here, with the
 //! reason.
 
-use crate::base::error::{Error, nearest};
+use kiln_core::choices;
+use kiln_core::error::Error;
 
-/// Declares an enum whose values are names in a config file: `ALL`, `as_str`, `Display`, `FromStr` and serde, all from
-/// one list. The optional function sees names that are not in the list: synonyms it maps, names with a reason it
-/// refuses.
-macro_rules! names {
-    ($(#[$meta:meta])* $name:ident ($what:literal $(, $special:path)?) {
-        $($(#[$value_meta:meta])* $value:ident = $text:literal),+ $(,)?
-    }) => {
-        $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$value_meta])* $value),+ }
-
-        impl $name {
-            /// Every value, in the order in which messages list them.
-            pub const ALL: &'static [Self] = &[$(Self::$value),+];
-
-            /// The name as a config file writes it.
-            pub const fn as_str(self) -> &'static str {
-                match self { $(Self::$value => $text),+ }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(self.as_str())
-            }
-        }
-
-        impl std::str::FromStr for $name {
-            type Err = $crate::base::error::Error;
-
-            fn from_str(given: &str) -> $crate::base::error::Result<Self> {
-                if let Some(value) = Self::ALL.iter().find(|value| value.as_str() == given) {
-                    return Ok(*value);
-                }
-                $(if let Some(special) = $special(given) {
-                    return special;
-                })?
-                Err($crate::config::names::unknown_name($what, given, Self::ALL.iter().map(|value| value.as_str())))
-            }
-        }
-
-        impl serde::Serialize for $name {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-                serializer.serialize_str(self.as_str())
-            }
-        }
-
-        impl<'de> serde::Deserialize<'de> for $name {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-            }
-        }
-    };
-}
-pub(crate) use names;
-
-/// The error for a name that is not among `known`: lists them and suggests the nearest.
-pub(crate) fn unknown_name<'a>(what: &str, given: &str, known: impl Iterator<Item = &'a str>) -> Error {
-    let known: Vec<&str> = known.collect();
-    let error = Error::config(format!("unknown {what} `{given}`: expected one of {}", known.join(", ")));
-    match nearest(given, known) {
-        Some(name) => error.help(format!("did you mean `{name}`?")),
-        None => error,
-    }
-}
-
-names! {
+choices! {
     /// The way in which a run treats a run folder that exists already.
     OnExisting("on_existing") {
         /// Stop with an error; nothing is touched.
@@ -83,7 +18,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// How a run computes.
     CompilerMode("compiler") {
         /// Every operation eagerly, as Burn has it.
@@ -96,7 +31,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// The library that sums the gradients of several devices.
     DdpBackend("ddp_backend") {
         /// NVIDIA's NCCL, on the devices themselves, which are CUDA's.
@@ -106,7 +41,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// A part of the training compiler.
     Switch("setting") {
         /// Where the device has it.
@@ -118,7 +53,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// How much Burn tunes: how many candidates it times for how many sizes.
     AutotuneLevel("autotune level") {
         /// The level that the device wants: `balanced` on wgpu, `full` on CUDA.
@@ -134,7 +69,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// The model family, Hugging Face's `model_type`.
     ModelKind("model kind") {
         /// GPT-2: a decoder for causal language modelling and sequence classification.
@@ -158,7 +93,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// How the losses of the micro-batches of an optimizer step become its loss, in the tasks in which `transformers` takes
     /// the mean of each micro-batch.
     Accumulation("accumulation") {
@@ -170,111 +105,7 @@ names! {
     }
 }
 
-names! {
-    /// How the data files are written.
-    DataFormat("data format") {
-        /// Plain UTF-8 text, tokenized here.
-        Text = "text",
-        /// Comma-separated columns; the first row names them, fields may stand in double quotes.
-        Csv = "csv",
-        /// Tab-separated columns; the first row names them, quotes mean nothing.
-        Tsv = "tsv",
-        /// A JSON object a line.
-        Jsonl = "jsonl",
-        /// Parquet files.
-        Parquet = "parquet",
-        /// The folders that `datasets.save_to_disk` writes, and their files.
-        Arrow = "arrow",
-        /// SQuAD's JSON, version 1.1 or 2.0, for question answering.
-        Squad = "squad",
-        /// JSON or JSONL rows of `input_ids`, `attention_mask`, `token_type_ids`, `labels`; -100 is the ignored label.
-        Tokenized = "tokenized",
-    }
-}
-
-impl DataFormat {
-    /// The endings of the names of files in this format, in lower case: a folder of data stands for these files.
-    pub fn endings(self) -> &'static [&'static str] {
-        match self {
-            Self::Text => &["txt", "text", "raw", "tokens"],
-            Self::Csv => &["csv"],
-            Self::Tsv => &["tsv"],
-            Self::Jsonl | Self::Tokenized => &["jsonl", "ndjson", "json"],
-            Self::Parquet => &["parquet"],
-            Self::Arrow => &["arrow"],
-            Self::Squad => &["json", "jsonl", "ndjson", "parquet", "arrow"],
-        }
-    }
-
-    /// The format of a table whose file's name has this ending, in lower case; none for another ending.
-    pub fn of_table(ending: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|format| format.is_table() && format.endings().contains(&ending))
-    }
-
-    /// Whether the files are tables, whose columns the config names.
-    pub fn is_table(self) -> bool {
-        matches!(self, Self::Csv | Self::Tsv | Self::Jsonl | Self::Parquet | Self::Arrow)
-    }
-}
-
-names! {
-    /// The token that follows a document of a text, in front of the next one.
-    DocumentEnd("end of a document") {
-        /// `eos` after files and lines, `none` after rows of a table.
-        Auto = "auto",
-        /// The tokenizer's end-of-text, once where the tokenizer puts it after every text already.
-        Eos = "eos",
-        /// Nothing but what the tokenizer puts around every text, as `run_clm.py` and `run_mlm.py` of `transformers` join rows.
-        None = "none",
-    }
-}
-
-names! {
-    /// The unit of a text that is one document.
-    Documents("kind of document") {
-        /// A whole file.
-        File = "file",
-        /// A line; blank lines are none.
-        Line = "line",
-        /// A line, blank ones too, without its end, as `load_dataset("text")` reads rows for `run_mlm.py` of `transformers`.
-        Row = "row",
-        /// A line with its end, blank ones too, as `run_clm.py` of `transformers` keeps line breaks.
-        RowWithBreak = "row_with_break",
-    }
-}
-
-names! {
-    /// To which length the rows of a batch are padded.
-    PaddingStrategy("padding", no_padding) {
-        /// The longest row of the batch.
-        Longest = "longest",
-        /// `max_length` for tables, else the longest example of the data: every batch has one shape.
-        MaxLength = "max_length",
-        /// The next of a few lengths that are chosen from the data.
-        Buckets = "buckets",
-    }
-}
-
-fn no_padding(given: &str) -> Option<Result<PaddingStrategy, Error>> {
-    (given == "do_not_pad").then(|| {
-        Err(Error::config("`do_not_pad` is not available: the rows of a batch have one length")
-            .help("`longest` pads least"))
-    })
-}
-
-names! {
-    /// The order in which training samples are drawn.
-    Sampler("sampler") {
-        /// A new seeded permutation in every epoch.
-        Random = "random",
-        /// The order of the files.
-        Sequential = "sequential",
-        /// A random order in which the examples of a step have similar lengths, so that little is padding.
-        GroupByLength = "group_by_length",
-    }
-}
-
-names! {
+choices! {
     /// When the model is evaluated during training (Hugging Face's `eval_strategy`).
     EvalStrategy("evaluation strategy") {
         /// Never.
@@ -286,7 +117,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// When a log row is written (Hugging Face's `logging_strategy`).
     LoggingStrategy("logging strategy") {
         /// Never; evaluations and the summary have their rows all the same.
@@ -298,7 +129,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// How much `kiln train` says besides rows and errors (Hugging Face's `log_level`).
     LogLevel("log level") {
         /// Everything, as `info`.
@@ -330,7 +161,7 @@ impl LogLevel {
     }
 }
 
-names! {
+choices! {
     /// When a checkpoint is saved during training (Hugging Face's `save_strategy`).
     SaveStrategy("save strategy") {
         /// Never on a schedule; a run that is stopped before its end saves one all the same.
@@ -344,7 +175,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// Who is told of the rows of a run, besides `metrics.jsonl` and stdout (Hugging Face's `report_to`).
     Integration("integration", integration_synonym) {
         /// TensorBoard event files in `tensorboard/` in the run folder.
@@ -375,7 +206,7 @@ fn integration_synonym(given: &str) -> Option<Result<Integration, Error>> {
     })
 }
 
-names! {
+choices! {
     /// Where the run computes.
     DeviceKind("device kind") {
         /// The best device that this build and machine offer.
@@ -389,7 +220,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// The results that the backward pass computes again instead of keeping them from the forward pass. Gradients are the same, up to rounding.
     ActivationCheckpointing("activation checkpointing") {
         /// Nothing: everything is kept.
@@ -402,7 +233,7 @@ names! {
     }
 }
 
-names! {
+choices! {
     /// The type of matrix products. Parameters, optimizer state, norms, softmax and losses are in f32 under all of them.
     Precision("precision", precision_synonym) {
         /// The best that the device computes in itself, with the reason printed.
@@ -462,10 +293,6 @@ mod tests {
             assert_eq!(text.parse::<Precision>().unwrap(), value);
         }
         assert_eq!("gpt2".parse::<ModelKind>().unwrap(), ModelKind::Gpt2);
-        assert_eq!("tokenized".parse::<DataFormat>().unwrap(), DataFormat::Tokenized);
-        assert_eq!("line".parse::<Documents>().unwrap(), Documents::Line);
-        assert_eq!("max_length".parse::<PaddingStrategy>().unwrap(), PaddingStrategy::MaxLength);
-        assert_eq!("sequential".parse::<Sampler>().unwrap(), Sampler::Sequential);
         assert_eq!("best".parse::<SaveStrategy>().unwrap(), SaveStrategy::Best);
         assert_eq!("epoch".parse::<EvalStrategy>().unwrap(), EvalStrategy::Epoch);
     }
@@ -474,9 +301,6 @@ mod tests {
     fn names_refused_with_a_reason_or_a_suggestion() {
         let refused = |error: Error, part: &str| assert!(error.to_string().contains(part), "{error}");
         refused("resumes".parse::<OnExisting>().unwrap_err(), "did you mean `resume`?");
-        refused("tokenised".parse::<DataFormat>().unwrap_err(), "did you mean `tokenized`?");
-        refused("do_not_pad".parse::<PaddingStrategy>().unwrap_err(), "`longest` pads least");
-        refused("group_by_len".parse::<Sampler>().unwrap_err(), "did you mean `group_by_length`?");
         refused("gpt-2".parse::<ModelKind>().unwrap_err(), "did you mean `gpt2`?");
         refused("block".parse::<ActivationCheckpointing>().unwrap_err(), "did you mean `blocks`?");
         refused("bf32".parse::<Precision>().unwrap_err(), "did you mean");

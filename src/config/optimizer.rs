@@ -1,14 +1,14 @@
 //! The optimizer of `[trainer]`: its name by Hugging Face's spelling, and the arguments that only some optimizers take
 //! (`optim_args`). The optimizers themselves are in `optim/`.
 
+use kiln_core::choices;
+use kiln_core::error::{Error, Result, nearest};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::names::names;
 use super::values::some_count;
-use crate::base::error::{Error, Result, nearest};
 
-names! {
+choices! {
     /// The optimizer, by Hugging Face's name where it has one.
     OptimizerName("optimizer", optimizer_synonym) {
         /// AdamW by PyTorch's formula, decoupled weight decay. `adamw` and `adamw_torch_fused` (the same formula) are
@@ -89,7 +89,7 @@ impl OptimizerName {
     }
 }
 
-names! {
+choices! {
     /// How Muon's learning rate depends on the shape of a matrix of `A` rows and `B` columns (`torch.optim.Muon`).
     AdjustLr("adjust_lr_fn") {
         /// `sqrt(max(1, A / B))`, Keller Jordan's.

@@ -1,13 +1,13 @@
 //! The learning-rate schedule in a config file: its name and its own arguments, both Hugging Face's. The
 //! values themselves come from [`crate::optim::schedule`].
 
+use kiln_core::choices;
+use kiln_core::error::{Error, Result, nearest};
 use serde::{Deserialize, Serialize};
 
-use super::names::names;
 use super::values::some_count;
-use crate::base::error::{Error, Result, nearest};
 
-names! {
+choices! {
     /// The learning-rate schedules of transformers 5.23 that are functions of the step alone.
     SchedulerType("learning-rate schedule", needs_metrics) {
         /// Warm-up, then a straight line to 0.
@@ -60,7 +60,7 @@ impl SchedulerType {
     }
 }
 
-names! {
+choices! {
     /// The form of a ramp of [`SchedulerType::WarmupStableDecay`].
     Ramp("ramp") {
         /// A straight line.

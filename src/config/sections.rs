@@ -3,17 +3,16 @@
 
 use std::path::{Path, PathBuf};
 
+use kiln_core::choices::unknown_name;
+use kiln_core::saved_dataset::is_saved;
+use kiln_core::variables::expand_text;
+use kiln_data::settings::{DataFormat, DocumentEnd, Documents, PaddingStrategy, Sampler};
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
 use super::compiler::{FusedOps, Verify, read_enabled, write_enabled};
-use super::names::{
-    AutotuneLevel, CompilerMode, DataFormat, DdpBackend, DeviceKind, DocumentEnd, Documents, ModelKind, OnExisting,
-    PaddingStrategy, Sampler, Switch, unknown_name,
-};
+use super::names::{AutotuneLevel, CompilerMode, DdpBackend, DeviceKind, ModelKind, OnExisting, Switch};
 use super::values::{Validation, count, seed, some_count, strings};
-use crate::base::saved_dataset::is_saved;
-use crate::base::variables::expand_text;
 use crate::config::Task;
 
 /// `[run]`: where the results go.
@@ -96,12 +95,6 @@ impl ModelSection {
         self
     }
 }
-
-/// The column of tables that `text_column` names when it is left out.
-pub const DEFAULT_TEXT_COLUMN: &str = "text";
-
-/// The column of tables that `label_column` names when it is left out.
-pub const DEFAULT_LABEL_COLUMN: &str = "label";
 
 /// `[data]`: what is learned from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

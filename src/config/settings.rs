@@ -1,19 +1,19 @@
 //! Settings that come from outside of any file, as texts under names of their own: the hyperparameters of a training job. Each
 //! is read by the key that it sets, so that a wrong one is known by itself and all of them can be told at once.
 
+use kiln_core::error::{Error, Result};
 use kiln_models::ModelType;
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use super::RunConfig;
-pub(crate) use super::document::sections;
+pub use super::document::sections;
 use super::document::{self, Document};
 use super::hf_args::toml_of;
 use super::hugging_face::{ARGUMENTS, Standing, argument};
-use crate::base::error::{Error, Result};
 
 /// The key above the sections.
-pub(crate) const PRECISION: &str = "precision";
+pub const PRECISION: &str = "precision";
 
 /// The keys of `[model]` that are no fields of the model's own config.
 const MODEL_KEYS: [&str; 6] =
@@ -21,18 +21,18 @@ const MODEL_KEYS: [&str; 6] =
 
 /// A key of the config with its value.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Setting {
+pub struct Setting {
     /// The key: `[key]` above the sections, `[section, key]`, or a key in the table of a key.
-    pub(crate) path: Vec<String>,
+    pub path: Vec<String>,
     /// The value.
-    pub(crate) value: Value,
+    pub value: Value,
     /// The place that gives the value, for messages.
-    pub(crate) origin: String,
+    pub origin: String,
 }
 
 impl Setting {
     /// The value of the key `path`, as `origin` gives it.
-    pub(crate) fn new(path: &str, value: impl Into<Value>, origin: &str) -> Self {
+    pub fn new(path: &str, value: impl Into<Value>, origin: &str) -> Self {
         Self { path: path.split('.').map(str::to_owned).collect(), value: value.into(), origin: origin.to_owned() }
     }
 
@@ -40,7 +40,7 @@ impl Setting {
     ///
     /// # Errors
     /// A config error for a value that the key cannot have.
-    pub(crate) fn read(path: &str, given: &Json, origin: &str) -> Result<Option<Self>> {
+    pub fn read(path: &str, given: &Json, origin: &str) -> Result<Option<Self>> {
         let mut first = None;
         for value in readings(given) {
             let value = match value {
@@ -110,7 +110,7 @@ fn readings(given: &Json) -> Vec<Json> {
 }
 
 /// The keys of `[section]`; none for a section that does not exist. Those of `[model]` are the fields of every family.
-pub(crate) fn keys_of(section: &str) -> Option<Vec<String>> {
+pub fn keys_of(section: &str) -> Option<Vec<String>> {
     if section != "model" {
         return Some(document::keys_of(section)?.iter().map(|name| (*name).to_owned()).collect());
     }
@@ -124,17 +124,17 @@ pub(crate) fn keys_of(section: &str) -> Option<Vec<String>> {
 }
 
 /// Whether a family of models knows the field `name`.
-pub(crate) fn is_model_field(name: &str) -> bool {
+pub fn is_model_field(name: &str) -> bool {
     ModelType::ALL.into_iter().any(|kind| kind.knows(name))
 }
 
 /// Whether `name` is an argument of `TrainingArguments`, and if so, whether it does something here.
-pub(crate) fn argument_has_effect(name: &str) -> Option<bool> {
+pub fn argument_has_effect(name: &str) -> Option<bool> {
     argument(name).map(|argument| argument.standing == Standing::Honoured)
 }
 
 /// The arguments of `TrainingArguments`.
-pub(crate) fn arguments() -> impl Iterator<Item = &'static str> {
+pub fn arguments() -> impl Iterator<Item = &'static str> {
     ARGUMENTS.iter().map(|argument| argument.name)
 }
 
@@ -143,12 +143,12 @@ impl RunConfig {
     ///
     /// # Errors
     /// As [`load`](Self::load); what a setting breaks is told by its origin.
-    pub(crate) fn with_settings(text: &str, origin: &str, settings: &[Setting]) -> Result<Self> {
+    pub fn with_settings(text: &str, origin: &str, settings: &[Setting]) -> Result<Self> {
         Self::from_text(text, origin, None, None, settings, &[])
     }
 }
 
 /// The value of `section.key` in the table of a config, for whoever looks at a file before it is read.
-pub(crate) fn value_in<'a>(table: &'a Table, section: &str, key: &str) -> Option<&'a Value> {
+pub fn value_in<'a>(table: &'a Table, section: &str, key: &str) -> Option<&'a Value> {
     table.get(section)?.as_table()?.get(key)
 }

@@ -12,7 +12,7 @@ impl RunConfig {
     /// checkpoint, limit of time, sample of text, report to other programs or check of the compiler, and a log row every
     /// `logging_steps` steps. Every weight of every step is what it was. A caller that needs one of these sets it again.
     #[must_use]
-    pub(crate) fn training_only(&self, output_dir: impl Into<PathBuf>, logging_steps: usize) -> Self {
+    pub fn training_only(&self, output_dir: impl Into<PathBuf>, logging_steps: usize) -> Self {
         let given = self.clone();
         let compiler = |given| TrainingCompilerConfig { verify: Some(Verify::Off), ..given };
         Self {

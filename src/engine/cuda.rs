@@ -10,11 +10,11 @@ use burn::tensor::Device;
 use cudarc::driver::result::device;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{DriverError, result, sys};
+use kiln_core::error::{Error, Result};
 #[cfg(feature = "compiler")]
 use kiln_models::ops::cuda::on_driver_thread;
 
 use super::cuda_versions::{Capability, Nvrtc, Version};
-use crate::base::error::{Error, Result};
 
 /// The oldest driver that has every function that is called: `cuEventElapsedTime_v2`, which bindings of CUDA 13 call, came with 12.8.
 const OLDEST_DRIVER: Version = Version(if sys::CUDA_VERSION >= 13000 { 12080 } else { 12000 });

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::base::error::{Error, Result};
+use kiln_core::error::{Error, Result};
 
 /// A version as CUDA counts them: 13000 is 13.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,23 +2,20 @@
 //! is in use.
 
 use burn::tensor::{Device, DeviceType, FloatDType, Tensor};
-use serde::{Deserialize, Serialize};
-
+use kiln_core::error::{Error, Result};
+use kiln_core::{caught, host};
 use kiln_models::Ops;
 use kiln_models::ops::{
     self,
     products::{self, Unit},
 };
+use serde::{Deserialize, Serialize};
 
-use crate::base::caught;
-use crate::base::distributed::World;
-use crate::base::error::{Error, Result};
-use crate::base::host;
-use crate::base::reads::read_scalars;
 use crate::config::{CompilerMode, DeviceKind, Precision, TrainingCompilerConfig};
-use crate::engine::handover;
+use crate::distributed::World;
 use crate::engine::handover::Engine;
-use crate::engine::operators;
+use crate::engine::{handover, operators};
+use crate::reads::read_scalars;
 
 /// A device of this machine that this build can use.
 #[derive(Debug, Clone)]

@@ -10,14 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::files::write_whole;
+use kiln_core::process::{Child, scratch, this_program};
+use kiln_core::signals;
 use serde::{Deserialize, Serialize};
 
-use crate::base::build_info::BURN_VERSION;
-use crate::base::build_info::COMMIT;
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::write_whole;
-use crate::base::process::{Child, scratch, this_program};
-use crate::base::signals;
+use crate::build_info::{BURN_VERSION, COMMIT};
 use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, RunConfig, Switch, TrainingCompilerConfig};
 use crate::engine::device;
 
@@ -26,7 +25,7 @@ use crate::engine::device;
 ///
 /// # Errors
 /// The child's, a program that cannot be started, and a signal to this process.
-pub(crate) fn in_a_process(
+pub fn in_a_process(
     program: &Path,
     config: &RunConfig,
     what: &str,
@@ -387,10 +386,10 @@ mod compiled {
 
     use burn::BurnConfig;
     use burn::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, autotune, cache::CacheConfig};
+    use kiln_core::error::{Error, Result};
+    use kiln_data::cache;
 
     use super::{BURN_VERSION, Settings};
-    use crate::base::error::{Error, Result};
-    use crate::cache;
     use crate::config::AutotuneLevel;
 
     static SETTLED: Mutex<Option<Settings>> = Mutex::new(None);

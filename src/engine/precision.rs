@@ -2,12 +2,12 @@
 //! what is then rounded and what stays in f32 is `kiln_models::compute`'s, and the loss scale of f16 is [`optim::scaler`](crate::optim::scaler)'s.
 
 use burn::tensor::FloatDType;
+use kiln_core::error::{Error, Result};
 use kiln_models::ops::Form;
 use kiln_models::ops::products::{self, Unit};
 use kiln_models::{Operator, Ops};
 use serde::{Deserialize, Serialize};
 
-use crate::base::error::{Error, Result};
 use crate::config::{DeviceKind, FusedOps, Precision, Switch};
 use crate::engine::device::DeviceFacts;
 use crate::engine::operators;

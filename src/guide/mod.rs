@@ -67,24 +67,24 @@ chapters! {
 }
 
 /// The tables of names of other programs' files, in the order of the chapter [`other_files`].
-pub fn other_files_tables() -> Vec<&'static kiln_models::NameTable> {
+pub fn other_files_tables() -> Vec<&'static kiln_core::names::NameTable> {
     let mut tables = vec![
-        &crate::data::table::FEATURES,
-        &crate::hub::DATASET_CARD,
-        &crate::hub::CARD_CONFIG,
-        &crate::base::saved_dataset::SAVED_SPLITS,
-        &crate::base::saved_dataset::SAVED_STATE,
-        &crate::base::saved_dataset::SAVED_INFO,
-        &crate::data::instruct::rows::COLUMNS,
-        &crate::data::instruct::rows::MESSAGE,
+        &kiln_data::table::FEATURES,
+        &kiln_data::hub::DATASET_CARD,
+        &kiln_data::hub::CARD_CONFIG,
+        &kiln_core::saved_dataset::SAVED_SPLITS,
+        &kiln_core::saved_dataset::SAVED_STATE,
+        &kiln_core::saved_dataset::SAVED_INFO,
+        &kiln_data::instruct::rows::COLUMNS,
+        &kiln_data::instruct::rows::MESSAGE,
         &crate::session::generation_config::GENERATION_CONFIG_NAMES,
         &kiln_models::ADAPTER_CONFIG_NAMES,
-        &crate::data::tokenizer::CLASSES,
-        &crate::data::tokenizer::CONFIG_NAMES,
-        &crate::data::tokenizer::SPECIAL_NAMES,
-        &crate::data::tokenizer::JSON_NAMES,
+        &kiln_data::tokenizer::CLASSES,
+        &kiln_data::tokenizer::CONFIG_NAMES,
+        &kiln_data::tokenizer::SPECIAL_NAMES,
+        &kiln_data::tokenizer::JSON_NAMES,
     ];
-    tables.extend(kiln_models::config::CONFIG_NAMES);
+    tables.extend(kiln_core::model_config::CONFIG_NAMES);
     tables
 }
 

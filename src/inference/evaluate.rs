@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use kiln_core::error::Result;
+use kiln_core::metrics::Record;
+use kiln_data::loader::{Loader, LoaderOptions, Share};
+use kiln_data::sampler::Order;
 use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::{Copies, Pass};
 
-use crate::base::distributed::World;
-use crate::base::error::Result;
-use crate::base::metrics::Record;
-use crate::base::reads::read_scalars;
-use crate::data::loader::{Loader, LoaderOptions, Share};
-use crate::data::sampler::Order;
+use crate::distributed::World;
+use crate::reads::read_scalars;
 use crate::session::TrainingTask;
 use crate::session::evaluation::EvaluationSession;
 use crate::task::scores::Confusion;

@@ -3,13 +3,13 @@
 use std::cmp::Ordering;
 use std::time::Instant;
 
+use kiln_core::error::{Error, Result};
+use kiln_core::metrics::Record;
+use kiln_data::labels::LabelNames;
 use kiln_models::Model;
 
-use crate::base::distributed::World;
-use crate::base::error::{Error, Result};
-use crate::base::metrics::Record;
 use crate::config::RunConfig;
-use crate::data::labels::LabelNames;
+use crate::distributed::World;
 use crate::inference::evaluate::evaluate;
 use crate::session::Session;
 use crate::session::evaluation::{EvaluationSession, no_validation};
@@ -44,7 +44,7 @@ pub fn evaluate_folder(
     if let Ok(Some(known)) = LabelNames::of_model(described(&spec)?.0.labels()) {
         config.data.label_names.take_if(|names| known.lacks(names).is_none());
     }
-    if crate::data::tokenizer::Tokenizer::is_read(&folder) {
+    if kiln_data::tokenizer::Tokenizer::is_read(&folder) {
         config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());
     }
     let session = open(&config)?;

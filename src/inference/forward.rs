@@ -6,14 +6,14 @@ use std::path::Path;
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::{Error, Result};
+use kiln_data::Batch;
 use kiln_models::Operator;
 use kiln_models::ops::Form;
 use kiln_models::weights::{NamedTensor, Parameter, StateDict, parameters, to_hf_layout, write_safetensors};
 
-use crate::base::error::{Error, Result};
-use crate::base::reads::read_values;
 use crate::config::Task;
-use crate::data::Batch;
+use crate::reads::read_values;
 use crate::session::model_folder::ModelFolder;
 use crate::task::{DeviceBatch, LossOptions, span_logits};
 

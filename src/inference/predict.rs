@@ -4,22 +4,22 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::{Error, Result};
+use kiln_core::files::ending;
+use kiln_core::saved_dataset::is_saved;
+use kiln_core::signals;
+use kiln_data::collate::collate;
+use kiln_data::labels::{check_label_names, label_names};
+use kiln_data::padding::Padding;
+use kiln_data::squad::{Question, SpanLogits, SpanOptions, SquadData, WindowEncoder, read_unanswered};
+use kiln_data::table::{Columns, Row, Table};
+use kiln_data::tokenizer::{RowEncoder, Tokenizer};
+use kiln_data::{Dataset, Example, IGNORED, Label};
 use kiln_models::Copies;
 use serde_json::{Map, Value, json};
 
-use crate::base::error::{Error, Result};
-use crate::base::files::ending;
-use crate::base::reads::read_values;
-use crate::base::saved_dataset::is_saved;
-use crate::base::signals;
-use crate::config::{DataFormat, DataSection, Task, check_label_names};
-use crate::data::collate::collate;
-use crate::data::labels::label_names;
-use crate::data::padding::Padding;
-use crate::data::squad::{Question, SpanLogits, SpanOptions, SquadData, WindowEncoder, read_unanswered};
-use crate::data::table::{Columns, Row, Table};
-use crate::data::tokenizer::{RowEncoder, Tokenizer};
-use crate::data::{Dataset, Example, IGNORED, Label};
+use crate::config::{DataFormat, DataSection, Task};
+use crate::reads::read_values;
 use crate::session::inputs::squad::span_options;
 use crate::session::inputs::table::{encoder, pad_id};
 use crate::session::model_folder::ModelFolder;
@@ -129,7 +129,7 @@ pub fn predict(
 }
 
 /// The format that the ending of a file names, or that of a folder of `datasets`.
-pub(crate) fn format_of(path: &Path) -> Result<DataFormat> {
+pub fn format_of(path: &Path) -> Result<DataFormat> {
     if is_saved(path) {
         return Ok(DataFormat::Arrow);
     }

@@ -8,11 +8,11 @@
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
+use kiln_core::error::{Error, Result};
+use kiln_core::random::seed_for;
 use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds};
 use kiln_models::{Compute, Copies, Pass};
 
-use crate::base::error::{Error, Result};
-use crate::base::random::seed_for;
 use crate::config::ActivationCheckpointing;
 
 /// How the loss and the gradients of a micro-batch are computed.

@@ -4,13 +4,13 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
+use kiln_core::error::Result;
 use kiln_models::ops::Form;
 use kiln_models::ops::adamw::{norm, sum_of_squares, updates_together};
 use kiln_models::ops::list::TensorList;
 use kiln_models::{Operator, Ops};
 
-use crate::base::distributed::{Shard, ShardGradients};
-use crate::base::error::Result;
+use crate::distributed::{Shard, ShardGradients};
 
 /// L2 norm over the gradients of all parameters of `model`, `[1]`, f32, computed in the form `ops`.
 pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> Tensor<1> {

@@ -6,10 +6,10 @@ use std::collections::{BTreeSet, HashSet};
 use burn::module::{ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 use glob::Pattern;
+use kiln_core::error::{Error, Result};
 use kiln_models::weights::{Depth, Parameter, StateDict, parameters};
 use serde::{Deserialize, Serialize};
 
-use crate::base::error::{Error, Result};
 use crate::config::TrainerSection;
 
 /// The settings of each parameter of a model besides the step's learning rate.

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
+use kiln_core::error::{Error, Result};
 use kiln_models::weights::{Depth, NamedTensor, Parameter, StateDict, parameters};
 use kiln_models::{Copies, Ops};
 use serde::{Deserialize, Serialize};
@@ -19,12 +20,11 @@ use super::muon::{self, MuonConfig};
 use super::sgd::{self, SgdConfig};
 use super::skip::{Skip, Tables};
 use super::step::Step;
-use crate::base::distributed::Shard;
-use crate::base::error::{Error, Result};
-use crate::base::reads::read_values;
 use crate::config::{AdjustLr, OptimizerName, TrainerSection};
+use crate::distributed::Shard;
 use crate::engine::precision::PrecisionPlan;
 use crate::optim::scaler::Verdict;
+use crate::reads::read_values;
 
 /// Which optimizer, with what it is told once.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -6,11 +6,11 @@
 //! rows and checkpoints.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use kiln_core::error::{Error, Result};
+use kiln_core::metrics::Record;
 use serde::{Deserialize, Serialize};
 
-use crate::base::error::{Error, Result};
-use crate::base::metrics::Record;
-use crate::base::reads::read_scalars;
+use crate::reads::read_scalars;
 
 /// How the scale moves. The defaults are GradScaler's.
 #[derive(Debug, Clone, Copy, PartialEq)]

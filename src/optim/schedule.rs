@@ -4,9 +4,9 @@
 
 use std::f64::consts::PI;
 
+use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::base::error::{Error, Result};
 use crate::config::scheduler::DEFAULT_LR_END;
 pub use crate::config::{Ramp, SchedulerKwargs, SchedulerType};
 

@@ -10,10 +10,9 @@ use kiln_models::Operator;
 use kiln_models::ops::Form;
 use kiln_models::ops::adamw::{self, Parameters, Updated, updates_together};
 
-use super::adam;
 use super::optimizer::{Optimizer, OptimizerConfig};
 use super::skip::Skip;
-use super::{State, Update, lamb};
+use super::{State, Update, adam, lamb};
 
 /// An update under way.
 pub(super) struct Step<'a, 'b> {

@@ -254,7 +254,8 @@ fn the_state_has_the_names_of_the_reference() {
 
 /// Parameters of a BERT of two layers with a classifier.
 fn bert() -> Vec<Parameter> {
-    use kiln_models::{Head, Model, ModelConfig, config::BertConfig};
+    use kiln_core::model_config::BertConfig;
+    use kiln_models::{Head, Model, ModelConfig};
     let config = BertConfig { hidden_size: 8, num_hidden_layers: 2, num_attention_heads: 2, ..Default::default() };
     parameters(&Model::new(&ModelConfig::Bert(config), Head::SequenceClassification, &Device::flex()).unwrap())
 }
@@ -339,7 +340,8 @@ impl ModuleVisitor for Learning<'_> {
 
 #[test]
 fn frozen_parameters_get_no_gradient() {
-    use kiln_models::{Head, Model, ModelConfig, ModelInput, config::BertConfig};
+    use kiln_core::model_config::BertConfig;
+    use kiln_models::{Head, Model, ModelConfig, ModelInput};
     let device = Device::flex().autodiff();
     let config = BertConfig {
         vocab_size: 10,

@@ -1,13 +1,13 @@
 //! The batch of an optimizer step, derived: how many examples a forward pass takes, how often gradients are added up, and
 //! what the learning rate makes of it. Arithmetic only.
 
+use kiln_core::error::{Error, Result};
+use kiln_data::padding::Batches;
+use kiln_data::sampler::Order;
 use serde::{Deserialize, Serialize};
 
-use crate::base::distributed::Devices;
-use crate::base::error::{Error, Result};
 use crate::config::{BatchScaling, RunConfig, TrainBatchSize};
-use crate::data::padding::Batches;
-use crate::data::sampler::Order;
+use crate::distributed::Devices;
 use crate::plan::FoundBatch;
 
 /// How a global batch is made.

@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
+use kiln_core::error::{Error, Result};
 use kiln_models::Operator;
 use serde::{Deserialize, Serialize};
 
 use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan};
-use crate::base::error::{Error, Result};
 use crate::config::{
     ActivationCheckpointing, CompilerMode, DeviceKind, DistributedSection, Switch, TrainingCompilerConfig,
 };

@@ -3,12 +3,12 @@
 
 use std::path::PathBuf;
 
+use kiln_data::padding::{Batches, Surveyed, survey};
+use kiln_data::{Dataset, Fingerprint};
 use kiln_models::weights::{Parameter, StateDict, parameters};
 use kiln_models::{LoraConfig, ModelConfig};
 
 use crate::config::Task;
-use crate::data::padding::{Batches, Surveyed, survey};
-use crate::data::{Dataset, Fingerprint};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device::DeviceFacts;
 

@@ -14,40 +14,38 @@ mod sections;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use batch::BatchPlan;
+pub use captured::NotCaptured;
+pub use facts::{DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
+use kiln_core::error::{Error, Result, nearest};
+use kiln_data::padding::Padding;
 use kiln_models::ops::Form;
 use kiln_models::{Operator, Ops};
+pub use outline::{Found, outline};
+pub use parts::Part;
+pub use print::thousands;
+use sections::model_config;
+pub use sections::{
+    DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, MemoryPlan, ModelPlan, OptimizerPlan, RunSettings, SamplePlan,
+    SavingPlan, StepPlan,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::base::error::{Error, Result, nearest};
 use crate::config::{
     ActivationCheckpointing, BatchScaling, CompilerMode, DataFormat, DdpBackend, DeviceKind, DistributedSection,
     Documents, EvalStrategy, GenerateOptions, Interval, LoggingStrategy, RunConfig, RunLength, Sampler, SaveStrategy,
     StepSize, Task, TrainerSection, TrainingCompilerConfig,
 };
-use crate::data::padding::Padding;
 use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::{checks, warms_up};
-use crate::engine::device;
 use crate::engine::device::DeviceFacts;
 use crate::engine::precision::PrecisionPlan;
-use crate::engine::{handover, operators};
+use crate::engine::{device, handover, operators};
 use crate::optim::outliers::OutlierLimits;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
 use crate::task::{LossOptions, Reduction};
-use sections::model_config;
-
-pub use batch::BatchPlan;
-pub use captured::NotCaptured;
-pub use facts::{DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
-pub use outline::{Found, outline};
-pub use parts::Part;
-pub(crate) use print::thousands;
-pub use sections::{
-    DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, MemoryPlan, ModelPlan, OptimizerPlan, RunSettings, SamplePlan,
-    SavingPlan, StepPlan,
-};
 
 /// The file in a run folder that holds the plan.
 pub const FILE: &str = "plan.json";

@@ -11,9 +11,8 @@ use super::NotCaptured;
 use crate::config::{CompilerMode, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
 use crate::engine::compiler::warms_up;
 use crate::engine::device::DeviceFacts;
-use crate::engine::handover;
 use crate::engine::handover::{Engine, Settings};
-use crate::engine::operators;
+use crate::engine::{handover, operators};
 
 /// A part of the training compiler and what has become of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

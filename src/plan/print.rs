@@ -2,15 +2,15 @@
 
 use std::fmt::Write as _;
 
+use kiln_core::error::{Result, one_line};
+use kiln_data::hub;
 use kiln_models::LoraBias;
 
 use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan, RunSettings};
-use crate::base::error::{Result, one_line};
 use crate::config::{
     Accumulation, ActivationCheckpointing, CompilerMode, DdpBackend, DeviceKind, EvalStrategy, LoggingStrategy,
     OptimizerName, PaddingStrategy, RunConfig, SaveStrategy, Task,
 };
-use crate::hub;
 use crate::optim::OptimizerConfig;
 use crate::task::Reduction;
 
@@ -345,7 +345,7 @@ impl EnginePlan {
 }
 
 /// `1234567` as `1,234,567`.
-pub(crate) fn thousands(number: u64) -> String {
+pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
     groups.collect::<Vec<_>>().join(",")

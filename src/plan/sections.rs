@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kiln_core::error::{Error, Result};
+use kiln_core::variables;
+use kiln_data::padding::{Batches, Padding, PaddingCost};
+use kiln_data::sampler::Order;
 use kiln_models::{Compute, LoraConfig, ModelConfig, ModelType, Ops};
 use serde::{Deserialize, Serialize};
 
 use super::memory::{MemoryEstimate, Values};
 use super::{BatchPlan, NotCaptured, Part};
-use crate::base::error::{Error, Result};
-use crate::base::variables;
 use crate::config::{
     Accumulation, ActivationCheckpointing, CompilerMode, EvalStrategy, GenerateOptions, Integration, LogLevel,
     LoggingStrategy, OnExisting, OptimizerName, PaddingStrategy, RunConfig, Sampler, SaveStrategy, ScaledRate,
     StepSize, Task, TrainerSection, Verify,
 };
-use crate::data::padding::{Batches, Padding, PaddingCost};
-use crate::data::sampler::Order;
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device::DeviceFacts;
 use crate::engine::precision::PrecisionPlan;

@@ -3,16 +3,16 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln_models::config::Labels;
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::files::read_regular_text;
+use kiln_core::model_config::Labels;
+use kiln_core::variables::expand_text;
+use kiln_data::hub::{self, Wanted};
 use kiln_models::weights::{ALL_WIDE, LoadReport, adapter_tensors, load, load_adapted};
 use kiln_models::{LoraConfig, Model, ModelConfig};
 
 use super::model_folder::read_config;
-use crate::base::error::{Error, Result};
-use crate::base::files::read_regular_text;
-use crate::base::variables::expand_text;
 use crate::config::{RunConfig, Task};
-use crate::hub::{self, Wanted};
 
 /// The settings of an adapter, in its folder.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
@@ -123,10 +123,8 @@ impl Adapter {
         let text = read_regular_text(&file).map_err(|e| Error::io(format!("read {}", file.display()), &e))?;
         let tensors = adapter_tensors(&path)?;
         let names = tensors.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-        let config = LoraConfig::from_json(&text, &names).map_err(|error| match error {
-            kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", file.display())),
-            other => Error::from(other).at(file.display()),
-        })?;
+        let config = LoraConfig::from_json(&text, &names)
+            .map_err(|error| error.into_kind(ErrorKind::Data).at(file.display()))?;
         Ok(Self { path, config, base_is_beside: false, tensors })
     }
 }
@@ -280,7 +278,7 @@ fn classifying(config: &ModelConfig) -> Task {
 }
 
 /// The task whose head the class that `config` names has, if Kiln has it.
-pub(crate) fn task_of_architecture(config: &ModelConfig) -> Option<Task> {
+pub fn task_of_architecture(config: &ModelConfig) -> Option<Task> {
     let architecture = config.architecture()?;
     let ends = [
         ("LMHeadModel", Task::Clm),

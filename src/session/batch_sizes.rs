@@ -1,20 +1,19 @@
 //! Sizes that were found, kept in Kiln's cache: one file for each thing that a size depends on. `per_device_train_batch_size
 //! = "auto"` reads them, `kiln tune-batch --list` shows them, `kiln cache clear` removes them.
 
-use std::fmt;
-use std::fs;
 use std::path::PathBuf;
+use std::{fmt, fs};
 
+use kiln_core::error::{Error, Result};
+use kiln_core::files::{hex, read_regular, read_regular_text, write_whole};
+use kiln_core::host::cpu_name;
+use kiln_data::cache;
+use kiln_data::cache::mapped::make_way;
 use kiln_models::Ops;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::base::build_info::BURN_VERSION;
-use crate::base::error::{Error, Result};
-use crate::base::files::{hex, read_regular, read_regular_text, write_whole};
-use crate::base::host::cpu_name;
-use crate::cache;
-use crate::cache::mapped::make_way;
+use crate::build_info::BURN_VERSION;
 use crate::config::{BatchSection, CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
 use crate::engine::device::DeviceFacts;
 use crate::plan::batch::{micro_batch, part_of_device};

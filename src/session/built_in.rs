@@ -5,19 +5,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::{Error, Result, printable};
+use kiln_core::signals;
+use kiln_data::collate::Collator;
+use kiln_data::labels::label_names;
+use kiln_data::padding::Padding;
+use kiln_data::tokenizer::{NamedFile, Tokenizer};
+use kiln_data::{Batch, Dataset, Example};
 use kiln_models::{Compute, LoraConfig, Model, ModelConfig, ModelInput, Pass, Rows};
 
 use super::adapter::{ADAPTER_CONFIG, Adapters};
 use super::generation_config::{self, GENERATION_CONFIG};
 use super::training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask, model_facts};
-use crate::base::error::{Error, Result, printable};
-use crate::base::signals;
 use crate::config::Task;
-use crate::data::collate::Collator;
-use crate::data::labels::label_names;
-use crate::data::padding::Padding;
-use crate::data::tokenizer::{NamedFile, Tokenizer};
-use crate::data::{Batch, Dataset, Example};
 use crate::optim::backward::Stages;
 use crate::plan::{ModelFacts, RunPlan};
 use crate::task::evaluator::{ComputeMetrics, EvalPrediction, Evaluator, Predictions, WithMetrics};

@@ -5,18 +5,17 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use burn::tensor::Device;
+use kiln_core::error::{Error, Result};
+use kiln_data::Dataset;
+use kiln_data::padding::{Batches, Padding, survey};
+use kiln_data::sampler::Order;
+use kiln_data::store::Progress;
 use kiln_models::Compute;
 
 use super::inputs::{Inputs, Use};
 use super::{BuiltIn, TrainingTask};
-use crate::base::error::{Error, Result};
 use crate::config::RunConfig;
-use crate::data::Dataset;
-use crate::data::padding::{Batches, Padding, survey};
-use crate::data::sampler::Order;
-use crate::data::store::Progress;
-use crate::engine::device;
-use crate::engine::handover;
+use crate::engine::{device, handover};
 use crate::plan::EnginePlan;
 use crate::task::LossOptions;
 

@@ -6,10 +6,9 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use kiln_models::WholeFile;
-
-use crate::base::error::{Error, Result};
-use crate::data::tokenizer::chat_templates;
+use kiln_core::error::{Error, Result};
+use kiln_core::whole_file::WholeFile;
+use kiln_data::tokenizer::chat_templates;
 
 /// Packs the files of `model` (a model folder, or a run folder with `model/` in it) into the gzipped tar archive `target`.
 /// The archive appears under its name when it is whole; the same files give the same bytes. Returns names and sizes in

@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
-use kiln_models::config::eos_token_ids;
-use kiln_models::{ModelConfig, Name, NameTable, Unknown, json_words};
+use kiln_core::error::{Error, Result};
+use kiln_core::files::malformed;
+use kiln_core::model_config::eos_token_ids;
+use kiln_core::names::{Name, NameTable, Unknown};
+use kiln_core::words::json_words;
+use kiln_data::tokenizer::{NamedFile, Tokenizer, read_file};
+use kiln_models::ModelConfig;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::base::error::{Error, Result};
-use crate::base::files::malformed;
 use crate::config::{GenerateOptions, GenerationSection};
-use crate::data::tokenizer::{NamedFile, Tokenizer, read_file};
 use crate::session::model_folder::ModelFolder;
 
 /// The file of a model folder.

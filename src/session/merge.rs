@@ -4,13 +4,13 @@ use std::fs;
 use std::path::Path;
 
 use burn::tensor::Device;
+use kiln_core::error::{Error, Result, printable};
+use kiln_core::files::{read_regular, write_folder};
+use kiln_data::tokenizer::{NamedFile, Tokenizer, write_files};
 use kiln_models::weights::save;
 
 use super::adapter::{Source, task_of};
 use super::model_folder::{ModelFolder, PLAN_TOML, kept_files, plan_of};
-use crate::base::error::{Error, Result, printable};
-use crate::base::files::{read_regular, write_folder};
-use crate::data::tokenizer::{NamedFile, Tokenizer, write_files};
 
 /// Writes the model of the adapter `spec` (a folder, a run folder that ended with one, or a Hub id), merged into the weights of its
 /// base, to the new folder `target`, which appears when it is whole. Returns the names of its files.

@@ -1,7 +1,7 @@
 //! Opens a run: its model's folder, tokenizer and data ([`inputs`]) and its device are found, and the plan is derived from
 //! the config and these facts. A [`Session`] holds the plan and everything that is open.
 
-pub(crate) mod adapter;
+pub mod adapter;
 pub mod batch_sizes;
 pub mod evaluation;
 pub mod export;
@@ -18,30 +18,28 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use built_in::BuiltIn;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use kiln_models::AllowedBy;
-use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
-
-use crate::base::error::{Error, Result};
-use crate::base::files::{malformed, read_json_if_there, write_json, write_whole};
-use crate::base::random::seed_for;
-use crate::config::{ModelSection, RunConfig};
-use crate::data::Dataset;
-use crate::data::padding::survey;
-use crate::data::store::Progress;
-use crate::data::subset::Subset;
-use crate::engine::compiler::decision::Decision;
-use crate::engine::device;
-use crate::engine::handover;
-use crate::plan::{self, BatchPlan, DataFacts, Facts, Found, RunPlan};
-use crate::task::evaluator::ComputeMetrics;
 use evaluation::EvaluationSession;
 use inputs::{Inputs, Use, resident};
-
-pub use built_in::BuiltIn;
+use kiln_core::error::{Error, Result};
+use kiln_core::files::{malformed, read_json_if_there, write_json, write_whole};
+use kiln_core::random::seed_for;
+use kiln_data::Dataset;
+use kiln_data::padding::survey;
+use kiln_data::store::Progress;
+use kiln_data::subset::Subset;
+use kiln_models::AllowedBy;
+use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
 use training_task::model_facts;
 pub use training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask};
+
+use crate::config::{ModelSection, RunConfig};
+use crate::engine::compiler::decision::Decision;
+use crate::engine::{device, handover};
+use crate::plan::{self, BatchPlan, DataFacts, Facts, Found, RunPlan};
+use crate::task::evaluator::ComputeMetrics;
 
 /// A run that can begin: its plan, its device, its task and its open datasets.
 pub struct Session<T: TrainingTask = BuiltIn> {
@@ -152,7 +150,7 @@ impl<T: TrainingTask> Session<T> {
     ///
     /// # Errors
     /// That of `change`, and settings that contradict one another or the facts.
-    pub(crate) fn derive(&self, change: impl FnOnce(&mut RunConfig, &mut Facts) -> Result<()>) -> Result<Self> {
+    pub fn derive(&self, change: impl FnOnce(&mut RunConfig, &mut Facts) -> Result<()>) -> Result<Self> {
         let (mut config, mut facts) = (self.config.clone(), self.facts.clone());
         change(&mut config, &mut facts)?;
         let plan = RunPlan::derive(&config, &facts)?;

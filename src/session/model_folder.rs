@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::files::read_regular_text;
+use kiln_data::labels::problem_type;
+use kiln_data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
 use kiln_models::{Compute, Model, ModelConfig};
 
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::read_regular_text;
 use crate::config::{RunConfig, Task};
-use crate::data::labels::problem_type;
-use crate::data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
 use crate::session::adapter::{Source, lacks_pooler, stated_task};
 use crate::session::generation_config::GENERATION_CONFIG;
 
@@ -44,7 +44,9 @@ impl ModelFolder {
         }
         let file = if path.join("config.json").is_file() { &path } else { &source.base }.join("config.json");
         let model = Model::new(&config, task.head(), device).map_err(|error| match error {
-            kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", file.display()))
+            kiln_models::Error::Config(error) => error
+                .into_kind(ErrorKind::Data)
+                .at(file.display())
                 .help("let id2label name the ids from 0 on, and label2id say the same, or leave label2id out"),
             other => other.into(),
         })?;
@@ -151,12 +153,10 @@ pub fn described(spec: &str) -> Result<(ModelConfig, Option<Task>)> {
 }
 
 /// The configuration of the model in `folder`, and the fields of it that Kiln does not know.
-pub(crate) fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
+pub fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
     let path = folder.join("config.json");
     let text = read_regular_text(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
-    ModelConfig::from_json(&text).map_err(|error| match error {
+    ModelConfig::from_json(&text)
         // Of the `[model]` section it would be a fault of the run's config; here it stands in a file of the model.
-        kiln_models::Error::Config(message) => Error::data(format!("{}: {message}", path.display())),
-        other => Error::from(other).at(path.display()),
-    })
+        .map_err(|error| error.into_kind(ErrorKind::Data).at(path.display()))
 }

@@ -3,16 +3,16 @@
 
 use std::path::Path;
 
+use kiln_core::error::Result;
+use kiln_core::files::{hex, read_json_if_there, write_json};
+use kiln_core::host;
+use kiln_models::Ops;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
-use crate::base::build_info::{BURN_VERSION, COMMIT};
-use crate::base::error::Result;
-use crate::base::files::{hex, read_json_if_there, write_json};
-use crate::base::host;
+use crate::build_info::{BURN_VERSION, COMMIT};
 use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use crate::session::{Session, TrainingTask};
-use kiln_models::Ops;
-use sha2::{Digest, Sha256};
 
 /// The file's name.
 pub const FILE: &str = "provenance.json";

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use burn::tensor::{Bool, Device, Int, Tensor};
+use kiln_core::error::Result;
+use kiln_data::tokenizer::NamedFile;
+use kiln_data::{Dataset, Fingerprint};
 use kiln_models::weights::StateDict;
 use kiln_models::{Compute, Pass};
 
-use crate::base::error::Result;
-use crate::data::tokenizer::NamedFile;
-use crate::data::{Dataset, Fingerprint};
 use crate::optim::backward::Stages;
 use crate::plan::{ModelFacts, RunPlan};
 use crate::task::evaluator::{Evaluator, Means};

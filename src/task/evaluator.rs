@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
+use kiln_core::error::{Error, Result};
+use kiln_data::squad::{SpanLogits, SquadData};
+use kiln_data::{Batch, Dataset, IGNORED, Labels};
 
 use super::scores::{self, Confusion, Entities};
 use super::{DeviceBatch, LossOptions};
-use crate::base::error::{Error, Result};
 use crate::config::Task;
-use crate::data::squad::{SpanLogits, SquadData};
-use crate::data::{Batch, Dataset, IGNORED, Labels};
 
 /// Collects the values that an evaluation reads from the device, and makes figures of them.
 pub trait Evaluator<B> {

@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_core::error::{Error, Result};
+use kiln_core::random::{seed_for, uniform};
+use kiln_data::tokenizer::Tokenizer;
 use kiln_models::{Copies, KvCache, Model, ModelConfig};
 
-use crate::base::error::{Error, Result};
-use crate::base::random::{seed_for, uniform};
-use crate::base::reads::read_values;
 use crate::config::GenerateOptions;
-use crate::data::tokenizer::Tokenizer;
+use crate::reads::read_values;
 
 /// A language model that continues texts.
 #[derive(Clone, Copy)]

@@ -4,19 +4,17 @@
 //! also what the losses of several micro-batches come to.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_models::config::Labels as ModelLabels;
+use kiln_core::error::{Error, Result};
+use kiln_core::model_config::Labels as ModelLabels;
+use kiln_data::labels::LabelNames;
+use kiln_data::{Batch, IGNORED, Labels};
 use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::{self, CrossEntropy};
 use kiln_models::{Model, ModelConfig, ModelType, Operator, Ops, Pass, Rows};
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceBatch, LossSum, Targets, by_target, in_f32};
-use crate::base::error::{Error, Result};
-use crate::config::Task;
-use crate::config::{Accumulation, ClassWeights, TrainerSection};
-use crate::data::IGNORED;
-use crate::data::labels::LabelNames;
-use crate::data::{Batch, Labels};
+use crate::config::{Accumulation, ClassWeights, Task, TrainerSection};
 
 /// How the loss of training departs from the plain cross-entropy, and what it is over several micro-batches. Default: the
 /// plain one, divided once.
@@ -291,7 +289,7 @@ fn on_device(weights: &[f64], device: &Device) -> Tensor<1> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::base::reads::{read_scalars, read_values};
+    use crate::reads::{read_scalars, read_values};
 
     #[derive(serde::Deserialize)]
     struct Fixture {

@@ -8,56 +8,13 @@ mod loss;
 
 use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use kiln_core::error::{Error, Result};
+use kiln_data::{Batch, IGNORED, Labels, shifted, valid_labels};
+use kiln_models::ModelInput;
 use kiln_models::ops::cross_entropy;
-use kiln_models::{Head, ModelInput};
-
-use crate::base::error::{Error, Result};
-use crate::config::Task;
-use crate::data::IGNORED;
-use crate::data::{Batch, Labels};
-
 pub use loss::{LossOptions, Reduction};
 
-impl Task {
-    /// The head that the task needs.
-    pub fn head(self) -> Head {
-        match self {
-            Self::Clm => Head::CausalLm,
-            Self::Mlm => Head::MaskedLm,
-            Self::SequenceClassification | Self::MultiLabelClassification | Self::Regression => {
-                Head::SequenceClassification
-            }
-            Self::QuestionAnswering => Head::QuestionAnswering,
-            Self::TokenClassification => Head::TokenClassification,
-            Self::MultipleChoice => Head::MultipleChoice,
-        }
-    }
-
-    /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the perplexity.
-    pub fn has_perplexity(self) -> bool {
-        self.is_language_model()
-    }
-
-    /// The figures of an evaluation that can say which model is best, without their `eval_`.
-    pub fn figures(self) -> &'static [&'static str] {
-        match self {
-            Self::Clm | Self::Mlm => &["loss", "perplexity", "accuracy"],
-            Self::SequenceClassification => &["loss", "accuracy", "f1", "matthews_correlation"],
-            Self::Regression => &["loss", "mse", "pearson", "spearmanr"],
-            Self::QuestionAnswering => {
-                &["loss", "exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"]
-            }
-            Self::TokenClassification => &["loss", "accuracy", "precision", "recall", "f1"],
-            Self::MultiLabelClassification => &["loss", "accuracy", "f1", "f1_macro"],
-            Self::MultipleChoice => &["loss", "accuracy"],
-        }
-    }
-
-    /// Whether each prediction is one class, right or wrong.
-    pub fn has_accuracy(self) -> bool {
-        !matches!(self, Self::Regression | Self::QuestionAnswering | Self::MultiLabelClassification)
-    }
-}
+use crate::config::Task;
 
 /// A batch on the device: what the model reads and what the loss compares with.
 #[derive(Debug, Clone)]
@@ -110,37 +67,6 @@ pub enum Targets {
     },
 }
 
-impl Batch {
-    /// How many labels are valid. For `clm` these are more than the [terms](Self::num_terms) of the loss: the first token of a
-    /// row has a label, but nothing before it predicts it.
-    pub fn num_labels(&self) -> usize {
-        match &self.labels {
-            Labels::None => 0,
-            Labels::Tokens(labels) | Labels::Classes(labels) | Labels::Choices { answers: labels, .. } => valid(labels),
-            Labels::Multi(values) => values.len() / self.rows.max(1) * self.examples,
-            Labels::Values(_) | Labels::Spans { .. } => self.examples,
-        }
-    }
-
-    /// Sequences of an example: the choices of a multiple choice, else 1.
-    pub fn sequences(&self) -> usize {
-        if let Labels::Choices { choices, .. } = &self.labels { *choices } else { 1 }
-    }
-
-    /// How many terms the loss sum of `task` has: predicted tokens, rows or spans.
-    pub fn num_terms(&self, task: Task) -> usize {
-        match (&self.labels, task) {
-            (Labels::Tokens(labels), Task::Clm) => valid(&shifted(labels, self.seq_len)),
-            _ => self.num_labels(),
-        }
-    }
-}
-
-/// How many of `labels` are not ignored.
-fn valid(labels: &[i32]) -> usize {
-    labels.iter().filter(|&&label| label != IGNORED).count()
-}
-
 /// Sum of a loss over its terms, on the device, and how many terms there were.
 #[derive(Debug, Clone)]
 pub struct LossSum {
@@ -168,7 +94,7 @@ impl DeviceBatch {
             (Labels::Tokens(labels), Task::Clm) => classes(&shifted(labels, batch.seq_len), device),
             (Labels::Tokens(labels), Task::Mlm | Task::TokenClassification) => classes(labels, device),
             (Labels::Classes(labels), Task::SequenceClassification) => classes(labels, device),
-            (Labels::Choices { answers, .. }, Task::MultipleChoice) if valid(answers) == 0 => (None, 0),
+            (Labels::Choices { answers, .. }, Task::MultipleChoice) if valid_labels(answers) == 0 => (None, 0),
             (Labels::Choices { answers, .. }, Task::MultipleChoice) => classes(answers, device),
             (Labels::Multi(values), Task::MultiLabelClassification) => {
                 let shape = [batch.rows, values.len() / batch.rows];
@@ -276,15 +202,9 @@ fn in_f32(logits: Tensor<2>) -> Tensor<2> {
     if FloatDType::from(logits.dtype()) == FloatDType::F32 { logits } else { logits.cast(FloatDType::F32) }
 }
 
-/// Labels moved one position to the left within each row; the last position predicts nothing.
-fn shifted(labels: &[i32], seq_len: usize) -> Vec<i32> {
-    let rows = labels.chunks(seq_len);
-    rows.flat_map(|row| row[1..].iter().copied().chain([IGNORED])).collect()
-}
-
 fn classes(labels: &[i32], device: &Device) -> (Option<Targets>, usize) {
     let rows = labels.len();
-    let count = valid(labels);
+    let count = valid_labels(labels);
     let index = labels.iter().map(|&label| if label == IGNORED { 0 } else { label }).collect::<Vec<_>>();
     let weight = (count < rows).then(|| {
         let weight = labels.iter().map(|&label| f32::from(label != IGNORED)).collect::<Vec<f32>>();

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::data::IGNORED;
+use kiln_data::IGNORED;
 
 /// How often each class was predicted for each class.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! Which evaluation was the best so far, and when too many in a row were not better: `metric_for_best_model` and
 //! `EarlyStoppingCallback` of `transformers`. It only counts; the loop saves and stops.
 
+use kiln_core::error::{Error, Result};
+use kiln_core::metrics::Record;
 use serde::{Deserialize, Serialize};
 
-use crate::base::error::{Error, Result};
-use crate::base::metrics::Record;
 use crate::plan::SavingPlan;
 
 /// The best evaluation so far.

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
+use kiln_core::metrics::Record;
 use kiln_models::Model;
 
-use crate::base::metrics::Record;
 use crate::plan::RunPlan;
 use crate::trainer::step_closures::StepClosures;
 

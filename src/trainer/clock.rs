@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::callback::Progress;
 use burn::tensor::Device;
+use kiln_core::metrics::Record;
+use kiln_core::stats;
 
-use crate::base::metrics::Record;
-use crate::base::stats;
+use super::callback::Progress;
 use crate::engine::device::{MemoryUse, memory_use};
 
 /// The clock of a run.

@@ -7,14 +7,14 @@
 use std::fs;
 use std::path::Path;
 
+use kiln_core::error::{Error, Result};
+use kiln_core::files::{write_json, write_whole};
 use kiln_models::Operator;
 use serde_json::{Value, json};
 
-use crate::base::error::{Error, Result};
-use crate::base::files::{write_json, write_whole};
-use crate::base::reads::DeviceReads;
 use crate::engine::handover::Engine;
 use crate::plan::RunPlan;
+use crate::reads::DeviceReads;
 use crate::session::{Session, TrainingTask};
 use crate::trainer::Shapes;
 

@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
 use kiln_models::Compute;
 
 use super::gradients::{gradients, gradients_in_parts};
 use super::observer::{Observer, Part};
 use super::step::{Executor, MicroBatch, Totals, TrainState, Updated};
-use crate::base::distributed::{Overlap, Shard, ShardGradients, World, sum_gradients, sum_loss};
-use crate::base::error::Result;
-use crate::base::reads::read_scalars;
 use crate::config::{ActivationCheckpointing, DeviceKind};
+use crate::distributed::{Overlap, Shard, ShardGradients, World, sum_gradients, sum_loss};
 use crate::optim::Optimizer;
 use crate::optim::backward::{DropoutSeed, GradientPass};
 use crate::optim::gradient::{global_norm, global_norm_of_shards, scale_and_norm, unscale_and_norm};
 use crate::optim::scaler::Verdict;
+use crate::reads::read_scalars;
 use crate::session::{Session, TrainingTask};
 use crate::task::Reduction;
 

@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use kiln_core::error::{ErrorKind, Result};
+use kiln_core::metrics::Record;
+
 use super::Trainer;
 use super::best::Best;
 use super::observer::Part;
 use super::output::RunFolder;
 use super::run::{After, Run};
-use crate::base::error::{ErrorKind, Result};
-use crate::base::metrics::Record;
 use crate::config::EvalStrategy;
 use crate::engine::device::release_memory;
 use crate::inference::evaluate::evaluate;

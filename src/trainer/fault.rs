@@ -4,14 +4,13 @@
 use std::fs;
 use std::path::Path;
 
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::files::write_json;
 use serde_json::json;
 
-use super::checkpoint;
 use super::output::RunFolder;
 use super::run::Run;
-use super::run_log;
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::write_json;
+use super::{checkpoint, run_log};
 use crate::engine::compiler;
 use crate::engine::handover::Engine;
 use crate::plan::RunPlan;

@@ -13,13 +13,14 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
+use kiln_core::device_error::device_error;
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::panics;
+use kiln_core::panics::{Panic, Watch};
 
 use super::callback::Progress;
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::panics;
-use crate::base::panics::{Panic, Watch};
-use crate::base::reads::{device_error, read_scalars};
 use crate::plan::RunPlan;
+use crate::reads::read_scalars;
 
 /// So many equal rows are no chance: f32 sums over other batches differ in their last bits.
 const ROWS: u32 = 4;
@@ -242,7 +243,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::base::reads::read_scalars;
+    use crate::reads::read_scalars;
 
     fn at(step: u64) -> Progress {
         Progress { step, total_steps: 99, samples: 0, tokens: 0, epoch: 0.0 }

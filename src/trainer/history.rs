@@ -9,14 +9,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use kiln_core::error::{Error, Result, printable};
+use kiln_core::files::is_blocked;
+use kiln_core::metrics::Record;
 use serde_json::json;
 
 use super::checkpoint;
 use super::output::RunFolder;
 use super::run::Run;
-use crate::base::error::{Error, Result, printable};
-use crate::base::files::is_blocked;
-use crate::base::metrics::Record;
 use crate::plan::RunPlan;
 
 /// The file's name.

@@ -13,15 +13,15 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
 use super::observer::{Observer, Part};
 use super::shapes::Shape;
-use crate::base::error::{Error, Result};
-use crate::base::reads::device_reads;
 use crate::engine::launches;
 use crate::engine::launches::{NewKernels, kernel_launches};
+use crate::reads::device_reads;
 
 /// The file's name.
 pub const FILE: &str = "steps.jsonl";
@@ -157,7 +157,7 @@ impl StepTimes {
 
 /// Measures the parts of steps and writes `steps.jsonl`, from the moment on when the loop [begins](Observer::begin).
 #[derive(Debug, Default)]
-pub(crate) struct Laps(Option<Open>);
+pub struct Laps(Option<Open>);
 
 #[derive(Debug)]
 struct Open {
@@ -176,7 +176,7 @@ struct Open {
 
 impl Laps {
     /// The time since the last call was no part of a step, and of `waited` none of the run: it was held up before the step.
-    pub(crate) fn skip(&mut self, waited: Duration) {
+    pub fn skip(&mut self, waited: Duration) {
         if let Some(open) = &mut self.0 {
             open.last = Instant::now();
             open.start += waited;

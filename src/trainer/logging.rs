@@ -4,16 +4,15 @@ use std::time::Duration;
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use kiln_core::error::Result;
+use kiln_core::metrics::Record;
 
-use super::Trainer;
 use super::callback::{Callback, DeviceValues};
-use super::debug;
 use super::guard::{Guard, Reading};
 use super::output::RunFolder;
 use super::run::{After, Run};
 use super::step_closures::{StepClosures, When};
-use crate::base::error::Result;
-use crate::base::metrics::Record;
+use super::{Trainer, debug};
 use crate::config::LoggingStrategy;
 use crate::optim::scaler::{MIN_SCALE, Scaling};
 use crate::plan::RunPlan;

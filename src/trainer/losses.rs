@@ -2,12 +2,12 @@
 //! they are added up on the device and read once a row, which shows the mean over the steps since the row before it.
 
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::exact;
-use crate::base::error::Result;
-use crate::base::reads::read_scalars;
 use crate::optim::scaler::Verdict;
+use crate::reads::read_scalars;
 
 /// Sums of the losses of all steps so far.
 #[derive(Debug, Default)]

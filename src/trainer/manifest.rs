@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use kiln_core::error::{Error, Result};
+use kiln_core::files::{free_beside, set_aside_damaged, write_whole};
+
 use super::{checkpoint, fault, tensorboard};
-use crate::base::error::{Error, Result};
-use crate::base::files::{free_beside, set_aside_damaged, write_whole};
 use crate::trainer::debug;
 
 /// The locked file of a run folder.

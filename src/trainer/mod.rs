@@ -24,14 +24,14 @@ pub mod laps;
 mod logging;
 mod losses;
 mod manifest;
-pub(crate) mod observer;
+pub mod observer;
 mod output;
 mod page;
 mod promise;
 mod ranks;
 mod recover;
 mod run;
-pub(crate) mod run_log;
+pub mod run_log;
 mod saver;
 mod shapes;
 mod status;
@@ -43,18 +43,37 @@ mod verifying;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+pub use best::Best;
 use burn::tensor::Device;
+pub use callback::{Callback, Control, DeviceValues, Progress, StopAfter};
+use history::write_trainer_state;
+use kiln_core::device_error::device_error;
+use kiln_core::error::{Error, Result};
+use kiln_core::metrics::Record;
+use kiln_core::panics;
+use kiln_data::loader::{Loader, LoaderOptions};
 use kiln_models::ops::threads;
 use kiln_models::weights::LoadReport;
+use laps::Laps;
+use observer::{Observer, Part};
+pub use output::{PREDICTIONS, RunFolder};
+pub use page::{CONFUSION, ConfusionFile, PAGE, SAMPLES};
+pub use promise::Promise;
+pub use ranks::{LOGS, log_of};
+use run::{After, Run, finish_saving};
+use run_log::RunLog;
+pub use shapes::{Shape, Shapes};
+pub use status::{RunStatus, Status};
+use step::TrainState;
+use stopping::Stopping;
+use tensorboard::TensorBoard;
+pub use verifying::Verifier;
+use verifying::Verifying;
 
-use crate::base::distributed::World;
-use crate::base::error::{Error, Result};
-use crate::base::metrics::Record;
-use crate::base::panics;
-use crate::base::reads::device_error;
 use crate::config::{ActivationCheckpointing, DeviceKind, Integration};
-use crate::data::loader::{Loader, LoaderOptions};
+use crate::distributed::World;
 use crate::engine::device;
+pub use crate::inference::evaluate::Evaluation;
 use crate::inference::evaluate::evaluate;
 use crate::optim::Optimizer;
 use crate::optim::outliers::Outliers;
@@ -62,30 +81,10 @@ use crate::optim::scaler::{LossScaler, ScalerConfig};
 use crate::plan::RunPlan;
 use crate::session::evaluation::no_validation;
 use crate::session::{BuiltIn, Session, TrainingTask};
-use history::write_trainer_state;
-use laps::Laps;
-use observer::{Observer, Part};
-use run::{After, Run, finish_saving};
-use run_log::RunLog;
-use step::TrainState;
-use stopping::Stopping;
-use tensorboard::TensorBoard;
-use verifying::Verifying;
-
-pub use crate::inference::evaluate::Evaluation;
-pub use best::Best;
-pub use callback::{Callback, Control, DeviceValues, Progress, StopAfter};
-pub use output::{PREDICTIONS, RunFolder};
-pub use page::{CONFUSION, ConfusionFile, PAGE, SAMPLES};
-pub use promise::Promise;
-pub use ranks::{LOGS, log_of};
-pub(crate) use shapes::{Shape, Shapes};
-pub use status::{RunStatus, Status};
-pub use verifying::Verifier;
 
 /// The purpose of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub enum Purpose {
     /// Its model: a signal stops it after a checkpoint, and when memory runs out, the micro-batch is halved.
     Train,
     /// Its steps are looked at and thrown away: no model is written, a signal saves nothing, and a batch that is too large is
@@ -154,7 +153,7 @@ impl<T: TrainingTask> Trainer<T> {
     ///
     /// # Errors
     /// Weights that do not fit the model; a plan whose mode is to be chosen by a trial that nobody has made
-    /// ([`proof::trainer`](crate::proof::trainer) makes it).
+    /// (`kiln_measure::proof::trainer` makes it).
     pub fn new(session: Session<T>) -> Result<Self> {
         if session.plan().engine.device.kind != DeviceKind::Cpu {
             device::probe(&session.device)?;
@@ -162,7 +161,7 @@ impl<T: TrainingTask> Trainer<T> {
         let plan = session.plan();
         if plan.engine.is_undecided() {
             return Err(Error::config("compiler.enabled = \"auto\": nothing has chosen the mode of this plan yet")
-                .help("make the trainer with `kiln::proof::trainer(session)`, which tries both modes first"));
+                .help("make the trainer with `kiln_measure::proof::trainer(session)`, which tries both modes first"));
         }
         let device = session.device.clone().autodiff();
         let device = match plan.engine.activation_checkpointing {
@@ -198,19 +197,19 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// A run that is not made for its model.
-    pub(crate) fn with_purpose(mut self, purpose: Purpose) -> Self {
+    pub fn with_purpose(mut self, purpose: Purpose) -> Self {
         self.purpose = purpose;
         self
     }
 
     /// Nothing is dropped out, whatever the model says.
-    pub(crate) fn without_dropout(mut self) -> Self {
+    pub fn without_dropout(mut self) -> Self {
         self.drops = false;
         self
     }
 
     /// `observer` hears of the parts of every step.
-    pub(crate) fn with_observer(mut self, observer: impl Observer + 'static) -> Self {
+    pub fn with_observer(mut self, observer: impl Observer + 'static) -> Self {
         self.observer = Box::new(observer);
         self
     }

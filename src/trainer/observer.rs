@@ -4,13 +4,14 @@
 use std::path::Path;
 use std::time::Duration;
 
+use kiln_core::error::Result;
+
 use super::callback::Progress;
 use super::shapes::Shape;
-use crate::base::error::Result;
 
 /// A part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// Waiting for a batch and moving it to the device.
     Data,
     /// The model and its loss.
@@ -31,7 +32,7 @@ pub(crate) enum Part {
 
 /// Hears of the parts of every step; every method does nothing unless it is written.
 #[allow(unused_variables)]
-pub(crate) trait Observer {
+pub trait Observer {
     /// The loop begins at `progress`, in the run folder `folder`. `is_synchronous` says that the device has ended every
     /// operation when its call returns.
     fn begin(&mut self, folder: &Path, progress: &Progress, is_synchronous: bool) -> Result<()> {

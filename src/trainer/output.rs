@@ -11,6 +11,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::files::{free_beside, is_blocked, read_regular, set_aside_damaged, write_folder, write_whole};
+use kiln_core::metrics::{self, MetricsFile, Record};
+use kiln_core::variables;
+use kiln_data::tokenizer::write_files;
 use kiln_models::weights::{StateDict, save};
 
 use super::checkpoint::{self, Checkpoint, State};
@@ -18,17 +23,11 @@ use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
 use super::{page, ranks, run_log, tensorboard};
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::{free_beside, is_blocked, read_regular, set_aside_damaged, write_folder, write_whole};
-use crate::base::metrics::{self, MetricsFile, Record};
-use crate::base::variables;
 use crate::config::{Integration, OnExisting};
-use crate::data::tokenizer::write_files;
 use crate::engine::compiler;
 use crate::plan::{RunPlan, RunSettings};
-use crate::session::provenance;
 use crate::session::provenance::Provenance;
-use crate::session::{Session, TrainingTask};
+use crate::session::{Session, TrainingTask, provenance};
 use crate::trainer::debug;
 
 const RESULTS: &str = "all_results.json";

@@ -5,6 +5,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use burn::module::Module;
+use kiln_core::error::{Error, Result};
+use kiln_core::files::{write_json, write_whole};
+use kiln_core::signals;
+use kiln_data::labels::LabelNames;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -13,10 +17,6 @@ use super::callback::Progress;
 use super::observer::Part;
 use super::output::RunFolder;
 use super::run::Run;
-use crate::base::error::{Error, Result};
-use crate::base::files::{write_json, write_whole};
-use crate::base::signals;
-use crate::data::labels::LabelNames;
 use crate::engine::device::release_memory;
 use crate::session::TrainingTask;
 use crate::task::scores::Confusion;
@@ -55,7 +55,7 @@ impl ConfusionFile {
 
 impl<T: TrainingTask> Trainer<T> {
     /// `page` is called with the run folder when a run has ended, well or not, and its `status.json` says how: it writes the
-    /// page of the run there. [`page_of_run`](crate::measure::report::page_of_run) is such a function. Its errors are shown as
+    /// page of the run there. `kiln_measure::report::page_of_run` is such a function. Its errors are shown as
     /// warnings.
     #[must_use]
     pub fn with_page(mut self, page: impl Fn(&Path) -> Result<()> + 'static) -> Self {

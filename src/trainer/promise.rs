@@ -21,18 +21,17 @@
 
 use std::collections::BTreeMap;
 
+use kiln_core::error::{Error, Result};
+use kiln_core::files::hex;
+use kiln_data::digest::digest;
+use kiln_data::stream::Streamed;
+use kiln_models::Operator;
+use kiln_models::ops::Form;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use kiln_models::Operator;
-use kiln_models::ops::Form;
-
-use crate::base::error::{Error, Result};
-use crate::base::files::hex;
 use crate::config::{Precision, Sampler};
-use crate::data::digest::digest;
-use crate::data::stream::Streamed;
 use crate::session::{Session, TrainingTask};
 use crate::task::Reduction;
 

@@ -4,6 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
+use kiln_core::error::{Error, Result};
+use kiln_core::files::{read_regular, write_whole};
+use kiln_core::metrics;
+use kiln_data::loader::Share;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::{self, Checkpoint};
@@ -11,13 +15,9 @@ use super::output::RunFolder;
 use super::promise::Promise;
 use super::step::TrainState;
 use super::{Purpose, Trainer};
-use crate::base::distributed::{Shard, World, weights_checksum};
-use crate::base::error::{Error, Result};
-use crate::base::files::{read_regular, write_whole};
-use crate::base::metrics;
 #[cfg(feature = "cuda")]
 use crate::config::DdpBackend;
-use crate::data::loader::Share;
+use crate::distributed::{Shard, World, weights_checksum};
 use crate::plan::thousands;
 use crate::session::TrainingTask;
 

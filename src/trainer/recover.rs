@@ -3,12 +3,13 @@
 //! ran out of memory may have left any values. Only running out that is reported as an error can be caught; a process that the
 //! operating system's kernel ends, or that Rust's allocator aborts, is continued with `--resume`.
 
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::metrics::MetricsFile;
+
 use super::Trainer;
 use super::checkpoint::{self, Checkpoint};
 use super::output::RunFolder;
 use super::run::Run;
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::metrics::MetricsFile;
 use crate::plan::{BatchPlan, RunPlan};
 use crate::session::TrainingTask;
 use crate::task::Reduction;

@@ -5,6 +5,10 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
+use kiln_core::error::{Error, Result};
+use kiln_data::Dataset as _;
+use kiln_data::loader::Position;
+use kiln_data::stream::Streamed;
 use kiln_models::weights::{StateDict, export_saved, load_saved};
 
 use super::Trainer;
@@ -23,11 +27,7 @@ use super::saver::Saver;
 use super::shapes::Shapes;
 use super::step::{Stepped, TrainState};
 use super::stopping::{Stopping, check_signals_at_start};
-use crate::base::error::{Error, Result};
 use crate::config::DeviceKind;
-use crate::data::Dataset as _;
-use crate::data::loader::Position;
-use crate::data::stream::Streamed;
 use crate::engine::launches::NewKernels;
 use crate::optim::scaler::{LossScaler, ScalerConfig, Verdict};
 use crate::session::TrainingTask;

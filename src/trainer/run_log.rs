@@ -6,10 +6,11 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use kiln_core::clock;
+use kiln_core::error::printable;
+use kiln_core::metrics::Record;
+
 use super::callback::{Callback, Control, Progress};
-use crate::base::clock;
-use crate::base::error::printable;
-use crate::base::metrics::Record;
 use crate::plan::RunPlan;
 
 /// The file's name.

@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use kiln_core::error::{Error, Result};
+use kiln_core::files::read_regular_text;
+use kiln_core::metrics::{self, Record};
 use serde::{Serialize, Serializer};
 
-use crate::base::error::{Error, Result};
-use crate::base::files::read_regular_text;
-use crate::base::metrics::{self, Record};
-use crate::trainer::checkpoint;
-use crate::trainer::{RunStatus, Status};
+use crate::trainer::{RunStatus, Status, checkpoint};
 
 /// A run, as its folder shows it.
 #[derive(Debug, Clone, PartialEq, Serialize)]

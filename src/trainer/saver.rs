@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kiln_core::error::{Error, Result};
+use kiln_core::panics;
+
 use super::checkpoint::{self, Snapshot};
 use super::manifest::Manifest;
 use super::run::After;
-use crate::base::error::{Error, Result};
-use crate::base::panics;
 use crate::config::SaveStrategy;
 use crate::plan::RunPlan;
 

@@ -9,7 +9,7 @@ use crate::session::BatchSize;
 
 /// The shape of a batch, as far as it decides what is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Shape {
+pub struct Shape {
     /// Sequences.
     pub(crate) rows: usize,
     /// Tokens of each.
@@ -42,7 +42,7 @@ struct Seen {
 
 /// Counts shapes.
 #[derive(Debug, Default)]
-pub(crate) struct Shapes {
+pub struct Shapes {
     seen: BTreeMap<Shape, Seen>,
     /// Shapes that the warm-up saw, when there was one.
     warmed: Option<usize>,

@@ -5,13 +5,13 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
+use kiln_core::clock;
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::files::{read_json_if_there, write_json};
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
 use super::manifest::LOCK;
-use crate::base::clock;
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::{read_json_if_there, write_json};
 use crate::plan::RunPlan;
 
 /// The file's name.

@@ -5,6 +5,10 @@ use std::time::{Duration, Instant};
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
+use kiln_core::device_error::device_error;
+use kiln_core::error::{Error, Result};
+use kiln_core::random::seed_for;
+use kiln_data::loader::Loader;
 
 use super::Trainer;
 #[cfg(feature = "compiler")]
@@ -13,18 +17,15 @@ use super::eager::Eager;
 use super::observer::{Observer, Part};
 use super::run::Run;
 use super::shapes::Shape;
-use crate::base::distributed::World;
-use crate::base::error::{Error, Result};
-use crate::base::random::seed_for;
-use crate::base::reads::{device_error, read_scalars};
 #[cfg(all(feature = "compiler", feature = "cuda"))]
 use crate::config::DeviceKind;
-use crate::data::loader::Loader;
+use crate::distributed::World;
 #[cfg(all(feature = "compiler", feature = "cuda"))]
 use crate::engine::cuda;
 use crate::optim::Optimizer;
 use crate::optim::outliers::Outliers;
 use crate::optim::scaler::{LossScaler, Verdict};
+use crate::reads::read_scalars;
 use crate::session::TrainingTask;
 
 /// The state that training changes.

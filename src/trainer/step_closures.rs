@@ -23,9 +23,9 @@
 use std::fmt;
 
 use burn::tensor::Tensor;
+use kiln_core::error::Result;
 
-use crate::base::error::Result;
-use crate::base::reads::read_scalars;
+use crate::reads::read_scalars;
 
 /// When a closure is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +108,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::base::reads::DeviceReads;
+    use crate::reads::DeviceReads;
 
     fn value<const N: usize>(values: [f32; N]) -> Tensor<1> {
         Tensor::from_floats(values, &Device::flex())

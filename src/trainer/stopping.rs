@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use kiln_core::error::Result;
+use kiln_core::signals::{self, Signal};
+
 use super::Purpose;
 use super::output::RunFolder;
 use super::run::{After, Run, finish_saving};
 use super::status::RunStatus;
-use crate::base::distributed::World;
-use crate::base::error::Result;
-use crate::base::signals::{self, Signal};
+use crate::distributed::World;
 
 /// The reasons to end the run after a step.
 #[derive(Debug, Clone, Copy)]

@@ -9,12 +9,12 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use kiln_core::clock;
+use kiln_core::error::{Error, Result};
+use kiln_core::metrics::Record;
 use prost::Message;
 
 use super::callback::{Callback, Control, Progress};
-use crate::base::clock;
-use crate::base::error::{Error, Result};
-use crate::base::metrics::Record;
 
 /// Its folder in the run folder.
 pub const FOLDER: &str = "tensorboard";

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kiln_core::error::{Error, Result};
+use kiln_core::process::scratch;
 use kiln_models::weights::save;
 
 use super::Trainer;
 use super::checkpoint::Checkpoint;
 use super::observer::Part;
 use super::run::{After, Run};
-use crate::base::error::{Error, Result};
-use crate::base::process::scratch;
 use crate::config::{DeviceKind, Verify};
 use crate::engine::device::release_memory;
 use crate::plan::RunPlan;
@@ -63,7 +63,7 @@ impl<T: TrainingTask> Verifying<T> {
     fn verifier(&self) -> Result<&dyn Verifier<T>> {
         self.verifier.as_deref().ok_or_else(|| {
             Error::config("compiler.verify: this trainer has nobody who compares the modes")
-                .help("make it with `kiln::proof::trainer(session)`, or set compiler.verify = \"off\"")
+                .help("make it with `kiln_measure::proof::trainer(session)`, or set compiler.verify = \"off\"")
         })
     }
 }
@@ -81,7 +81,7 @@ impl<T: TrainingTask> Trainer<T> {
                 self.session.plan().engine.device.kind
             ))
             .help(
-                "`kiln train` makes the check; a program compares with kiln::proof::parity, or sets verify = \"off\"",
+                "`kiln train` makes the check; a program compares with kiln_measure::proof::parity, or sets verify = \"off\"",
             ));
         }
         let started = Instant::now();

@@ -14,24 +14,24 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kiln_core::error::{ErrorKind, Result};
+use kiln_core::metrics::Record;
+use kiln_core::process::scratch;
+use kiln_core::signals;
+use kiln_data::padding::{Batches, Padding};
+use kiln_data::sampler::Order;
+use kiln_data::subset::Subset;
+use kiln_data::{Dataset, Fingerprint};
 use kiln_models::Ops;
 
-use crate::base::distributed::Devices;
-use crate::base::error::{ErrorKind, Result};
-use crate::base::metrics::Record;
-use crate::base::process::scratch;
-use crate::base::signals;
 use crate::config::{BatchSection, CompilerMode, EvalStrategy, LearningRateSection, Sampler, Switch};
-use crate::data::padding::{Batches, Padding};
-use crate::data::sampler::Order;
-use crate::data::subset::Subset;
-use crate::data::{Dataset, Fingerprint};
+use crate::distributed::Devices;
 use crate::engine::device::release_memory;
 use crate::session::{Session, TrainingTask};
 use crate::trainer::{Callback, Control, Progress, Purpose, Shape, StopAfter, Trainer};
 
 /// Shapes that are warmed at most where every batch has a length of its own.
-pub(crate) const MOST: usize = 12;
+pub const MOST: usize = 12;
 
 /// Hears what the stage says.
 pub type Say = Rc<dyn Fn(&str)>;
@@ -272,7 +272,7 @@ impl<M> Callback<M> for Lines {
 ///
 /// # Errors
 /// Settings that contradict one another.
-pub(crate) fn rehearsal<T: TrainingTask>(session: &Session<T>, ops: Ops, folder: &Path) -> Result<Session<T>> {
+pub fn rehearsal<T: TrainingTask>(session: &Session<T>, ops: Ops, folder: &Path) -> Result<Session<T>> {
     let plan = session.plan();
     session.derive(|config, _| {
         *config = config.training_only(folder.join("probe"), 1);
@@ -296,11 +296,11 @@ pub(crate) fn rehearsal<T: TrainingTask>(session: &Session<T>, ops: Ops, folder:
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use kiln_data::lengths::Lengths;
     use kiln_models::ModelConfig;
 
     use super::*;
     use crate::config::{RunConfig, Task};
-    use crate::data::lengths::Lengths;
     use crate::session::BuiltIn;
 
     /// A task on tokens, of which nothing but its batches is asked.

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::Tensor;
-use kiln::base::metrics::Record;
-use kiln::base::reads::{DeviceReads, device_reads, read_scalars};
 use kiln::config::Task;
 use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection};
+use kiln::core::metrics::Record;
+use kiln::reads::{DeviceReads, device_reads, read_scalars};
 use kiln::trainer::step_closures::{StepClosures, When};
 use kiln::trainer::{Callback, Control, DeviceValues, Progress};
 use kiln::{RunConfig, Session, Trainer};

@@ -2,12 +2,13 @@
 //! its loss, counted by this binary's own allocator; on wgpu for a layer at the geometry of GPT-2 small, counted by the device's
 //! allocator. The predictions are sums of the tensors that each operator has to keep.
 
-use crate::counting::live;
 use burn::tensor::Device;
 use kiln::config::Task;
 use kiln::data::{Batch, Labels};
 use kiln::task::{DeviceBatch, LossOptions};
 use kiln_models::{Head, Model, ModelConfig, ModelType, Ops};
+
+use crate::counting::live;
 
 /// The sizes of a GPT-2 and its batch.
 struct Sizes {

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use crate::counting::live;
 use burn::tensor::Device;
-use kiln::base::host::resident_mib;
 use kiln::config::Task;
 use kiln::config::{
     DataSection, DeviceKind, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection,
     TrainingCompilerConfig, Validation,
 };
+use kiln::core::host::resident_mib;
 use kiln::trainer::{Callback, Control, Progress};
 use kiln::{RunConfig, Session, Trainer};
 

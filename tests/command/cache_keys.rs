@@ -9,7 +9,7 @@ use std::path::Path;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use kiln::data::tokenizer::{CONFIG_NAMES, FILES, SPECIAL_NAMES};
-use kiln_models::{NameTable, Treatment};
+use kiln_core::names::{NameTable, Treatment};
 use serde_json::{Value, json};
 
 use crate::common::{json as read_json, kiln, rows, succeeds};
@@ -805,7 +805,7 @@ fn classes_of_tokenizers() -> Case {
 }
 
 fn fixture(name: &str) -> Vec<u8> {
-    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
+    fs::read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures").join(name)).unwrap()
 }
 
 /// Parquet with ClassLabel in its metadata.

@@ -6,7 +6,7 @@ use crate::common::{kiln, rows, succeeds};
 use kiln::RunConfig;
 
 fn shipped() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("configs");
     let mut files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
@@ -28,7 +28,7 @@ fn the_tiny_configs_train() {
         let run = folder.path().join("run");
         let mut command = kiln(folder.path());
         // Their data is named relative to the checkout.
-        command.current_dir(env!("CARGO_MANIFEST_DIR")).arg("train").arg(file);
+        command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).arg("train").arg(file);
         let stdout = succeeds(command.arg("--set").arg(format!("run.output_dir={}", run.display())));
         assert!(stdout.contains("'train_runtime': "), "{stdout}");
         let rows = rows(&run);

@@ -7,9 +7,9 @@ use std::process::Command;
 
 use kiln::Result;
 use kiln::config::DataFormat;
+use kiln::data::hub::{Split, dataset_split};
 use kiln::data::paths;
 use kiln::data::table::{Cell, Columns, Row, Table};
-use kiln::hub::{Split, dataset_split};
 use serde_json::Value;
 
 use crate::common::{fails, json, kiln, rows as metrics, succeeds};
@@ -21,7 +21,7 @@ fn answers(kind: &str) -> Value {
 }
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/files").join(name)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/files").join(name)
 }
 
 fn columns(text: &str, label: Option<&str>) -> Columns {

@@ -14,7 +14,8 @@ fn model() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     copy(&fixture("generate-gpt2").join("model"), &folder.path().join("model"));
     for file in ["tokenizer.json", "tokenizer_config.json"] {
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/run_clm/gpt2").join(file);
+        let from =
+            Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/run_clm/gpt2").join(file);
         std::fs::copy(from, folder.path().join("model").join(file)).unwrap();
     }
     folder

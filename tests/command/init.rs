@@ -99,7 +99,7 @@ fn rows_of_json_are_a_table_and_advice_names_arguments() {
     let text = written(&["rows.json", "--label-column", "mood"], "rows.toml");
     assert!(text.contains("format = \"jsonl\"") && text.contains("label_column = \"mood\""), "{text}");
     assert!(written(&["tokens.json"], "tokens.toml").contains("format = \"tokenized\""));
-    let saved = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/files/saved/train");
+    let saved = concat!(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."), "/tests/fixtures/files/saved/train");
     assert!(written(&[saved], "saved.toml").contains("format = \"arrow\""));
     let parts =
         ["no column \"label\"", "help: name the columns with --text-column, --text-pair-column and --label-column"];

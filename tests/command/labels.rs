@@ -23,7 +23,7 @@ const FORMATS: [(&str, DataFormat); 4] = [
 ];
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/labels")
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/labels")
 }
 
 /// The label of every row of `column` by its name or number, none for a row that is left out; or the beginning of the error.

@@ -167,7 +167,7 @@ fn tables_give_what_lines_give() {
 /// See `fixtures/make_run_clm.py`.
 #[test]
 fn rows_of_a_table_are_joined_as_run_clm_and_run_mlm_join_them() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let fixture = root.join("tests/fixtures/run_clm");
     let expected = json(&fixture.join("blocks.json"));
     let block_size = expected["block_size"].as_u64().unwrap() as usize;

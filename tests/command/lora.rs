@@ -223,7 +223,7 @@ fn what_makes_no_sense_is_refused() {
 /// The base's own weights are replaced by what an adapter's file has in their place; they would be lost if it were trained on.
 #[test]
 fn an_adapter_with_weights_of_the_base_is_merged_before_it_is_trained_on() {
-    let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/peft/gpt2");
+    let asked = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/peft/gpt2");
     let folder = tempfile::tempdir().unwrap();
     let rows = "{\"input_ids\": [1, 2, 3, 4]}\n".repeat(4);
     std::fs::write(folder.path().join("data.jsonl"), rows).unwrap();

@@ -201,7 +201,7 @@ fn the_columns_are_those_of_the_run() {
         command
     };
     assert_eq!(succeeds(&mut input("new.json", "message")), found);
-    let saved = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/files/saved");
+    let saved = concat!(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."), "/tests/fixtures/files/saved");
     let split = format!("{saved}/validation");
     let rows = succeeds(&mut input(&split, "text"));
     assert_eq!(succeeds(input(&split, "text").args(["--format", "arrow"])), rows);

@@ -358,7 +358,7 @@ fn language_models() {
 /// `tests/fixtures/make_pipelines.py` asks transformers.
 #[test]
 fn predictions_are_those_of_the_pipelines() {
-    let peer = json(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pipelines.json"));
+    let peer = json(&Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/pipelines.json"));
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let list = |value: &Value| value.as_array().unwrap().clone();

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Parser;
-use kiln::measure::sweep::space::SweepSection;
+use kiln_measure::sweep::space::SweepSection;
 use snapbox::Assert;
 use snapbox::assert::DEFAULT_ACTION_ENV;
 
@@ -47,7 +47,7 @@ struct Sandbox {
 }
 
 fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 fn blocks(page: &str) -> Vec<Block> {
@@ -297,7 +297,7 @@ fn check(page: &str) {
                 {
                     let line = line.split(" # ").next().unwrap().trim_start_matches("srun ").replace('"', "");
                     let words = line.split_whitespace();
-                    kiln::cli::Cli::try_parse_from(words)
+                    kiln_cli::Cli::try_parse_from(words)
                         .unwrap_or_else(|error| panic!("{page}:{}: {error}", block.line));
                 }
             }

@@ -587,7 +587,7 @@ fn rates(folder: &Path, run: &str) -> Vec<f64> {
 
 #[test]
 fn a_run_goes_on_to_another_end_by_the_schedule_that_transformers_makes() {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let fixtures = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures");
     for case in json(&fixtures.join("longer.json")).as_array().unwrap() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), "clm");

@@ -8,12 +8,15 @@ use crate::common::json as read_json;
 use crate::job::Root;
 
 fn stored() -> Value {
-    read_json(std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/scripts.json")))
+    read_json(std::path::Path::new(concat!(
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../.."),
+        "/tests/fixtures/scripts.json"
+    )))
 }
 
 /// The hyperparameters of a small model, which trains one step, and those of `more`.
 fn small(kind: &str, more: &Value) -> Value {
-    let tokenizer = format!("{}/tests/fixtures/run_clm/{kind}", env!("CARGO_MANIFEST_DIR"));
+    let tokenizer = format!("{}/tests/fixtures/run_clm/{kind}", concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let mut all = match kind {
         "gpt2" => json!({"kind": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 32}),
         _ => json!({

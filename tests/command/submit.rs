@@ -471,7 +471,7 @@ fn a_job_that_is_stopped_continues_to_the_bit() {
 /// The requests beside the example's jobs are what the jobs say; `KILN_WRITE_DOCS=1` writes them.
 #[test]
 fn the_examples_have_their_requests() {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let repository = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     for mode in ["native", "compiled"] {
         let folder = tempfile::tempdir().unwrap();
         let written = folder.path().join("request.json");

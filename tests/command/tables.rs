@@ -154,7 +154,8 @@ fn a_byte_order_mark_is_passed_over() {
 
 /// A table that pyarrow has written; see `fixtures/make_tables.py`.
 fn parquet(name: &str) -> Vec<u8> {
-    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tables").join(name)).unwrap()
+    std::fs::read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/tables").join(name))
+        .unwrap()
 }
 
 #[test]

@@ -320,7 +320,10 @@ fn files_of_hugging_faces_arguments_are_taken_whole() {
     let folder = tempfile::tempdir().unwrap();
     let config = write(folder.path(), "clm");
     for release in ["5.23", "4.57"] {
-        let path = format!("{}/tests/fixtures/training_arguments_{release}.json", env!("CARGO_MANIFEST_DIR"));
+        let path = format!(
+            "{}/tests/fixtures/training_arguments_{release}.json",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../..")
+        );
         let cases = &crate::common::json(Path::new(&path))["cases"];
         for (case, args) in cases.as_object().unwrap() {
             let (file, run) = (format!("{case}.json"), format!("trainer.output_dir={case}-{release}"));

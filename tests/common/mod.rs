@@ -98,7 +98,7 @@ pub fn text(output: &Output) -> String {
 
 pub fn fixture(case: &str) -> PathBuf {
     // Other cases of the same form can be tried by naming their folder.
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/oracle");
+    let own = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/oracle");
     std::env::var_os("KILN_ORACLE").map_or(own, PathBuf::from).join(case)
 }
 

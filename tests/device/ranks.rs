@@ -190,7 +190,7 @@ fn nccl_of_one_rank_gives_back_what_it_gets() {
     use burn::module::{Module, ModuleVisitor, Param};
     use burn::optim::GradientsParams;
     use burn::tensor::{Device, Tensor, TensorData};
-    use kiln::base::distributed::{World, sum_gradients};
+    use kiln::distributed::{World, sum_gradients};
 
     if std::env::var_os("FAKE_NCCL").is_some() && std::env::var_os("KILN_NCCL").is_none() {
         // Another process has the variable that is read where the library is looked for.

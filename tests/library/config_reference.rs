@@ -83,7 +83,8 @@ impl Sources {
     fn read(files: &[&str]) -> Self {
         let mut sources = Self::default();
         for file in files {
-            let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+            let text =
+                std::fs::read_to_string(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(file)).unwrap();
             sources.add(text.split("#[cfg(test)]\nmod tests {").next().unwrap());
         }
         sources
@@ -267,7 +268,7 @@ fn chapter() -> String {
 
 #[test]
 fn the_config_reference_is_what_the_sources_say() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(CHAPTER);
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(CHAPTER);
     let chapter = chapter();
     if std::env::var_os("KILN_WRITE_DOCS").is_some() {
         std::fs::write(&path, &chapter).unwrap();

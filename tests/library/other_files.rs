@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use kiln_models::Treatment;
+use kiln_core::names::Treatment;
 use serde::Deserialize;
 
 const CHAPTER: &str = "src/guide/other_files.md";
@@ -66,10 +66,7 @@ fn the_chapter_shows_the_tables() {
         std::fs::write(CHAPTER, &wanted).expect("the chapter can be written");
     }
     let text = std::fs::read_to_string(CHAPTER).expect("the chapter is there");
-    assert!(
-        text == wanted,
-        "{CHAPTER} is stale: KILN_WRITE_DOCS=1 cargo test -p kiln --test library other_files writes it"
-    );
+    assert!(text == wanted, "{CHAPTER} is stale: KILN_WRITE_DOCS=1 cargo test --test library other_files writes it");
 }
 
 /// What changes the logits of transformers is honoured by Kiln, or refused by its name.

@@ -9,14 +9,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use example::{NextNumber, Progressions};
-use kiln::base::metrics::Record;
 use kiln::config::{
     ActivationCheckpointing, CompilerMode, EvalStrategy, Interval, ModelKind, ModelSection, OnExisting, OptimizerName,
     Precision, SaveStrategy, TrainerSection, TrainingCompilerConfig,
 };
-use kiln::proof::parity::modes;
+use kiln::core::metrics::Record;
 use kiln::trainer::{Callback, Progress, StopAfter};
 use kiln::{Result, RunConfig, Session, Trainer};
+use kiln_measure::proof::parity::modes;
 
 fn config(folder: &Path, mode: CompilerMode, trainer: TrainerSection) -> RunConfig {
     RunConfig::builder(folder)
@@ -135,7 +135,8 @@ fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
     // The example's data tells no lengths, so nothing is said of tokens, and nothing can be counted in them.
     assert!(!plan.contains("token") && !plan.contains("padding"), "{plan}");
     let counts = Arc::new(std::sync::Mutex::new([0; 2]));
-    let mut trainer = kiln::proof::trainer(session).unwrap().with_step_times().with_callback(Count(counts.clone()));
+    let mut trainer =
+        kiln_measure::proof::trainer(session).unwrap().with_step_times().with_callback(Count(counts.clone()));
     let output = trainer.train().unwrap();
     assert_eq!((output.step, *counts.lock().unwrap()), (8, [8, 2]));
     assert!(output.summary.get("train_loss").is_some_and(|loss| loss < 3.3));

@@ -2,16 +2,17 @@
 
 use std::path::Path;
 
-use crate::common::small_run::write;
-use crate::common::{fails, kiln, succeeds};
 use kiln::engine::compiler::columns::Column;
-use kiln::proof::bisect::{Finding, bisect};
-use kiln::proof::parity::parity;
-use kiln::proof::probe::{Look, Probe};
-use kiln::proof::{probe, verify};
 use kiln::{Result, RunConfig, Session};
+use kiln_measure::proof::bisect::{Finding, bisect};
+use kiln_measure::proof::parity::parity;
+use kiln_measure::proof::probe::{Look, Probe};
+use kiln_measure::proof::{probe, verify};
 use kiln_models::Operator;
 use kiln_models::weights::save;
+
+use crate::common::small_run::write;
+use crate::common::{fails, kiln, succeeds};
 
 #[test]
 fn both_modes_compute_the_same() {

@@ -6,7 +6,7 @@ use std::path::Path;
 use kiln::config::RunConfig;
 use kiln::plan::{ModelFacts, RunPlan};
 use kiln::{Result, Session};
-use kiln_models::config::BertConfig;
+use kiln_core::model_config::BertConfig;
 use kiln_models::{Model, ModelConfig};
 use tempfile::TempDir;
 
@@ -117,7 +117,7 @@ fn a_model_that_is_not_kilns_has_a_plan() -> Result<()> {
 fn a_plan_for_several_devices_is_not_trained_on_one() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path(), BERT, ROWS, "max_steps = 2", "");
-    config.devices = kiln::base::distributed::Devices { count: 2, nodes: 1 };
+    config.devices = kiln::distributed::Devices { count: 2, nodes: 1 };
     let error = kiln::Trainer::new(Session::open(config).unwrap()).unwrap().train().unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(

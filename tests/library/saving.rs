@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::small_run::{copy, train, write};
 use crate::common::{fails, json, kiln, rows, succeeds};
-use kiln::base::metrics::Record;
+use kiln::core::metrics::Record;
 use kiln::plan::RunPlan;
 use kiln::trainer::{Callback, Control, Progress};
 use kiln::{RunConfig, Session, Trainer};

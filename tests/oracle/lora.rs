@@ -177,7 +177,7 @@ fn peft_opens_what_kiln_saves() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft_roundtrip.py");
+    let script = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/peft_roundtrip.py");
     let oracle = fixture("lora-gpt2-lm").parent().unwrap().to_owned();
     let output =
         Command::new(python).arg(script).arg(env!("CARGO_BIN_EXE_kiln")).arg(oracle).arg(folder.path()).output();
@@ -187,7 +187,7 @@ fn peft_opens_what_kiln_saves() {
 
 /// A folder of what `tests/fixtures/make_peft.py` asked PEFT.
 fn asked(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/peft").join(name)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/peft").join(name)
 }
 
 fn numbers(value: &Value) -> Vec<f32> {

@@ -3,7 +3,7 @@
 use std::path::{Component, Path};
 use std::time::Duration;
 
-use kiln::hub::{HubSettings, Wanted, dataset_files_with, resolve_with};
+use kiln::data::hub::{HubSettings, Wanted, dataset_files_with, resolve_with};
 use proptest::prelude::*;
 
 use crate::server::Hub;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use kiln::measure::turns::protocol::{Hello, Turn};
+use kiln_measure::turns::protocol::{Hello, Turn};
 use proptest::prelude::*;
 
 use crate::common::kiln;

@@ -27,11 +27,15 @@ const SQUAD: &str = r#"{"version": "v2.0", "data": [{"title": "t", "paragraphs":
     {"id": "2", "question": "Why?", "answers": [], "is_impossible": true}]}]}]}"#;
 
 fn parquet(name: &str) -> Vec<u8> {
-    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tables").join(name)).unwrap()
+    std::fs::read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/tables").join(name))
+        .unwrap()
 }
 
 fn saved(name: &str) -> Vec<u8> {
-    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/files/saved").join(name)).unwrap()
+    std::fs::read(
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/files/saved").join(name),
+    )
+    .unwrap()
 }
 
 fn said<T>(result: Result<T>) -> std::result::Result<(), TestCaseError> {

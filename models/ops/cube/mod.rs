@@ -31,8 +31,8 @@ use burn_cubecl::{CubeBackend, CubeDevice};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::zspace::striding::has_pitched_row_major_strides;
+use kiln_core::model_config::Activation;
 
-use super::gelu::Activation;
 use super::list::TensorList;
 use super::{adamw, attention, cross_entropy, dropout, embedding, gelu, in_place, layer_norm};
 

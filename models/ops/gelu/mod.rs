@@ -10,6 +10,7 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use kiln_core::model_config::Activation;
 use rayon::prelude::*;
 
 use super::autodiff::{Differentiate, record};
@@ -18,37 +19,17 @@ use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
 use super::{Form, Operator, Ops};
 
-/// The activation of the feed-forward block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: Hugging Face's `gelu_new` and `gelu_pytorch_tanh`.
-    GeluTanh,
-    /// `0.5 x (1 + erf(x / sqrt(2)))`: Hugging Face's `gelu`.
-    GeluErf,
-}
-
-impl Activation {
-    /// The activation that Hugging Face calls `name`; none for one that Kiln does not have.
-    pub fn from_hf(name: &str) -> Option<Self> {
-        match name {
-            "gelu_new" | "gelu_pytorch_tanh" => Some(Self::GeluTanh),
-            "gelu" => Some(Self::GeluErf),
-            _ => None,
+/// Element-wise, any shape (Hendrycks & Gimpel 2016, both forms). Written out, because the derivative that Burn
+/// 0.22.1 uses by default for its own erf GELU is that of the tanh form.
+pub fn activate<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
+    match kind {
+        Activation::GeluTanh => {
+            let sqrt_2_over_pi = (2.0 / std::f64::consts::PI).sqrt();
+            let cubic = x.clone() * x.clone() * x.clone();
+            let inner = (x.clone() + cubic * 0.044715) * sqrt_2_over_pi;
+            x * 0.5 * (inner.tanh() + 1.0)
         }
-    }
-
-    /// Element-wise, any shape (Hendrycks & Gimpel 2016, both forms). Written out, because the derivative that Burn
-    /// 0.22.1 uses by default for its own erf GELU is that of the tanh form.
-    pub fn forward<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
-        match self {
-            Self::GeluTanh => {
-                let sqrt_2_over_pi = (2.0 / std::f64::consts::PI).sqrt();
-                let cubic = x.clone() * x.clone() * x.clone();
-                let inner = (x.clone() + cubic * 0.044715) * sqrt_2_over_pi;
-                x * 0.5 * (inner.tanh() + 1.0)
-            }
-            Self::GeluErf => x.clone() * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0),
-        }
+        Activation::GeluErf => x.clone() * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0),
     }
 }
 
@@ -79,7 +60,7 @@ pub fn bias_gelu_in(dtype: FloatDType, x: Tensor<2>, bias: Tensor<1>, kind: Acti
     contract.floats("x", &x, [rows, width], of_x);
     contract.floats("bias", &bias, [width], DType::F32);
     match form {
-        Form::Plain => kind.forward(x + bias.unsqueeze()),
+        Form::Plain => activate(x + bias.unsqueeze(), kind),
         Form::Fused => {
             let y = <Dispatch as GeluOp>::bias_gelu(x.into_dispatch(), bias.into_dispatch(), kind, dtype);
             Tensor::from_dispatch(y)

@@ -16,12 +16,13 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use half::bf16;
+use kiln_core::model_config::Activation;
 
 use super::LinearKernel;
 use crate::ops::autodiff::{Differentiate, record};
 use crate::ops::contract::Contract;
 use crate::ops::flex::{self, FlexTensor};
-use crate::ops::gelu::{self, Activation, GeluKernel};
+use crate::ops::gelu::{self, GeluKernel};
 use crate::ops::products::{self, BLOCK_ROWS, Operands, Rounding, Shared, Sums};
 use crate::ops::simd::vectorised;
 use crate::ops::{Form, Operator, Ops};
@@ -70,7 +71,7 @@ pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
     }
     match form {
         Form::Plain => {
-            let hidden = activation.forward(super::plain(dtype, x, first) + inner_bias.unsqueeze());
+            let hidden = gelu::activate(super::plain(dtype, x, first) + inner_bias.unsqueeze(), activation);
             let y = super::plain(dtype, hidden, second);
             match bias {
                 Some(bias) => y + bias.unsqueeze(),

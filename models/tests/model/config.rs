@@ -9,11 +9,11 @@ fn map(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
-fn from_fields(kind: ModelType, fields: Value) -> kiln_models::Result<ModelConfig> {
+fn from_fields(kind: ModelType, fields: Value) -> kiln_core::Result<ModelConfig> {
     ModelConfig::from_fields(kind, &map(fields))
 }
 
-fn refused<T: std::fmt::Debug>(result: kiln_models::Result<T>, part: &str) {
+fn refused<T: std::fmt::Debug, E: std::fmt::Display + std::fmt::Debug>(result: Result<T, E>, part: &str) {
     let error = result.unwrap_err().to_string();
     assert!(error.contains(part), "{part:?} is not in {error}");
 }

@@ -4,8 +4,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData};
-use kiln_models::Activation;
-use kiln_models::Ops;
 use kiln_models::ops::adamw::{Parameters, Update, norm};
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::cross_entropy::CrossEntropy;
@@ -16,6 +14,7 @@ use kiln_models::ops::layer_norm::layer_norm;
 use kiln_models::ops::linear::{FeedForward, feed_forward, linear, product};
 use kiln_models::ops::list::TensorList;
 use kiln_models::ops::products::Operands;
+use kiln_models::{Activation, Ops};
 
 use crate::{device, read};
 

@@ -1,9 +1,8 @@
 //! `gelu(x + bias)`.
 
 use burn::tensor::{FloatDType, Tensor};
-use kiln_models::Activation;
-use kiln_models::Ops;
 use kiln_models::ops::gelu::bias_gelu;
+use kiln_models::{Activation, Ops};
 
 use crate::{Input, agrees_with_host, agrees_with_plain, input, on_cpu, run, vector};
 

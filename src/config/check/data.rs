@@ -1,9 +1,6 @@
 //! The rules of the section `[data]`.
 
-use std::collections::BTreeSet;
-
 use super::{Checked, MAX_BATCH, at_least, at_most, not_empty, two_ways};
-use crate::base::error::Error;
 use crate::config::document::Complaint;
 use crate::config::{
     DataFormat, DataSection, DocumentEnd, Documents, PaddingStrategy, RunConfig, Sampler, Task, Validation,
@@ -259,7 +256,7 @@ fn table(data: &DataSection) -> Checked {
     if !data.task.has_label_names() {
         return Err(Complaint::new("data.label_names", format!("the task {} has numbers, not names", data.task)));
     }
-    check_label_names(names).map_err(|error| Complaint::of("data.label_names", error))
+    kiln_data::labels::check_label_names(names).map_err(|error| Complaint::of("data.label_names", error))
 }
 
 /// The keys of instructions.
@@ -330,19 +327,4 @@ fn choices(data: &DataSection) -> Checked {
 
 fn columns_are_named(key: &'static str, columns: &[String]) -> Checked {
     columns.iter().try_for_each(|column| not_empty(key, Some(column)))
-}
-
-/// Refuses names of labels that tell nothing apart.
-///
-/// # Errors
-/// Fewer than two names, or one twice.
-pub(crate) fn check_label_names(names: &[String]) -> crate::Result<()> {
-    if names.len() < 2 {
-        return Err(Error::config(format!("expected at least two labels, got {names:?}"))
-            .help("one label leaves nothing to tell apart; for numbers set data.task = \"regression\""));
-    }
-    if names.iter().collect::<BTreeSet<_>>().len() < names.len() {
-        return Err(Error::config(format!("expected each label once, got {names:?}")));
-    }
-    Ok(())
 }

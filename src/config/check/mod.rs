@@ -6,8 +6,6 @@ mod data;
 use kiln_models::LoraConfig;
 use toml::Value;
 
-pub(crate) use data::check_label_names;
-
 use super::document::Complaint;
 use super::{
     BatchScaling, BatchScope, ClassWeights, CompilerMode, DataFormat, DataSection, DdpBackend, DistributedSection,

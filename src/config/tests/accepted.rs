@@ -281,7 +281,7 @@ fn what_is_written_reads_back_and_has_no_power() {
         config.run.output_dir = hostile.into();
         config.data.train = vec![hostile.into(), "plain".into(), hostile.into()];
         let text = config.to_toml().unwrap();
-        assert_eq!(text.lines().map(crate::base::error::printable).collect::<Vec<_>>().join("\n") + "\n", text);
+        assert_eq!(text.lines().map(kiln_core::error::printable).collect::<Vec<_>>().join("\n") + "\n", text);
         let read = RunConfig::parse(&text, "plan.toml").unwrap();
         assert_eq!((&read.run.output_dir, &read.data.train), (&config.run.output_dir, &config.data.train), "{text}");
     }

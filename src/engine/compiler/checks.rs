@@ -1,6 +1,7 @@
 //! When a compiled run checks itself against native (`compiler.verify`), as its settings have it.
 
-use crate::base::error::{Error, Result};
+use kiln_core::error::{Error, Result};
+
 use crate::config::{CompilerMode, DeviceKind, TrainingCompilerConfig, Verify};
 
 /// When a run under `compiler` checks itself: never where nothing was asked for, and never a native one.

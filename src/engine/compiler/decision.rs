@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use kiln_models::json_words;
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::files::{read_json_if_there, write_whole};
+use kiln_core::words::json_words;
 use serde::{Deserialize, Serialize};
 
-use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::files::{read_json_if_there, write_whole};
 use crate::config::CompilerMode;
 use crate::engine::handover::Engine;
 

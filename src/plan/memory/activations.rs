@@ -6,15 +6,12 @@
 //! All figures are bytes for one micro-batch.
 
 use burn::tensor::FloatDType;
-use kiln_models::Activation;
-use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::padded;
-use kiln_models::ops::pitched;
-use kiln_models::{Gpt2Variant, ModelConfig, Operator};
+use kiln_models::ops::{Form, pitched};
+use kiln_models::{Activation, Gpt2Variant, ModelConfig, Operator};
 
 use super::MemoryInputs;
-use crate::config::ActivationCheckpointing;
-use crate::config::Task;
+use crate::config::{ActivationCheckpointing, Task};
 
 /// Bytes of a value.
 pub(super) const F32: u128 = 4;

@@ -8,16 +8,15 @@
 
 mod activations;
 
+use activations::{Activations, F32};
 use burn::tensor::FloatDType;
 use kiln_models::ops::Form;
 use kiln_models::{Compute, ModelConfig, Operator};
 use serde::{Deserialize, Serialize};
 
-use crate::base::distributed::{PIECE, SHARD_PIECE};
-use crate::config::ActivationCheckpointing;
-use crate::config::Task;
+use crate::config::{ActivationCheckpointing, Task};
+use crate::distributed::{PIECE, SHARD_PIECE};
 use crate::plan::BatchPlan;
-use activations::{Activations, F32};
 
 /// The inputs of a memory estimate.
 #[derive(Debug, Clone, Copy)]
@@ -235,7 +234,7 @@ impl MemoryEstimate {
 
 /// The bytes that summing `gradients` bytes of gradients over `devices` takes beside them: what is sent, and a piece of it twice;
 /// where the optimizer is `sharded`, the sums of a part besides.
-pub(crate) fn sent(gradients: u128, devices: usize, sharded: bool) -> u128 {
+pub fn sent(gradients: u128, devices: usize, sharded: bool) -> u128 {
     let f32s = |count: usize| F32 * count as u128;
     match (devices, sharded) {
         (1, _) => 0,

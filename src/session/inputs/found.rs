@@ -1,20 +1,20 @@
 //! The inputs of a config that exist, for the plan of a run whose data may not be there.
 
-use kiln_models::config::Labels;
+use kiln_core::error::Error;
+use kiln_core::model_config::Labels;
+use kiln_data::labels::LabelNames;
+use kiln_data::paths;
 
 use super::Use;
 use super::model::{model_config, with_vocabulary};
 use super::opening::{optional_tokenizer, with_dataset};
-use crate::base::error::Error;
 use crate::config::{RunConfig, Task, Validation};
-use crate::data::labels::LabelNames;
-use crate::data::paths;
 use crate::plan::{Found, ModelFacts};
 use crate::session::BuiltIn;
 use crate::session::adapter::Adapters;
 
 /// Finds the inputs of `config` that exist, without opening the data.
-pub(crate) fn found(config: &RunConfig) -> Found {
+pub fn found(config: &RunConfig) -> Found {
     let mut found = Found::default();
     let mut lacks = |key: &str, error: Error| found.lacks.push(error.at(key).message().to_owned());
     let model = model_config(config).map_err(|error| lacks("model", error)).ok();

@@ -3,18 +3,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use kiln_core::error::Result;
+use kiln_core::variables::expand_text;
+use kiln_data::instruct::packed::Packed;
+use kiln_data::instruct::template::ChatTemplate;
+use kiln_data::instruct::{self, Encoder, InstructionStore};
+use kiln_data::rows::Scan;
+use kiln_data::stream::Streamed;
+use kiln_data::table::Table;
+use kiln_data::{Dataset, cache};
+
 use super::opening::Opening;
 use super::{Inputs, Splits, Use, shuffle};
-use crate::base::error::Result;
-use crate::base::variables::expand_text;
-use crate::cache;
-use crate::data::Dataset;
-use crate::data::instruct::packed::Packed;
-use crate::data::instruct::template::ChatTemplate;
-use crate::data::instruct::{self, Encoder, InstructionStore};
-use crate::data::rows::Scan;
-use crate::data::stream::Streamed;
-use crate::data::table::Table;
 
 /// Tokens that rows are cut to unless something else is asked for: TRL's.
 const DEFAULT_MAX_LENGTH: usize = 1024;

@@ -13,27 +13,26 @@ mod tokenized;
 
 use std::sync::Arc;
 
-use kiln_models::config::Labels;
-
-pub(crate) use found::found;
+pub use found::found;
+use kiln_core::error::{Error, Result};
+use kiln_core::host::resident_mib;
+use kiln_core::model_config::Labels;
+use kiln_data::Dataset;
+use kiln_data::labels::label_names;
+use kiln_data::squad::SquadData;
+use kiln_data::store::OnProgress;
+use kiln_data::stream::{Shuffle, Streamed};
+use kiln_data::subset::Subset;
+use opening::{Opening, with_dataset};
 pub use splits::Splits;
 
-use crate::base::error::{Error, Result};
-use crate::base::host::resident_mib;
 use crate::config::{DataFormat, RunConfig, Sampler, Task};
-use crate::data::Dataset;
-use crate::data::labels::label_names;
-use crate::data::squad::SquadData;
-use crate::data::store::OnProgress;
-use crate::data::stream::{Shuffle, Streamed};
-use crate::data::subset::Subset;
 use crate::engine::device::DeviceFacts;
 use crate::plan::{BatchPlan, DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
 use crate::session::BuiltIn;
 use crate::session::adapter::Adapters;
 use crate::session::model_folder::kept_files;
 use crate::task::scores::{ENTITY_FIGURES, are_tags};
-use opening::{Opening, with_dataset};
 
 /// Examples of Kiln's tasks.
 type Data = Arc<dyn Dataset>;

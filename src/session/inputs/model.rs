@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
+use kiln_core::error::{Error, Result};
+use kiln_core::variables::expand_text;
+use kiln_data::tokenizer::Tokenizer;
 use kiln_models::{BertVariant, ModelConfig, ModelType};
 use serde_json::{Map, Value};
 
-use crate::base::error::{Error, Result};
-use crate::base::variables::expand_text;
 use crate::config::{ModelKind, RunConfig};
-use crate::data::tokenizer::Tokenizer;
 use crate::session::adapter::Source;
 
 /// The model's configuration: a folder's or the Hub's `config.json`, a preset, or the family's defaults, with the explicit
@@ -16,7 +16,7 @@ use crate::session::adapter::Source;
 pub(super) fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec<String>)> {
     let section = &config.model;
     let fields = fields(&section.fields)?;
-    let named = |error: kiln_models::Error| Error::from(error).at("[model]");
+    let named = |error: Error| error.at("[model]");
     if let Some(from) = &section.from {
         let from = expand_text(from).map_err(|error| error.at("model.from"))?;
         let source = Source::resolve(&from)?;

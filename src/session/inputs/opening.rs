@@ -4,17 +4,17 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use kiln_core::error::{Error, Result};
+use kiln_core::variables::expand_text;
+use kiln_data::Dataset;
+use kiln_data::hub::{self, Split, Wanted};
+use kiln_data::store::OnProgress;
+use kiln_data::tokenizer::Tokenizer;
 use kiln_models::ModelConfig;
 
 use super::model::{model_config, with_vocabulary};
 use super::{Inputs, Splits, Use};
-use crate::base::error::{Error, Result};
-use crate::base::variables::expand_text;
 use crate::config::{RunConfig, Validation};
-use crate::data::Dataset;
-use crate::data::store::OnProgress;
-use crate::data::tokenizer::Tokenizer;
-use crate::hub::{self, Split, Wanted};
 use crate::session::BuiltIn;
 
 /// Opens the inputs of one form of data; each module of a form makes [`Inputs`] of it.

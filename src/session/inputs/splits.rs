@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use kiln_core::error::Result;
+use kiln_data::Dataset;
+use kiln_data::subset::Subset;
+
 use super::Use;
-use crate::base::error::Result;
 use crate::config::{RunConfig, Validation};
-use crate::data::Dataset;
-use crate::data::subset::Subset;
 
 /// Which part of the training data is validation data.
 #[derive(Debug, Clone, Copy)]

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
+use kiln_core::error::Result;
+use kiln_core::model_config::Labels;
+use kiln_data::squad::{SpanOptions, SquadData, WindowEncoder};
+use kiln_data::{Dataset, cache, paths};
 use kiln_models::ModelConfig;
-use kiln_models::config::Labels;
 
 use super::opening::Opening;
 use super::{Inputs, Splits};
-use crate::base::error::Result;
-use crate::cache;
 use crate::config::DataSection;
-use crate::data::squad::{SpanOptions, SquadData, WindowEncoder};
-use crate::data::{Dataset, paths};
 
 /// Opens the files in windows of at most `data.max_length` tokens.
 pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {

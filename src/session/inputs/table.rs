@@ -2,22 +2,20 @@
 
 use std::sync::Arc;
 
+use kiln_core::error::{Error, Result};
+use kiln_core::model_config::Labels;
+use kiln_data::labels::{LabelNames, LabelReader, LabelRule};
+use kiln_data::rows::{self, RowStore, Scan};
+use kiln_data::stream::Streamed;
+use kiln_data::table::{Columns, Table};
+use kiln_data::tokenizer::{RowEncoder, RowKind, Tokenizer};
+use kiln_data::{Dataset, cache};
 use kiln_models::ModelConfig;
-use kiln_models::config::Labels;
 
 use super::model::with_pad_id;
 use super::opening::Opening;
 use super::{Inputs, Splits, Use, shuffle};
-use crate::base::error::{Error, Result};
-use crate::cache;
-use crate::config::Task;
-use crate::config::{DataSection, RunConfig};
-use crate::data::Dataset;
-use crate::data::labels::{LabelNames, LabelReader, LabelRule};
-use crate::data::rows::{self, RowStore, Scan};
-use crate::data::stream::Streamed;
-use crate::data::table::{Columns, Table};
-use crate::data::tokenizer::{RowEncoder, RowKind, Tokenizer};
+use crate::config::{DataSection, RunConfig, Task};
 
 /// Opens the tables, with rows of at most `data.max_length` tokens; the model takes their labels.
 pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {

@@ -2,23 +2,22 @@
 
 use std::sync::Arc;
 
+use kiln_core::error::{Error, Result};
+use kiln_data::blocks::Blocks;
+use kiln_data::corpus::Corpus;
+use kiln_data::learned::learned_bpe;
+use kiln_data::masking::{Masked, Masking};
+use kiln_data::stream::{self, Streamed};
+use kiln_data::table::{Columns, Table};
+use kiln_data::tokenizer::Tokenizer;
+use kiln_data::tokens::TokenStore;
+use kiln_data::{Dataset, cache};
 use kiln_models::ModelConfig;
 
 use super::opening::Opening;
 use super::splits::Held;
 use super::{Inputs, Splits, Use, shuffle};
-use crate::base::error::{Error, Result};
-use crate::cache;
 use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, RunConfig, Task};
-use crate::data::Dataset;
-use crate::data::blocks::Blocks;
-use crate::data::corpus::Corpus;
-use crate::data::learned::learned_bpe;
-use crate::data::masking::{Masked, Masking};
-use crate::data::stream::{self, Streamed};
-use crate::data::table::{Columns, Table};
-use crate::data::tokenizer::Tokenizer;
-use crate::data::tokens::TokenStore;
 
 /// Opens the text in blocks of `data.block_size` tokens; where nothing else names a tokenizer, one is learned from the training
 /// text.

@@ -3,19 +3,18 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use kiln_core::error::{Error, Result};
+use kiln_core::model_config::Labels;
+use kiln_data::labels::problem_type;
+use kiln_data::tokenized::{Limits, TokenizedData};
+use kiln_data::tokenizer::Tokenizer;
+use kiln_data::{Dataset, cache, paths};
 use kiln_models::ModelConfig;
-use kiln_models::config::Labels;
 
 use super::opening::Opening;
 use super::squad::span_labels;
 use super::{Inputs, Splits, Use};
-use crate::base::error::{Error, Result};
-use crate::cache;
 use crate::config::{RunConfig, Task};
-use crate::data::labels::problem_type;
-use crate::data::tokenized::{Limits, TokenizedData};
-use crate::data::tokenizer::Tokenizer;
-use crate::data::{Dataset, paths};
 
 /// Opens the files; a model without stated labels takes as many as the data show.
 pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {

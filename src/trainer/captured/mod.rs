@@ -21,15 +21,15 @@ use std::time::{Duration, Instant};
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Graph, Int, Tensor, TensorData, capture};
+use kiln_core::error::Result;
+use kiln_core::random::seed_for;
 use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 
 use self::batch::{shapes, write};
 use self::body::{Adding, Body, Output, Totals};
 use super::observer::{Observer, Part};
 use super::step::{self, Executor, MicroBatch, TrainState, Updated};
-use crate::base::distributed::{World, sum_gradients};
-use crate::base::error::Result;
-use crate::base::random::seed_for;
+use crate::distributed::{World, sum_gradients};
 use crate::engine::launches;
 use crate::engine::launches::kernel_launches;
 #[cfg(doc)]

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kiln_core::error::{Error, Result};
+use kiln_core::files::{free_beside, read_regular, write_folder, write_whole};
 use kiln_models::weights::{ADAPTER_FILE, MODEL_FILE as MODEL};
 
 use super::{DIGEST, OPTIMIZER, STATE, SUSPECT};
-use crate::base::error::{Error, Result};
-use crate::base::files::{free_beside, read_regular, write_folder, write_whole};
 
 /// How the names of folders begin that are being written or removed.
 const ASIDE: &str = ".writing-";

@@ -19,26 +19,24 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use kiln_models::weights::{ADAPTER_FILE, MODEL_FILE as MODEL, NamedTensor, is_plain_name, write_safetensors};
+pub use folder::{
+    IsOwn, is_own, is_unfinished, list, mark_suspect, name, remove_superseded, remove_unfinished, rotate, supersede,
+};
+use folder::{entries, suspicion, write_aside};
+use kiln_core::error::{Error, Result, printable};
+use kiln_core::files::{hex, is_plain_name, sha256, sync_folder, write_whole};
+use kiln_core::words::json_words;
+use kiln_data::loader::Position;
+use kiln_data::stream::StreamPosition;
+use kiln_data::tokenizer::{NamedFile, write_files};
+use kiln_models::weights::{ADAPTER_FILE, MODEL_FILE as MODEL, NamedTensor, safetensors_words, write_safetensors};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use folder::{entries, suspicion, write_aside};
-use kiln_models::{json_words, safetensors_words};
-
-pub use folder::{
-    IsOwn, is_own, is_unfinished, list, mark_suspect, name, remove_superseded, remove_unfinished, rotate, supersede,
-};
-
 use super::best::Best;
 use super::losses::LossSums;
 use super::promise::Promise;
-use crate::base::error::{Error, Result, printable};
-use crate::base::files::{hex, sha256, sync_folder, write_whole};
-use crate::data::loader::Position;
-use crate::data::stream::StreamPosition;
-use crate::data::tokenizer::{NamedFile, write_files};
 use crate::optim::outliers::OutlierState;
 use crate::optim::scaler::ScalerState;
 use crate::plan::RunPlan;
@@ -53,7 +51,8 @@ pub const FOLDER: &str = "checkpoints";
 pub const STATE: &str = "state.json";
 /// The digest of [`STATE`], as `sha256sum` writes it.
 pub const DIGEST: &str = "state.sha256";
-pub(crate) const OPTIMIZER: &str = "optimizer.safetensors";
+/// Moments and counters of the optimizer.
+pub const OPTIMIZER: &str = "optimizer.safetensors";
 /// Why a checkpoint is not to be trusted, in the checkpoint.
 pub const SUSPECT: &str = "suspect.txt";
 /// The model's config, in a checkpoint as in a model folder.

@@ -137,7 +137,9 @@ fn tables_texts_and_questions() {
     let tokenized = ["data.format=tokenized", "data.train=rows.json", "model.vocab_size=32"];
     let squad = ["data.format=squad", "data.task=question-answering", "data.train=squad.json"];
     let parquet = ["data.format=parquet", "data.train=rows.parquet"];
-    let whole = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tables/names.parquet")).unwrap();
+    let whole =
+        std::fs::read(concat!(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."), "/tests/fixtures/tables/names.parquet"))
+            .unwrap();
     let footer = [&whole[..whole.len() - 60], &[7; 52], &whole[whole.len() - 8..]].concat();
     let archive = gzipped(REVIEWS.as_bytes());
     let of = |text: &str| format!(r#"{{"data": [{{"paragraphs": [{{"context": "the cat", "qas": [{text}]}}]}}]}}"#);

@@ -6,20 +6,38 @@ use std::path::{Path, PathBuf};
 use crate::common::{kiln, text};
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 fn table(file: &str) -> toml::Table {
     std::fs::read_to_string(root().join(file)).unwrap().parse().unwrap()
 }
 
-/// The features of a package, and of the other one with its name before them.
-fn features(package: &str) -> BTreeSet<String> {
-    let of = |file| table(file)["features"].as_table().unwrap().keys().cloned().collect::<Vec<_>>();
-    let prefixed = |name: &str, file| of(file).into_iter().map(move |it| format!("{name}/{it}")).collect::<Vec<_>>();
-    let own = if package == "kiln-models" { "models/Cargo.toml" } else { "Cargo.toml" };
-    let all = [of(own), prefixed("kiln", "Cargo.toml"), prefixed("kiln-models", "models/Cargo.toml")];
-    all.into_iter().flatten().collect()
+/// The packages, by name and folder.
+const PACKAGES: [(&str, &str); 6] = [
+    ("kiln", "."),
+    ("kiln-cli", "crates/cli"),
+    ("kiln-core", "crates/core"),
+    ("kiln-data", "crates/data"),
+    ("kiln-measure", "crates/measure"),
+    ("kiln-models", "models"),
+];
+
+/// The features of a package, and of all with their names before them; without a package, those of the default members.
+fn features(package: Option<&str>) -> BTreeSet<String> {
+    let of = |folder: &str| {
+        let table = table(&format!("{folder}/Cargo.toml"));
+        table.get("features").and_then(toml::Value::as_table).into_iter().flat_map(|all| all.keys().cloned()).collect()
+    };
+    let mut all = BTreeSet::new();
+    for (name, folder) in PACKAGES {
+        let features: Vec<String> = of(folder);
+        all.extend(features.iter().map(|feature| format!("{name}/{feature}")));
+        if package.map_or(name == "kiln" || name == "kiln-cli", |package| package == name) {
+            all.extend(features);
+        }
+    }
+    all
 }
 
 /// What is wrong with `cargo ARGS`, given its words after `cargo`; none where cargo would take it.
@@ -40,14 +58,17 @@ fn fault(words: &[&str]) -> Option<String> {
         let has = |places: [String; 2]| places.iter().any(|place| root().join(place).is_file());
         let is_right = match *word {
             "--features" => {
-                let (value, all) = (value(), features(package.unwrap_or(&"kiln")));
+                let (value, all) = (value(), features(package.copied()));
                 if let Some(unknown) = value.split(',').find(|feature| !all.contains(*feature)) {
                     return Some(format!("there is no feature `{unknown}`"));
                 }
                 true
             }
-            "--path" => root().join(value()).join("Cargo.toml").is_file(),
-            "-p" => ["kiln", "kiln-models"].contains(&value()),
+            "--path" => table(&format!("{}/Cargo.toml", value())).contains_key("bin"),
+            "-p" => {
+                let name = value();
+                PACKAGES.iter().any(|(package, _)| *package == name)
+            }
             "--test" => {
                 let name = value();
                 has([format!("tests/{name}/main.rs"), format!("models/tests/{name}/main.rs")])
@@ -94,7 +115,8 @@ fn told(text: &str) -> Vec<String> {
 }
 
 fn documents() -> Vec<PathBuf> {
-    let mut all = ["README.md", "CONTRIBUTING.md", "models/README.md"].map(|name| root().join(name)).to_vec();
+    let mut all = ["README.md", "CONTRIBUTING.md"].map(|name| root().join(name)).to_vec();
+    all.extend(PACKAGES.iter().skip(1).map(|(_, folder)| root().join(folder).join("README.md")));
     let guide = std::fs::read_dir(root().join("src/guide")).unwrap().map(|entry| entry.unwrap().path());
     all.extend(guide.filter(|path| path.extension().is_some_and(|ending| ending == "md")));
     all
@@ -112,7 +134,7 @@ fn commands_of_cargo_in_documents() {
     }
     assert!(found.is_empty(), "{}", found.join("\n"));
     assert!(count > 20, "{count} commands are found");
-    for wrong in ["build --features cuba", "install --path none", "test --test none", "wgpu-fast", "build --realease"] {
+    for wrong in ["build --features cuba", "install --path .", "test --test none", "wgpu-fast", "build --realease"] {
         assert!(fault(&wrong.split(' ').collect::<Vec<_>>()).is_some(), "{wrong}");
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kiln::ErrorKind;
-use kiln::hub::{HubSettings, Split, Wanted, dataset_files_with, dataset_split_with, resolve_with};
+use kiln::data::hub::{HubSettings, Split, Wanted, dataset_files_with, dataset_split_with, resolve_with};
 use server::{COMMIT, COMMIT_V1, Hub};
 
 const ID: &str = "org/tiny";

@@ -1,6 +1,6 @@
 //! A Hugging Face Hub on 127.0.0.1, as far as loading a model needs one: revision info, HEAD and GET with ranges, ETag and
 //! X-Repo-Commit, the relative redirect of small files and the redirect of large ones to a storage server. It can fail in
-//! the ways that the real one does. Used by the tests of `kiln::hub` only.
+//! the ways that the real one does. Used by the tests of `kiln::data::hub` only.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

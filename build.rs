@@ -1,0 +1,47 @@
+//! Kiln's build script: tells the program which commit its sources are of (`KILN_COMMIT`, for [`Provenance`] of runs), as far
+//! as git knows: twelve digits, with `-modified` where they differ from that commit; `unknown` in a build that is not of a
+//! checkout. Nothing else of the build depends on it.
+//!
+//! [`Provenance`]: src/session/provenance.rs
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The files and folders that the program is built from.
+const SOURCES: [&str; 6] = ["src", "models", "crates", "Cargo.toml", "Cargo.lock", "build.rs"];
+
+fn main() {
+    // Every change that compiles the crate anew also looks up the commit anew, so the program names the right commit.
+    // Crates above this one change without it in builds for tests, whose commit then is that of the last change below.
+    let is_release = std::env::var("PROFILE").as_deref() == Ok("release");
+    let watched = SOURCES.into_iter().filter(|source| is_release || *source != "crates");
+    for source in watched.filter(|source| Path::new(source).exists()) {
+        println!("cargo::rerun-if-changed={source}");
+    }
+    println!("cargo::rustc-env=KILN_COMMIT={}", commit().unwrap_or_else(|| "unknown".into()));
+    // A commit of what is built already changes only its name. Builds that are measured take it up; builds for tests would
+    // compile everything again for it.
+    if is_release
+        && let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists())
+    {
+        println!("cargo::rerun-if-changed={log}");
+    }
+}
+
+fn commit() -> Option<String> {
+    // A package that lies within somebody else's repository is none of its commits.
+    let (top, here) = (PathBuf::from(git(&["rev-parse", "--show-toplevel"])?), std::env::current_dir().ok()?);
+    if top.canonicalize().ok()? != here.canonicalize().ok()? {
+        return None;
+    }
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let mut status = vec!["status", "--porcelain", "--"];
+    status.extend(SOURCES);
+    Some(if git(&status)?.is_empty() { commit } else { format!("{commit}-modified") })
+}
+
+/// The output of git with these arguments; none where there is no git, or it fails.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}

@@ -1,0 +1,225 @@
+//! `kiln parity` and `kiln bisect`, and the hidden `kiln probe` that they run in processes of their own.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use clap::{Args, ValueEnum};
+use kiln::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
+use kiln::engine::compiler::columns;
+use kiln::engine::compiler::decision::Decision;
+use kiln::engine::handover;
+use kiln::engine::handover::in_a_process;
+use kiln::session::Session;
+use kiln::trainer::warmup;
+use kiln_core::error::{Error, Result};
+use kiln_core::files::{read_json, write_json};
+use kiln_core::process::{scratch, this_program};
+use kiln_core::signals;
+use kiln_data::cache;
+use kiln_measure::proof::bisect::{Finding, bisect};
+use kiln_measure::proof::parity::parity;
+use kiln_measure::proof::probe::{Look, Probe};
+use kiln_measure::proof::{auto, probe, verify};
+use kiln_models::Operator;
+
+use super::say;
+use super::training::{ConfigArgs, open};
+
+#[derive(Debug, Args)]
+pub(super) struct ParityArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Optimizer steps to compare
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LookArg {
+    Figures,
+    Captured,
+    Times,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ProbeArgs {
+    /// The config file
+    file: PathBuf,
+    /// Optimizer steps
+    #[arg(long)]
+    steps: usize,
+    /// The kind of measurement
+    #[arg(long)]
+    look: LookArg,
+    /// The JSON file to write
+    #[arg(long)]
+    out: PathBuf,
+}
+
+/// Makes a probe, for the process that asked for it.
+pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
+    let config = RunConfig::load(&args.file)?;
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    let session = open(config)?;
+    let look = match args.look {
+        LookArg::Figures => Look::Figures,
+        LookArg::Captured => Look::Captured,
+        LookArg::Times => Look::Times,
+    };
+    let probe = probe::run(&session, session.plan().engine.ops, args.steps, look)?;
+    write_json(&args.out, &probe)
+}
+
+/// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been done.
+pub(super) fn verify_start(session: &Session) -> Result<bool> {
+    let plan = session.plan();
+    if plan.engine.verify == Verify::Off || plan.engine.device.kind == DeviceKind::Cpu {
+        return Ok(false);
+    }
+    let report = parity(&session.config(), verify::STEPS, &mut probed)?;
+    say(verify::verdict(Some(&report), 0)?)?;
+    Ok(true)
+}
+
+/// `compiler.verify` of a comparison, which is on unless it is said to be off: before anything is timed.
+pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
+    if config.compiler.as_ref().and_then(|compiler| compiler.verify) == Some(Verify::Off) {
+        return Ok(());
+    }
+    let report = parity(config, verify::STEPS, &mut probed)?;
+    say(verify::verdict(Some(&report), 0)?)
+}
+
+/// `compiler.enabled = "auto"`: the session in the mode that was chosen, by the process that began the run, by the one that this one
+/// was as the other engine (`handed`), or else by a trial. Where each mode has an engine of its own, this process becomes it.
+pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> {
+    let plan = session.plan();
+    match (plan.engine.mode, handed) {
+        (CompilerMode::Auto, _) => {}
+        (_, None) => return Ok(session),
+        (mode, Some(_)) => {
+            return Err(Error::config(format!("--decision: expected compiler.enabled = \"auto\", got {mode}"))
+                .help("leave it out: kiln hands it to the engine that a trial has chosen"));
+        }
+    }
+    let kind = plan.engine.device.kind;
+    let handed = handed.map(Decision::from_json).transpose().map_err(|error| error.at("--decision"))?;
+    let decision = match handed.map_or_else(|| auto::kept(plan), |handed| Ok(Some(handed)))? {
+        Some(decision) => decision,
+        None => {
+            say("compiler auto: trying both modes on the run's own data")?;
+            if kind == DeviceKind::Cpu {
+                auto::decide(&session)?
+            } else {
+                auto::between_engines(&session, &mut probed)?
+            }
+        }
+    };
+    stopped()?;
+    if kind != DeviceKind::Cpu {
+        handover::become_engine(decision.engine(), kind, &["--decision".to_owned(), decision.to_json()?])?;
+    }
+    session.decided(decision)
+}
+
+/// The warm-up stage of a compiled run alone, which leaves its kernels in the cache.
+pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
+    let mut config = args.load()?;
+    config.set_compiler(CompilerMode::Compiled);
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    let forced = config.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
+    let session = open(config)?;
+    if session.plan().engine.device.kind == DeviceKind::Cpu && !forced {
+        return say("nothing to tune: on the CPU (Flex) no kernel is compiled or tuned");
+    }
+    let heard: warmup::Say = Rc::new(|line| {
+        // A progress line that cannot be written is no reason to stop tuning.
+        let _ = say(line);
+    });
+    warmup::run(&session, &heard)?;
+    let (folder, prefix) = (cache::folder()?, format!("{}/", cache::KERNELS));
+    let kernels = cache::list(&folder)?.into_iter().filter(|entry| entry.name.starts_with(&prefix)).collect::<Vec<_>>();
+    say(format!("{}: {} files, {}", folder.join(cache::KERNELS).display(), kernels.len(), cache::size(&kernels)))
+}
+
+pub(super) fn run_parity(args: &ParityArgs) -> Result<()> {
+    let config = args.config.load()?;
+    let report = parity(&config, args.steps as usize, &mut probed)?;
+    report.lines().iter().try_for_each(say)?;
+    match &report.difference {
+        None => say("native and compiled compute the same"),
+        Some(difference) => Err(Error::differs(format!("compiled differs from native: {difference}"))
+            .help("`kiln bisect FILE` finds what is to blame; until then train with --compiler native")),
+    }
+}
+
+pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
+    let config = args.config.load()?;
+    let mut lost = Ok(());
+    let found = bisect(&config, args.steps as usize, &mut probed, &mut |line| {
+        if lost.is_ok() {
+            lost = say(line);
+        }
+    })?;
+    lost?;
+    match found {
+        Finding::Nothing { parity, step_ms: [native, compiled] } => {
+            parity.lines().iter().try_for_each(say)?;
+            say(format!(
+                "nothing to find: compiled computes what native does, in {compiled:.2} ms a step against {native:.2}"
+            ))
+        }
+        Finding::Wrong { parity, columns, together } => {
+            let names = columns.iter().map(|column| format!("\"{column}\"")).collect::<Vec<_>>();
+            let names = names.join(if together { " and " } else { " or " });
+            let difference =
+                parity.difference.as_ref().map_or_else(String::new, |difference| format!(" ({difference})"));
+            let fused = Operator::ALL.into_iter().filter(|it| parity.fused.iter().any(|name| name == it.name()));
+            let fused = fused.collect::<Vec<_>>();
+            let (what, help) = match columns.is_empty() {
+                true => (
+                    "though no single part of the compiler is to blame".to_owned(),
+                    "train with --compiler native".into(),
+                ),
+                false => {
+                    let settings = match together {
+                        true => columns::settings(&columns, &fused),
+                        false => {
+                            columns.chunks(1).map(|one| columns::settings(one, &fused)).collect::<Vec<_>>().join(" or ")
+                        }
+                    };
+                    (format!("because of {names}"), format!("train with {settings}, or with --compiler native"))
+                }
+            };
+            Err(Error::differs(format!("compiled differs from native, {what}{difference}")).help(help))
+        }
+        Finding::Slow { step_ms: [native, compiled], columns } => {
+            let slow = columns.iter().map(|(column, ms)| format!("without {column} it takes {ms:.2} ms"));
+            let slow = slow.collect::<Vec<_>>().join(", ");
+            let slow = if slow.is_empty() { "no single part of the compiler is to blame".into() } else { slow };
+            say(format!("compiled is slower: {compiled:.2} ms a step against {native:.2}; {slow}"))
+        }
+    }
+}
+
+/// A signal that came while other processes worked ends this one.
+fn stopped() -> Result<()> {
+    signals::received().map_or(Ok(()), |signal| Err(signal.error("stopped before the first step")))
+}
+
+/// Runs `kiln probe` on `config`.
+pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Probe> {
+    stopped()?;
+    let folder = scratch()?;
+    let out = folder.path().join("probe.json");
+    let look = match look {
+        Look::Figures => "figures",
+        Look::Captured => "captured",
+        Look::Times => "times",
+    };
+    let what = format!("the {} probe", config.compiler_mode());
+    in_a_process(&this_program()?, config, &what, |command, file| {
+        command.arg("probe").arg(file).args(["--steps", &steps.to_string(), "--look", look, "--out"]).arg(&out);
+    })?;
+    read_json(&out)
+}

@@ -1,0 +1,48 @@
+//! `kiln sweep`: a search over keys of a config, told as it goes.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kiln::trainer::PAGE;
+use kiln_core::error::Result;
+use kiln_core::process::this_program;
+use kiln_measure::report;
+use kiln_measure::sweep::space::Modes;
+use kiln_measure::sweep::{Options, Sweep, run};
+
+use super::compare::width;
+use super::say;
+
+#[derive(Debug, Args)]
+pub(super) struct SweepArgs {
+    /// The file with the section [sweep]; its other sections, or the file that sweep.config names, are the config
+    file: PathBuf,
+    /// Override a key of the config in every trial; the value is TOML, anything else is taken as text
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+    /// The folder of the search; sweep.output_dir, else runs/NAME-sweep, when it is left out
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// native, compiled or both; what [sweep] and [compiler] say when it is left out
+    #[arg(long)]
+    mode: Option<Modes>,
+}
+
+pub(super) fn run_sweep(args: &SweepArgs) -> Result<()> {
+    let options = Options {
+        file: args.file.clone(),
+        set: args.set.clone(),
+        out: args.out.clone(),
+        mode: args.mode,
+        program: this_program()?,
+    };
+    let (sweep, out) = run(&options, &mut |line| say(line))?;
+    show(&sweep, &out)
+}
+
+/// Shows the search, and writes its page into the folder `out`.
+pub(super) fn show(sweep: &Sweep, out: &Path) -> Result<()> {
+    say("")?;
+    say(report::write_sweep(sweep, out, width())?.trim_end())?;
+    say(format!("report: {}", out.join(PAGE).display()))
+}

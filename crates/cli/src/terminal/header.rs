@@ -1,0 +1,55 @@
+//! The header of a run in the table: five lines of its plan.
+
+use std::fmt::Write as _;
+
+use console::style;
+
+use super::fitted;
+use kiln::config::CompilerMode;
+use kiln::plan::{RunPlan, thousands};
+
+/// Columns of a line's name and the space after it.
+const NAME: usize = 8;
+
+/// Model, data, batch, steps, and device with mode of `plan`: a line of at most `width` columns each.
+pub(super) fn header(plan: &RunPlan, width: Option<usize>) -> String {
+    let RunPlan { model, data, batch, steps, engine, .. } = plan;
+    let task = model.task.map_or(String::new(), |task| format!(" for {task}"));
+    let validation = data.validation_examples.map_or("none".into(), |examples| thousands(examples as u64));
+    let mode = match engine.mode {
+        CompilerMode::Auto => "a trial chooses the mode".into(),
+        mode => format!("{mode} mode"),
+    };
+    let lines = [
+        (
+            "model",
+            format!(
+                "{}{task}, {} parameters, from {}",
+                model.kind,
+                thousands(model.num_parameters as u64),
+                model.origin()
+            ),
+        ),
+        (
+            "data",
+            format!(
+                "{} examples, {} tokens; validation {validation}",
+                thousands(data.train_examples as u64),
+                thousands(data.train_tokens)
+            ),
+        ),
+        (
+            "batch",
+            format!("{}, up to {} tokens/step", batch.arithmetic(), thousands((batch.global * batch.seq_len) as u64)),
+        ),
+        ("steps", format!("{} ({}), {} an epoch", thousands(steps.total as u64), steps.because, steps.per_epoch)),
+        ("device", format!("{}, {mode}, {}", engine.device.describe(), engine.precision.describe())),
+    ];
+    let mut text = String::new();
+    for (name, value) in lines {
+        let value = fitted(&value, width.map(|width| width.saturating_sub(NAME)));
+        let name = style(format!("{name:<NAME$}")).bold();
+        writeln!(text, "{name}{value}").expect("writing to a String cannot fail");
+    }
+    text
+}

@@ -1,0 +1,226 @@
+//! The rows of a run while it trains, in the format that was asked for, and the progress line on stderr.
+
+use std::path::Path;
+
+use console::{StyledObject, measure_text_width, style};
+use indicatif::{ProgressBar, ProgressFinish};
+use kiln::plan::RunPlan;
+use kiln::trainer::{Callback, Control, Progress};
+use kiln_core::metrics::Record;
+
+use super::super::progress_bar;
+use super::{LogFormat, Talk, duration, figure, keep_below, memory, rate, show, significant};
+
+/// Prints rows on stdout, with a progress line on stderr when that is a terminal.
+pub(crate) struct Printer {
+    bar: ProgressBar,
+    talk: Talk,
+    table: Table,
+    /// The last evaluation.
+    evaluation: Option<Record>,
+}
+
+impl Printer {
+    pub(crate) fn new(talk: Talk) -> Self {
+        let bar = progress_bar("{elapsed} [{wide_bar}] step {pos}/{len} {msg} {eta} left");
+        let bar = bar.with_finish(ProgressFinish::AndClear);
+        keep_below(Some(bar.clone()));
+        Self { bar, talk, table: Table::default(), evaluation: None }
+    }
+
+    fn print(&mut self, row: &Record, in_table: fn(&mut Table, &Record) -> String) {
+        // A row that cannot be shown is in metrics.jsonl all the same: no reason to end the training.
+        let _ = match self.talk.format {
+            LogFormat::Table => show(in_table(&mut self.table, row)),
+            LogFormat::Dict | LogFormat::Json => self.talk.record(row),
+        };
+    }
+}
+
+impl Drop for Printer {
+    fn drop(&mut self) {
+        keep_below(None);
+        self.bar.finish_and_clear();
+    }
+}
+
+impl<M> Callback<M> for Printer {
+    fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
+        let _ = self.talk.tell(format!("continuing after step {} from {}", progress.step, checkpoint.display()));
+        self.bar.set_position(progress.step);
+    }
+
+    fn on_train_begin(&mut self, plan: &RunPlan) {
+        self.bar.set_length(plan.steps.total as u64);
+        // The steps before a continuation took no time of this process.
+        self.bar.reset_eta();
+    }
+
+    fn on_step_end(&mut self, progress: &Progress, _control: &mut Control) {
+        self.bar.set_length(progress.total_steps);
+        self.bar.set_position(progress.step);
+    }
+
+    fn on_log(&mut self, _progress: &Progress, row: &Record) {
+        if let Some(loss) = row.get("loss") {
+            self.bar.set_message(format!("loss {}", significant(loss)));
+        }
+        self.print(row, Table::training);
+    }
+
+    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
+        self.print(row, Table::evaluation);
+        self.evaluation = Some(row.clone());
+    }
+
+    fn on_samples(&mut self, progress: &Progress, samples: &[String]) {
+        let _ = self.talk.samples(&format!("sample after step {}", progress.step), samples);
+    }
+
+    fn on_notice(&mut self, notice: &str) {
+        let _ = self.talk.warn(notice);
+    }
+
+    fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {
+        keep_below(None);
+        self.bar.finish_and_clear();
+        self.print(summary, |_, summary| self::summary(summary));
+        let _ = self.talk.blocks(Some(summary), self.evaluation.as_ref());
+    }
+}
+
+/// A column: its name and its width.
+const COLUMNS: [(&str, usize); 7] =
+    [("step", 8), ("epoch", 7), ("loss", 9), ("val loss", 9), ("learn rate", 10), ("tokens/s", 8), ("memory", 9)];
+
+/// The names of the columns are said again after so many rows.
+const NAMES_EVERY: usize = 40;
+
+/// Rows in columns.
+#[derive(Debug, Default)]
+struct Table {
+    rows: usize,
+}
+
+impl Table {
+    fn training(&mut self, row: &Record) -> String {
+        let [loss, lr] = ["loss", "learning_rate"].map(|name| row.get(name));
+        let cells = [
+            row.get("step").map(step),
+            row.get("epoch").map(significant),
+            loss.map(significant),
+            None,
+            lr.map(significant),
+            row.get("tokens_per_s").map(rate),
+            row.get("peak_mib").map(memory),
+        ];
+        self.line(cells, loss.is_some_and(|loss| !loss.is_finite()), String::new())
+    }
+
+    fn evaluation(&mut self, row: &Record) -> String {
+        let loss = row.get("eval_loss");
+        let cells = [row.get("step").map(step), row.get("epoch").map(significant), None, loss.map(significant)];
+        let cells = std::array::from_fn(|at| cells.get(at).cloned().flatten());
+        self.line(cells, loss.is_some_and(|loss| !loss.is_finite()), metrics(row))
+    }
+
+    /// One row, marked where its loss is no number, with the names of the columns where they are due.
+    fn line(&mut self, cells: [Option<String>; 7], is_broken: bool, more: String) -> String {
+        let aligned = COLUMNS.iter().zip(&cells).map(|((_, width), cell)| right(cell.as_deref().unwrap_or(""), *width));
+        let line = aligned.collect::<Vec<_>>().join(" ");
+        let line = if more.is_empty() { line.trim_end().to_owned() } else { format!("{}  {more}", line.trim_end()) };
+        let line: StyledObject<_> = match (is_broken, cells[3].is_some()) {
+            (true, _) => style(line).red().bold(),
+            (_, true) => style(line).cyan(),
+            _ => style(line),
+        };
+        let names = self.rows.is_multiple_of(NAMES_EVERY).then(|| {
+            let names = COLUMNS.iter().map(|(name, width)| right(name, *width)).collect::<Vec<_>>().join(" ");
+            format!("{}\n", style(names).bold())
+        });
+        self.rows += 1;
+        names.unwrap_or_default() + &line.to_string()
+    }
+}
+
+fn step(step: f64) -> String {
+    format!("{step:.0}")
+}
+
+/// `text`, at the right of `width` columns.
+fn right(text: &str, width: usize) -> String {
+    format!("{}{text}", " ".repeat(width.saturating_sub(measure_text_width(text))))
+}
+
+/// The figures of an evaluation beside its loss, without its times and its size.
+pub(super) fn metrics(row: &Record) -> String {
+    let is_time =
+        |name: &str| name.ends_with("_runtime") || name.ends_with("_per_second") || name.ends_with("_seconds");
+    let is_known = |name: &str| ["eval_loss", "eval_samples"].contains(&name);
+    let figures = row.fields().filter(|(name, _)| !is_known(name) && !is_time(name));
+    let figures =
+        figures.filter_map(|(name, value)| Some(format!("{} {}", name.strip_prefix("eval_")?, figure(value))));
+    figures.collect::<Vec<_>>().join("  ")
+}
+
+/// The last row in words.
+pub(super) fn summary(row: &Record) -> String {
+    let get = |name: &str| row.get(name);
+    let mut parts = vec![format!("train loss {}", get("train_loss").map_or("-".into(), significant))];
+    parts.extend(get("steady_tokens_per_second").map(|speed| format!("{} tokens/s", rate(speed))));
+    parts.extend(get("peak_mib").map(|peak| format!("at most {}", memory(peak))));
+    let (steps, time) = (get("step").map_or("?".into(), step), get("train_runtime").map_or("?".into(), duration));
+    let (done, rest) = (style(format!("step {steps} after {time}")).bold(), parts.join(", "));
+    format!("{done}: {rest}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(text: &str) -> String {
+        console::strip_ansi_codes(text).into_owned()
+    }
+
+    #[test]
+    fn rows_are_aligned_under_their_columns() {
+        let mut table = Table::default();
+        let row = |step: u64, loss: f64| {
+            Record::default()
+                .with("step", step)
+                .with("epoch", step as f64 / 7.0)
+                .with("loss", loss)
+                .with("grad_norm", 1.0)
+                .with("learning_rate", 5e-5)
+                .with("tokens_per_s", 12_345.678)
+                .with("peak_mib", Some(812.34))
+        };
+        let evaluation = Record::default()
+            .with("step", 20)
+            .with("epoch", 3.0)
+            .with("eval_loss", 2.5)
+            .with("eval_accuracy", 0.912_345)
+            .with("eval_samples", 5)
+            .with("eval_runtime", 1.0);
+        let text = [
+            table.training(&row(1, 8.312_345)),
+            table.training(&row(123_456, f64::NAN)),
+            table.evaluation(&evaluation),
+        ];
+        let expected = [
+            "    step   epoch      loss  val loss learn rate tokens/s    memory",
+            "       1  0.1429     8.312             5.000e-5   12.35k 812.3 MiB",
+            "  123456 1.764e4       nan             5.000e-5   12.35k 812.3 MiB",
+            "      20   3.000               2.500  accuracy 0.9123",
+        ];
+        assert_eq!(plain(&text.join("\n")).lines().collect::<Vec<_>>(), expected);
+        let again = (3..=40).map(|step| plain(&table.training(&row(step, 1.0))).lines().count()).sum::<usize>();
+        assert_eq!(again, 38 + 1, "the names come again after 40 rows");
+    }
+
+    #[test]
+    fn the_summary_tells_what_is_there() {
+        let row = Record::default().with("step", 9).with("train_runtime", 83.2).with("train_loss", 2.34567);
+        assert_eq!(plain(&summary(&row)), "step 9 after 1m 23s: train loss 2.346");
+    }
+}

@@ -1,0 +1,642 @@
+//! `kiln init`, `kiln train`, `kiln plan`, `kiln eval` and `kiln verify-resume`: what takes a config file. The hidden
+//! `kiln resume-part` is what `verify-resume` runs in processes of their own.
+
+use std::fs::OpenOptions;
+use std::io::{IsTerminal, Write};
+use std::num::NonZeroU64;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use console::Term;
+use kiln::config::{CompilerMode, DataFormat, OnExisting, Precision, RunConfig, Switch, Task, Validation};
+use kiln::distributed::World;
+use kiln::engine::compiler::decision::Decision;
+use kiln::engine::compiler::start_up_lines;
+use kiln::engine::handover;
+use kiln::engine::handover::in_a_process;
+use kiln::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
+use kiln::inference::predict::{PredictOptions, format_of};
+use kiln::plan::{RunPlan, RunSettings};
+use kiln::session::evaluation::EvaluationSession;
+use kiln::session::model_folder::{ModelFolder, PLAN_TOML};
+use kiln::session::{Session, outline};
+use kiln::trainer::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput, Trainer};
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::files::write_whole;
+use kiln_core::process::this_program;
+use kiln_core::{signals, variables};
+use kiln_data::hub::{self, HubSettings};
+use kiln_data::table::Columns;
+use kiln_data::{paths, store};
+use kiln_measure::proof::verify_resume::{Part, Report, across_modes, verify};
+use kiln_measure::proof::{auto, verify_resume};
+use kiln_measure::report;
+
+use super::ask::{answer, tell, until_read};
+use super::compiler::{choose, verify_start};
+use super::models::predict_to_file;
+use super::ranks::{self, Ranks};
+use super::terminal::{LogFormat, Printer, Talk};
+use super::{finite, progress_bar, say, tuning};
+use crate::init::{Data, check_model, columns, template};
+
+#[derive(Debug, Args)]
+pub(super) struct ConfigArgs {
+    /// The config file (TOML); for `eval` a run folder, too, whose plan.toml and model are taken
+    pub(super) file: PathBuf,
+    /// Lay Hugging Face's arguments over the file: JSON that TrainingArguments.to_json_string() wrote. They win over FILE, and
+    /// --set wins over them; null asks for nothing. The plan lists arguments that have no effect
+    #[arg(long, value_name = "ARGS.json")]
+    hf_args: Option<PathBuf>,
+    /// Override a key of the file; the value is TOML, anything else is taken as text
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl ConfigArgs {
+    /// The config: the file, Hugging Face's arguments over it, overrides over both.
+    pub(super) fn load(&self) -> Result<RunConfig> {
+        RunConfig::load_with_hf_args(&self.file, self.hf_args.as_deref(), &self.set)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PlanArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Print the plan as JSON, as plan.json in a run folder has it
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct VerifyResumeArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Also resume in the other mode, native after compiled and compiled after native
+    #[arg(long)]
+    modes: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PartArgs {
+    /// The config file
+    file: PathBuf,
+    /// Stop where verify-resume stops; without it, at the end of what it compares
+    #[arg(long)]
+    before_stop: bool,
+    /// Drop nothing out
+    #[arg(long)]
+    without_dropout: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TrainArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
+    #[arg(long)]
+    resume: bool,
+    /// Continue from this checkpoint: one of the run folder, or for a new folder one of another run; the same as --resume with
+    /// --set run.resume_from_checkpoint=...
+    #[arg(long, value_name = "CHECKPOINT")]
+    resume_from: Option<PathBuf>,
+    /// native, compiled or auto, whatever [compiler] says
+    #[arg(long, value_name = "MODE")]
+    compiler: Option<CompilerMode>,
+    /// Keep Burn's fusion from fusing, in the compiled engine, to debug it; the same as --set compiler.fusion=off
+    #[arg(long)]
+    unfused: bool,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    precision: Option<Precision>,
+    /// The form of the rows on stdout
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+    /// Show the whole plan before step 1 in a terminal, too; plan.toml in the run folder has it
+    #[arg(long)]
+    verbose: bool,
+    /// Show the run live, as kiln watch does; q leaves the page, and the run goes on
+    #[cfg(unix)]
+    #[arg(long)]
+    watch: bool,
+    /// Also write steps.jsonl: the time of every step by part
+    #[arg(long)]
+    step_times: bool,
+    /// End after this many steps; the learning rate stays that of the whole run
+    #[arg(long, value_name = "N")]
+    stop_after: Option<NonZeroU64>,
+    /// The mode that a trial of both engines has chosen, handed over by the engine that made the trial
+    #[arg(long, hide = true)]
+    decision: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct InitArgs {
+    /// clm, mlm, sequence-classification, multi-label-classification, regression, token-classification, multiple-choice or
+    /// question-answering; asked for when it is left out
+    task: Option<String>,
+    /// The pretrained model: a folder or a Hub id; asked for when it is left out
+    model: Option<String>,
+    /// The training data: files, globs or an address of the Hub. Their ending tells the format
+    #[arg(long, value_name = "FILES", num_args = 1..)]
+    train: Vec<String>,
+    /// The validation data: files likewise, or a share such as 10%
+    #[arg(long, value_name = "FILES", num_args = 1.., requires = "train")]
+    validation: Vec<String>,
+    /// The column with the text; `text` when it is left out
+    #[arg(long, value_name = "COLUMN", requires = "train")]
+    text_column: Option<String>,
+    /// The column with the second text of a pair
+    #[arg(long, value_name = "COLUMN", requires = "train")]
+    text_pair_column: Option<String>,
+    /// The columns with the choices of a multiple choice, separated by commas; those of SWAG, `ending0` to `ending3`, when they are
+    /// left out
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',', requires = "train")]
+    choice_columns: Vec<String>,
+    /// The column with the label; `label` when it is left out
+    #[arg(long, value_name = "COLUMN", requires = "train")]
+    label_column: Option<String>,
+    /// The file to write; TASK.toml when it is left out
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+impl InitArgs {
+    /// The data that were named, or names to be replaced, for a model of so many positions.
+    fn data(&self, task: Task, positions: Option<usize>) -> Result<Data> {
+        if self.train.is_empty() {
+            return Ok(Data::placeholder(task));
+        }
+        let validation = match &self.validation[..] {
+            [] => None,
+            [one] => {
+                let read = toml::Value::from(one.as_str()).try_into::<Validation>();
+                Some(read.map_err(|error| Error::config(format!("--validation {one}: {}", error.message())))?)
+            }
+            files => Some(Validation::Files(files.to_vec())),
+        };
+        let is_choice = task == Task::MultipleChoice;
+        match &self.choice_columns[..] {
+            [_, ..] if !is_choice => {
+                return Err(Error::config(format!("--choice-columns: the task {task} has no choices")));
+            }
+            [one] => return Err(Error::config(format!("--choice-columns: expected two columns or more, got {one:?}"))),
+            _ => {}
+        }
+        let [text, pair, label] = [&self.text_column, &self.text_pair_column, &self.label_column].map(Option::clone);
+        let columns = columns(task, text, pair, &self.choice_columns, label);
+        let named = |columns| Data::named(task, self.train.clone(), validation.clone(), columns, positions);
+        match named(columns.clone()) {
+            // The second text of SWAG is taken where it is there.
+            Err(_) if is_choice && self.text_pair_column.is_none() => named(Columns { text_pair: None, ..columns }),
+            data => data,
+        }
+    }
+
+    /// Task, model and data as the arguments name them.
+    fn named(&self, task: &str, model: &str) -> Result<(Task, Option<usize>, Data)> {
+        let task = Task::from_name(task)?;
+        let positions = positions(task, model)?;
+        Ok((task, positions, self.data(task, positions)?))
+    }
+
+    /// Task, model and data, asked for at the terminal where the arguments name none. The answers become arguments.
+    fn asked(&mut self) -> Result<(Task, Option<usize>, Data)> {
+        let term = Term::stderr();
+        if !std::io::stdin().is_terminal() || !term.is_term() {
+            return Err(Error::config("kiln init: expected TASK and MODEL; it asks for them on a terminal alone")
+                .help(
+                    "as in `kiln init sequence-classification distilbert/distilbert-base-uncased --train reviews.csv`",
+                ));
+        }
+        let tasks = "Task: clm (continue text), mlm (fill gaps), sequence-classification, multi-label-classification, regression, \
+             token-classification, multiple-choice or question-answering";
+        let task = until_read(&term, (tasks, None), self.task.as_deref(), Task::from_name)?;
+        let usual = if task == Task::Clm { "distilbert/distilgpt2" } else { "distilbert/distilbert-base-uncased" };
+        let models = ("Pretrained model: a folder or an id of the Hugging Face Hub", Some(usual));
+        let (model, positions) =
+            until_read(&term, models, self.model.as_deref(), |model| Ok((model.to_owned(), positions(task, model)?)))?;
+        self.model = Some(model);
+        if self.train.is_empty() {
+            let files = ("Training data: a file or a glob; nothing to name it later in the config", Some(""));
+            self.train = until_read(&term, files, None, |files| match files {
+                "" => Ok(Vec::new()),
+                files => paths::resolve(&[files.to_owned()], DataFormat::Text).map(|_| vec![files.to_owned()]),
+            })?;
+        }
+        let is_table =
+            self.train.first().is_some_and(|file| format_of(Path::new(file)).is_ok_and(DataFormat::is_table));
+        // A table with the usual columns needs no question.
+        let data = loop {
+            match self.data(task, positions) {
+                Err(error) if is_table => tell(&term, &error)?,
+                data => break data?,
+            }
+            self.text_column = Some(answer(&term, "Column with the text", self.text_column.as_deref())?);
+            if task == Task::MultipleChoice {
+                let usual = Some(self.choice_columns.join(",")).filter(|columns| !columns.is_empty());
+                let choices = answer(&term, "Columns with the choices, separated by commas", usual.as_deref())?;
+                self.choice_columns = choices.split(',').map(|column| column.trim().to_owned()).collect();
+            }
+            if !task.is_language_model() {
+                self.label_column = Some(answer(&term, "Column with the label", self.label_column.as_deref())?);
+            }
+        };
+        Ok((task, positions, data))
+    }
+}
+
+/// The longest sequence of the model `model`, where its configuration can be read. Warns where it cannot.
+fn positions(task: Task, model: &str) -> Result<Option<usize>> {
+    let checked = check_model(task, model, &HubSettings::from_env()?)?;
+    if let Some(reason) = &checked.unchecked {
+        tracing::warn!("{model} is not checked: {}", reason.message());
+    }
+    Ok(checked.positions)
+}
+
+pub(super) fn run_init(mut args: InitArgs) -> Result<()> {
+    let (task, positions, data) = match (&args.task, &args.model) {
+        (Some(task), Some(model)) => args.named(task, model)?,
+        _ => args.asked()?,
+    };
+    let model = args.model.unwrap_or_default();
+    let path = args.out.unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
+    let name = path.file_stem().map_or_else(|| task.to_string(), |name| name.to_string_lossy().into_owned());
+    let file = OpenOptions::new().write(true).create_new(true).open(&path);
+    let written = file.and_then(|mut file| file.write_all(template(task, &name, &model, positions, &data).as_bytes()));
+    written.map_err(|error| {
+        let error = Error::io(format!("write {}", path.display()), &error);
+        if path.exists() { error.help("give the name of a file that does not exist: --out FILE") } else { error }
+    })?;
+    let next = if data.is_named { "" } else { "set [data], then " };
+    say(format!("wrote {}; next: {next}`kiln plan {0}`, then `kiln train {0}`", path.display()))
+}
+
+#[derive(Debug, Args)]
+pub(super) struct EvalArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The model folder; model/ in the run folder when it is left out
+    #[arg(long, value_name = "MODEL_DIR")]
+    model: Option<String>,
+    /// Also write the figures to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// native, compiled or auto, whatever [compiler] says
+    #[arg(long, value_name = "MODE")]
+    compiler: Option<CompilerMode>,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    precision: Option<Precision>,
+}
+
+pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
+    let mut config = match args.config.file.is_dir() {
+        true => of_run(&args.config)?,
+        false => args.config.load()?,
+    };
+    if let Some(mode) = args.compiler {
+        config.set_compiler(mode);
+    }
+    config.precision = args.precision.unwrap_or(config.precision);
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    let world = ranks::world(&mut config)?;
+    let open = |config: &RunConfig| world.first_of_a_machine_first(|| open_evaluation(config));
+    let (record, confusion) = evaluate_folder(&world, config, args.model.as_deref(), &open)?;
+    if !world.is_root() {
+        return Ok(());
+    }
+    if let Some(out) = &args.out {
+        write_whole(out, (record.to_json() + "\n").as_bytes())?;
+    }
+    confusion.iter().try_for_each(say)?;
+    say(record.to_dict())?;
+    finite("eval_loss", record.get("eval_loss").unwrap_or(0.0))
+}
+
+/// The config of the run whose folder `args` names in place of a config file.
+fn of_run(args: &ConfigArgs) -> Result<RunConfig> {
+    let (folder, plan) = (&args.file, args.file.join(PLAN_TOML));
+    if !plan.is_file() {
+        return Err(Error::config(format!(
+            "{}: expected a config file, or a run folder with {PLAN_TOML}, got another folder",
+            folder.display()
+        ))
+        .help("name the config file, and the model by --model"));
+    }
+    let mut config = RunConfig::load_with_hf_args(&plan, args.hf_args.as_deref(), &args.set)?;
+    // The folder may have been moved since the plan was written.
+    config.run.output_dir.clone_from(folder);
+    Ok(config)
+}
+
+/// The config of `args`, in the engine that it asks for.
+fn load(args: &ConfigArgs) -> Result<RunConfig> {
+    let config = args.load()?;
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    Ok(config)
+}
+
+/// The plan of `config`; a signal stops tokenising.
+pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
+    open(config).map(Session::into_plan)
+}
+
+/// Opens `config`; a signal stops tokenising.
+pub(super) fn open(config: RunConfig) -> Result<Session> {
+    tokenising("before the first step", |progress| Session::open_with_progress(config, progress))
+}
+
+/// Opens `config` for an evaluation alone; a signal stops tokenising.
+fn open_evaluation(config: &RunConfig) -> Result<EvaluationSession> {
+    tokenising("before the first batch", |progress| EvaluationSession::open_with_progress(config, progress))
+}
+
+/// Shows how far tokenising has come in `open`. A signal stops it; `when` says in the error before what.
+fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Result<S>) -> Result<S> {
+    signals::install()?;
+    let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
+    let session = open(&mut |progress: store::Progress| {
+        bar.set_message("tokenising");
+        // Both at once: between them the bar would show the bytes of one text and the length of another.
+        bar.update(|state| {
+            state.set_len(progress.total_bytes);
+            state.set_pos(progress.done_bytes);
+        });
+        if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    match signals::received() {
+        Some(signal) => Err(signal.error(format_args!("stopped {when}"))),
+        None => session,
+    }
+}
+
+pub(super) fn plan(args: &PlanArgs) -> Result<()> {
+    let mut config = load(&args.config)?;
+    let Ranks { world, .. } = ranks::join(&mut config)?;
+    world.by_root(|| show_plan(config, args.json)).map(drop)
+}
+
+fn show_plan(config: RunConfig, as_json: bool) -> Result<()> {
+    let plan = match resolve(config.clone()) {
+        Ok(plan) => plan,
+        Err(error) => {
+            let stopped = matches!(error.kind(), ErrorKind::Interrupted(_));
+            if let Some(text) = outline(&config).filter(|_| !stopped && !as_json) {
+                say(text)?;
+            }
+            return Err(error);
+        }
+    };
+    if as_json {
+        let text = serde_json::to_string_pretty(&plan).map_err(|error| Error::data(format!("plan: {error}")))?;
+        return say(text);
+    }
+    // A folder that is not known is no folder that would be refused.
+    plan.output_dir()?;
+    say(plan.describe())?;
+    match RunFolder::check(&plan.run) {
+        Ok(_) => Ok(()),
+        Err(error) => say(format!("`kiln train` would refuse: {error}")),
+    }
+}
+
+pub(super) fn train(args: &TrainArgs) -> Result<()> {
+    let mut config = args.config.load()?;
+    #[cfg(unix)]
+    if args.watch {
+        ranks::refuse("train --watch")?;
+        let code = super::terminal::watch::train(&config.output_dir()?, args.log_format.is_some())?;
+        std::process::exit(code.into());
+    }
+    if args.resume || args.resume_from.is_some() {
+        config.run.on_existing = OnExisting::Resume;
+    }
+    if let Some(checkpoint) = &args.resume_from {
+        config.run.resume_from_checkpoint = Some(checkpoint.clone());
+    }
+    if let Some(mode) = args.compiler {
+        config.set_compiler(mode);
+    }
+    config.precision = args.precision.unwrap_or(config.precision);
+    if args.unfused {
+        let compiled = config.compiler.as_mut().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
+        let Some(compiler) = compiled else {
+            return Err(Error::config("--unfused: the native engine has no fusion to switch off")
+                .help("--unfused is for debugging the compiled engine: --compiler compiled --unfused"));
+        };
+        compiler.fusion = Switch::Off;
+    }
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    let talk = Talk::new(args.log_format, config.trainer.log_level);
+    let Ranks { world, other } = ranks::join(&mut config)?;
+    if !config.trainer.do_train {
+        return world.by_root(|| without_training(config, talk)).map(drop);
+    }
+    RunFolder::check(&RunSettings::of(&config))?;
+    test_file(&config)?;
+    if args.decision.is_none() && (args.verbose || talk.format != LogFormat::Table) {
+        start_up_lines(config.compiler.as_ref()).iter().try_for_each(|line| talk.inform(line))?;
+    }
+    // The others have the micro-batch of rank 0: theirs might be another one.
+    let found = world.made_by_root(|| tuning::size_of(&config))?;
+    if let Some(micro) = found.filter(|_| !world.is_root()) {
+        config.trainer.per_device_train_batch_size = micro.into();
+    }
+    // The files that one rank of a machine has tokenised are in the cache for the others.
+    let session = world.first_of_a_machine_first(|| open(config))?;
+    let session = choose_together(&world, session, args.decision.as_deref())?;
+    let plan = session.plan();
+    talk.plan(plan, args.verbose)?;
+    world.describe().iter().try_for_each(|line| talk.inform(line))?;
+    let verified = world.made_by_root(|| verify_start(&session))?;
+    let trainer = auto::trainer(session)?.with_world(world.clone());
+    let trainer = if verified { trainer.with_verified_start() } else { trainer };
+    if let Some(report) = trainer.load_report() {
+        talk.inform(format!("loaded {} tensors", report.loaded))?;
+        report.lines().iter().try_for_each(|line| talk.inform(line))?;
+    }
+    let trainer = if args.step_times { trainer.with_step_times() } else { trainer };
+    let mut trainer = trainer.with_callback(Printer::new(talk)).with_page(report::page_of_run);
+    if let Some(steps) = args.stop_after {
+        trainer = trainer.with_callback(StopAfter(steps.get()));
+    }
+    if let Some(other) = &other {
+        trainer = trainer.with_callback(other.callback());
+    }
+    let output = trainer.train()?;
+    // The results of the other ranks are those of rank 0, which writes them.
+    world.by_root(|| end_training(&trainer, output, talk)).map(drop)
+}
+
+/// Tells where the results of a run lie, and predicts where that is asked for.
+fn end_training(trainer: &Trainer, output: TrainOutput, talk: Talk) -> Result<()> {
+    let folder = trainer.plan().output_dir()?;
+    if output.was_complete {
+        let stopped = Status::read(&folder)?.filter(|status| status.status == RunStatus::Stopped);
+        talk.inform(match stopped.and_then(|status| status.message) {
+            Some(message) => format!("nothing to continue: {message}"),
+            None => format!("complete after step {}, nothing to continue: {}", output.step, folder.display()),
+        })?;
+        return talk.record(&output.summary);
+    }
+    if let Some(message) = Status::read(&folder)?.and_then(|status| status.message) {
+        talk.inform(message)?;
+    }
+    talk.samples("sample", &output.samples)?;
+    talk.inform(format!("model: {}", folder.join("model").display()))?;
+    let page = folder.join(PAGE);
+    if page.is_file() {
+        talk.inform(format!("page: {}", page.display()))?;
+    }
+    talk.inform(format!("again: {}", repeat_command(&folder)))?;
+    predict_test(trainer.session(), &folder.join("model").display().to_string(), talk)?;
+    match signals::received() {
+        Some(signal) => Err(signal.error("the run was complete, so nothing is lost but the rest of its sample")),
+        None => Ok(()),
+    }
+}
+
+/// [`choose`] by rank 0 for all ranks.
+fn choose_together(world: &World, session: Session, handed: Option<&str>) -> Result<Session> {
+    if !world.is_shared() {
+        return choose(session, handed);
+    }
+    let mut chosen = None;
+    let decision = world.made_by_root(|| {
+        let session = choose(session.clone(), handed)?;
+        let decision = session.plan().engine.decision.as_ref().map(Decision::to_json).transpose()?;
+        chosen = Some(session);
+        Ok(decision)
+    })?;
+    match (chosen, decision) {
+        (Some(chosen), _) => Ok(chosen),
+        (None, decision) => choose(session, decision.as_deref()),
+    }
+}
+
+/// `trainer.do_train = false`: evaluates, or predicts, or both.
+fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
+    let trained = config.output_dir()?.join("model");
+    let trained = (config.model.from.is_none() && trained.is_dir()).then(|| trained.display().to_string());
+    let trainer = &config.trainer;
+    let predicts_with = match test_file(&config)? {
+        None => None,
+        Some(_) => Some(config.model.from.clone().or(trained.clone()).ok_or_else(|| {
+            Error::config("trainer.do_predict: there is no model to predict with, and trainer.do_train is false")
+                .help("set model.from, or train first")
+        })?),
+    };
+    config.no_effect.iter().try_for_each(|line| talk.inform(format!("no effect: {line}")))?;
+    if trainer.do_eval || !trainer.do_predict {
+        let what = config.model.from.as_ref().or(trained.as_ref()).map_or("random weights", String::as_str);
+        talk.inform(format!("trainer.do_train = false: no training; evaluating {what}"))?;
+        let (record, confusion) = match &trained {
+            Some(model) => evaluate_folder(&World::alone(), config.clone(), Some(model), &open_evaluation)?,
+            None => evaluate_untrained(open(config.clone())?)?,
+        };
+        confusion.iter().try_for_each(|confusion| talk.tell(confusion))?;
+        talk.record(&record)?;
+        talk.blocks(None, Some(&record))?;
+        finite("eval_loss", record.get("eval_loss").unwrap_or(0.0))?;
+    }
+    match predicts_with {
+        Some(model) => predict_test(&open(config)?, &model, talk),
+        None => Ok(()),
+    }
+}
+
+/// The file whose rows are to be predicted, where `trainer.do_predict` asks for it.
+fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
+    let Some(test) = config.data.test.as_ref().filter(|_| config.trainer.do_predict) else { return Ok(None) };
+    let path = variables::expand(test)?;
+    if path.is_dir() || hub::is_dataset(test) {
+        let files =
+            paths::resolve(std::slice::from_ref(test), config.data.format).map_err(|error| error.at("data.test"))?;
+        return match &files[..] {
+            [file] => Ok(Some(file.clone())),
+            files => Err(Error::config(format!("data.test: {} holds {} files", path.display(), files.len()))
+                .help("name the one whose rows are to be predicted")),
+        };
+    }
+    match path.is_file() {
+        true => Ok(Some(path)),
+        false => Err(Error::data(format!("data.test: {}: no such file", path.display()))
+            .help("paths are relative to where kiln is started")),
+    }
+}
+
+/// Predicts the rows of `data.test`, where that is asked for, with the model `model` (a folder or a Hub id), into the run
+/// folder.
+fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
+    let plan = session.plan();
+    let (config, folder, (_, task)) = (session.config(), plan.output_dir()?, plan.model.built_in()?);
+    let Some(input) = test_file(&config)? else { return Ok(()) };
+    let options = PredictOptions {
+        format: Some(config.data.format),
+        ..PredictOptions::of(&config.data, task, input, plan.evaluation.batch_size)
+    };
+    let device = &session.device;
+    let model = ModelFolder::open(model, task, device)?.with_compute(plan.engine.compute());
+    std::fs::create_dir_all(&folder).map_err(|error| Error::io(format!("create {}", folder.display()), &error))?;
+    let out = folder.join(PREDICTIONS);
+    let count = predict_to_file(&model, task, &options, device, &out).map_err(|error| error.at("data.test"))?;
+    talk.inform(format!("wrote {count} predictions to {}", out.display()))
+}
+
+pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
+    let config = args.config.load()?;
+    if !args.modes {
+        return shown("", &verify(&config, &part_in_a_process)?);
+    }
+    across_modes(&config, &part_in_a_process)?
+        .iter()
+        .try_for_each(|(modes, report)| shown(&format!("{modes}: "), report))
+}
+
+/// Trains a part, for the process that asked for it.
+pub(super) fn run_part(args: &PartArgs) -> Result<()> {
+    let config = RunConfig::load(&args.file)?;
+    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    let PartArgs { before_stop, without_dropout, .. } = *args;
+    verify_resume::train(&Part { config, before_stop, without_dropout }, &open)
+}
+
+/// Runs `kiln resume-part` on `part`.
+fn part_in_a_process(part: &Part) -> Result<()> {
+    let mut flags = Vec::new();
+    flags.extend(part.before_stop.then_some("--before-stop"));
+    flags.extend(part.without_dropout.then_some("--without-dropout"));
+    let what = format!("the {} run", part.config.compiler_mode());
+    in_a_process(&this_program()?, &part.config, &what, |command, file| {
+        command.arg("resume-part").arg(file).args(flags);
+    })
+}
+
+fn shown(modes: &str, report: &Report) -> Result<()> {
+    let Report { before, after, tensors, rows, within, differences } = report;
+    if differences.is_empty() {
+        return say(format!(
+            "{modes}{} steps equal {before} steps, a stop and {after} steps: {tensors} tensors of weights and moments and \
+             {rows} rows are the same, {within}",
+            before + after
+        ));
+    }
+    let shown = differences.iter().take(6).map(String::as_str).collect::<Vec<_>>().join("\n  ");
+    Err(Error::differs(format!(
+        "{modes}{} steps do not equal {before} steps, a stop and {after} steps; {} differences:\n  {shown}",
+        before + after,
+        differences.len()
+    ))
+    .help("on the CPU this is a defect of Kiln; a GPU may add in another order each time"))
+}
+
+/// The command that repeats a run into a folder of its own.
+fn repeat_command(folder: &Path) -> String {
+    let (plan, next) = (folder.join("plan.toml"), format!("{}-again", folder.display()));
+    format!("kiln train {} --set run.output_dir={next}", plan.display())
+}

@@ -1,0 +1,46 @@
+//! What the crates of [Kiln](https://docs.rs/kiln) share, and none of it knows tensors or training: [errors](error) with their exit
+//! codes, [`files`] that are written whole, [records](metrics) of metrics, seeds, signals, processes, facts about the
+//! machine, [tables of names](names) that other programs write, and the [configurations of models](model_config).
+//!
+//! ```
+//! use kiln_core::model_config::{ModelConfig, ModelType};
+//!
+//! let mut fields = serde_json::Map::new();
+//! fields.insert("n_layer".into(), 2.into());
+//! let config = ModelConfig::from_fields(ModelType::Gpt2, &fields)?;
+//! assert_eq!(config.model_type(), ModelType::Gpt2);
+//!
+//! fields.insert("n_head".into(), 7.into());
+//! let error = ModelConfig::from_fields(ModelType::Gpt2, &fields).unwrap_err();
+//! assert_eq!(error.exit_code(), 2); // n_embd = 768 is no multiple of 7
+//! # Ok::<(), kiln_core::Error>(())
+//! ```
+
+pub mod words;
+pub mod signals;
+pub mod error;
+pub mod choices;
+pub mod names;
+pub mod whole_file;
+pub mod panics;
+mod caught;
+pub mod clock;
+pub mod device_error;
+pub mod files;
+pub mod host;
+pub mod metrics;
+pub mod process;
+pub mod random;
+pub mod saved_dataset;
+pub mod stats;
+pub mod told;
+pub mod variables;
+pub mod model_config;
+
+pub use caught::caught;
+pub use error::{Error, ErrorKind, Result};
+
+/// The samples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

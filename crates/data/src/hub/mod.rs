@@ -1,0 +1,343 @@
+//! Where a model or a tokenizer comes from: turns the "path-or-hub-id" of a config file or command line into a local
+//! folder. A folder that exists wins; anything else is `id[@revision]` on the Hugging Face Hub, downloaded once into the
+//! standard cache, where Hugging Face's own tools find it too. It looks at names and sizes only: what the files hold is
+//! for the model and tokenizer loaders, which are its users.
+
+mod card;
+mod dataset;
+mod repo;
+mod settings;
+mod splits;
+mod transfer;
+mod wanted;
+
+use std::path::{Path, PathBuf};
+
+pub use card::{CARD_CONFIG, DATASET_CARD, has_card};
+pub use dataset::{dataset_files, dataset_files_with, is_dataset};
+use kiln_core::error::{Error, Result};
+use kiln_core::variables::expand_text;
+pub use repo::name_of;
+use repo::{CachedRepo, Repo, RepoInfo, RepoKind};
+pub use settings::HubSettings;
+pub use splits::{Split, dataset_split, dataset_split_with};
+use transfer::{Session, Unanswered};
+pub use wanted::Wanted;
+
+/// The revision that an id without `@revision` means.
+const DEFAULT_REVISION: &str = "main";
+
+/// The local folder (or, where `wanted` accepts one, file) that `spec` names, downloaded from the Hub if need be, with the
+/// settings of the environment (see [`HubSettings::from_env`]).
+///
+/// `spec` is, in this order, once its variables are expanded ([`variables`](kiln_core::variables)): an existing path; something that can only be a path, which is then
+/// an error as it does not exist; or `name`, `org/name`, `name@revision`, `org/name@revision` on the Hub, where the
+/// revision is a branch, a tag or a commit (default: main). A revision that the cache holds in full is taken from there
+/// without asking the Hub, so a branch that has moved is seen only once its snapshot is deleted or a commit is named.
+///
+/// # Errors
+/// `Config` for an id that cannot be one and for bad settings; `Data` when the path, repository, revision or a file does
+/// not exist, is not accessible, cannot be reached, or when the network is off and the cache lacks it; `Io` when the
+/// cache cannot be written.
+pub fn resolve(spec: &str, wanted: &Wanted) -> Result<PathBuf> {
+    let spec = &expand_text(spec)?;
+    match local(spec, wanted)? {
+        Some(path) => Ok(path),
+        None => from_hub(&parse_id(spec)?, wanted, &HubSettings::from_env()?),
+    }
+}
+
+/// [`resolve`] with settings of one's own instead of the environment's.
+///
+/// # Errors
+/// Those of [`resolve`].
+pub fn resolve_with(spec: &str, wanted: &Wanted, settings: &HubSettings) -> Result<PathBuf> {
+    let spec = &expand_text(spec)?;
+    match local(spec, wanted)? {
+        Some(path) => Ok(path),
+        None => from_hub(&parse_id(spec)?, wanted, settings),
+    }
+}
+
+/// Whether `spec` names something on this machine and not an id of the Hub.
+pub fn is_local(spec: &str) -> bool {
+    settings::expand_home(spec).exists()
+}
+
+/// The path if `spec` names something on this machine, none if it has to be a Hub id.
+fn local(spec: &str, wanted: &Wanted) -> Result<Option<PathBuf>> {
+    let path = PathBuf::from(spec);
+    if spec.is_empty() {
+        return Err(Error::config(format!("the path or Hub id of the {} is empty", wanted.what)));
+    }
+    if path.is_dir() {
+        return match wanted.missing_in(&path)? {
+            None => Ok(Some(path)),
+            // A run folder stands for the model that it ended with.
+            Some(_) if wanted.missing_in(&path.join("model")).is_ok_and(|missing| missing.is_none()) => {
+                Ok(Some(path.join("model")))
+            }
+            Some(missing) => Err(Error::data(format!("the folder {} has no {missing}", path.display())).help(format!(
+                "{} folder holds {}",
+                wanted.named(),
+                wanted.describe()
+            ))),
+        };
+    }
+    if path.exists() {
+        return match wanted.accepts_file {
+            true => Ok(Some(path)),
+            false => {
+                Err(Error::data(format!("{} is a file, expected a folder with {}", path.display(), wanted.describe()))
+                    .help("give the folder that holds the file"))
+            }
+        };
+    }
+    let parent_exists = path.parent().is_some_and(|parent| !parent.as_os_str().is_empty() && parent.is_dir());
+    let marked = spec.starts_with(['.', '/', '~']) || spec.ends_with('/') || spec.contains('\\');
+    let (id, revision) = split_revision(spec);
+    if marked || id.matches('/').count() > 1 {
+        return Err(Error::data(format!("no such file or folder: {}", path.display()))
+            .help("an id on the Hugging Face Hub is written name, org/name or org/name@revision"));
+    }
+    if parent_exists && revision.is_none() {
+        let parent = path.parent().unwrap_or(Path::new(".")).display();
+        return Err(Error::data(format!("no such file or folder: {}", path.display())).help(format!(
+            "the folder {parent} exists, so this reads as a path; to load it from the Hub, write {spec}@main"
+        )));
+    }
+    Ok(None)
+}
+
+/// Splits `id[@revision]`.
+fn split_revision(spec: &str) -> (&str, Option<&str>) {
+    match spec.split_once('@') {
+        Some((id, revision)) => (id, Some(revision)),
+        None => (spec, None),
+    }
+}
+
+/// Reads `id[@revision]` by the Hub's naming rules (huggingface_hub's `validate_repo_id`, git's for the revision). The
+/// names become paths in the cache and parts of URLs, so nothing else may pass.
+fn parse_id(spec: &str) -> Result<Repo> {
+    parse_id_as(spec, RepoKind::Model)
+}
+
+/// [`parse_id`] for a repository of some kind.
+fn parse_id_as(spec: &str, kind: RepoKind) -> Result<Repo> {
+    let (id, revision) = split_revision(spec);
+    let part_is_valid = |part: &str| {
+        (1..=96).contains(&part.len())
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+            && !part.starts_with(['-', '.'])
+            && !part.ends_with(['-', '.'])
+    };
+    let valid = id.split('/').all(part_is_valid)
+        && id.matches('/').count() <= 1
+        && !id.contains("--")
+        && !id.contains("..")
+        && !id.ends_with(".git");
+    if !valid {
+        return Err(Error::config(format!("`{id}` is neither an existing path nor an id on the Hugging Face Hub")).help(
+            "an id is name or org/name, made of letters, digits, `-`, `_` and `.`, for example openai-community/gpt2",
+        ));
+    }
+    let revision = revision.unwrap_or(DEFAULT_REVISION);
+    let revision_is_valid = (1..=200).contains(&revision.len())
+        && revision.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./+".contains(&byte))
+        && !revision.contains("..")
+        && revision.split('/').all(|part| !part.is_empty() && !part.starts_with(['-', '.']) && !part.ends_with('.'));
+    if !revision_is_valid {
+        return Err(Error::config(format!("`{revision}` in `{spec}` is no revision"))
+            .help("after the `@` comes a branch, a tag or a commit, for example gpt2@main"));
+    }
+    Ok(Repo { id: id.into(), kind, revision: revision.into() })
+}
+
+/// The snapshot folder of `repo`, from the cache if it is complete there, else from the Hub.
+fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<PathBuf> {
+    let cached = CachedRepo::new(repo, settings);
+    let commit = cached.commit();
+    let lacking = match &commit {
+        Some(commit) => wanted.missing_in(&cached.snapshot(commit))?,
+        None => Some("snapshot of this revision".to_string()),
+    };
+    if let (Some(commit), None) = (&commit, &lacking)
+        && (settings.offline || wanted.optional.iter().all(|name| cached.is_settled(commit, name)))
+    {
+        return Ok(cached.snapshot(commit));
+    }
+    if settings.offline {
+        let lacking = lacking.unwrap_or_default();
+        let name = repo.name();
+        return Err(Error::data(format!(
+            "`{name}` is not in the cache {} (no {lacking}) and HF_HUB_OFFLINE forbids the network",
+            settings.cache.display()
+        ))
+        .help(offline_help(repo, settings)));
+    }
+
+    let session = Session::new(repo, settings, &cached)?;
+    let info = session.info()?;
+    let on_hub = |name: &str| info.siblings.iter().any(|file| file.rfilename == name);
+    let chosen = choose(repo, wanted, settings, &info)?;
+    let snapshot = cached.snapshot(&info.sha);
+    for name in chosen {
+        session.fetch(&info.sha, name)?;
+        for shard in wanted::shards(&snapshot, name)? {
+            session.fetch(&info.sha, &shard)?;
+        }
+    }
+    for name in wanted.optional {
+        if !on_hub(name) {
+            cached.mark_absent(&info.sha, name)?;
+        }
+    }
+    // Last, so that an interrupted download leaves the name pointing at the older, complete snapshot.
+    let _lock = session.lock("refs")?;
+    cached.set_commit(&info.sha)?;
+    Ok(snapshot)
+}
+
+/// The files to take of those that the repository lists.
+fn choose(repo: &Repo, wanted: &Wanted, settings: &HubSettings, info: &RepoInfo) -> Result<Vec<&'static str>> {
+    let on_hub = |name: &str| info.siblings.iter().any(|file| file.rfilename == name);
+    wanted.choose(&on_hub).map_err(|missing| {
+        Error::data(format!("`{}` on {} has no {missing}", repo.name(), settings.shown_endpoint())).help(format!(
+            "{} repository holds {}",
+            wanted.named(),
+            wanted.describe()
+        ))
+    })
+}
+
+/// A model that is named but not loaded yet.
+pub enum Glimpse {
+    /// The folder with its configuration.
+    Config(PathBuf),
+    /// It is not on this machine, and the Hub does not answer, for this reason.
+    Unknown(Error),
+}
+
+/// Looks at the model that `spec` names, without its weights.
+///
+/// # Errors
+/// Those of [`resolve`] that loading the model would end with, but for a Hub that is not to be asked or does not answer.
+pub fn glimpse(spec: &str, settings: &HubSettings) -> Result<Glimpse> {
+    const CONFIG: Wanted =
+        Wanted { what: "model", required: &["config.json"], one_of: &[], optional: &[], accepts_file: false };
+    let spec = &expand_text(spec)?;
+    if let Some(folder) = local(spec, &Wanted::MODEL)? {
+        return Ok(Glimpse::Config(folder));
+    }
+    let repo = parse_id(spec)?;
+    let missing = match from_hub(&repo, &CONFIG, &HubSettings { offline: true, ..settings.clone() }) {
+        Ok(folder) => return Ok(Glimpse::Config(folder)),
+        Err(missing) => missing,
+    };
+    if settings.offline {
+        return Ok(Glimpse::Unknown(missing));
+    }
+    let cached = CachedRepo::new(&repo, settings);
+    let session = Session::new(&repo, settings, &cached)?;
+    match session.ask() {
+        Ok(answer) => choose(&repo, &Wanted::MODEL, settings, &session.read_info(answer)?)?,
+        Err(Unanswered(error)) => return Ok(Glimpse::Unknown(error)),
+    };
+    from_hub(&repo, &CONFIG, settings).map(Glimpse::Config)
+}
+
+/// How to do without the network, for error messages.
+fn offline_help(repo: &Repo, settings: &HubSettings) -> String {
+    let id = match repo.kind {
+        RepoKind::Dataset => format!("{} --repo-type dataset", repo.id),
+        RepoKind::Model => repo.id.clone(),
+    };
+    let revision = match repo.revision.as_str() {
+        DEFAULT_REVISION => String::new(),
+        revision => format!(" --revision {revision}"),
+    };
+    format!(
+        "offline: where there is a network, run `hf download {id}{revision} --local-dir FOLDER`, copy FOLDER here and give \
+         its path instead of the id; or fill the cache {} the same way (without --local-dir) and set HF_HUB_OFFLINE=1",
+        settings.cache.display()
+    )
+}
+
+/// Whether this is a full git commit hash.
+fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn ids_are_read_as_the_hub_writes_them() {
+        for (spec, id, revision) in [
+            ("gpt2", "gpt2", "main"),
+            ("openai-community/gpt2", "openai-community/gpt2", "main"),
+            ("bert-base-uncased@v1.0", "bert-base-uncased", "v1.0"),
+            ("org/na_me.v2@refs/pr/5", "org/na_me.v2", "refs/pr/5"),
+        ] {
+            let repo = parse_id(spec).unwrap();
+            assert_eq!((repo.path().as_str(), repo.revision.as_str()), (id, revision));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_an_id_is_refused() {
+        let long = "x".repeat(97);
+        for spec in ["a b", "a//b", "a/b/c", "-a", "a.", "a--b", "a..b", "a.git", "ü", "a:b", "/a", long.as_str()] {
+            let error = parse_id(spec).err().unwrap_or_else(|| panic!("{spec} passed"));
+            assert_eq!(error.kind(), kiln_core::error::ErrorKind::Config, "{spec}");
+        }
+        for revision in ["", "..", "a..b", "/a", "a/", "a b", "a~1", "-x", "a@b", ".hidden", "a/../../b"] {
+            assert!(parse_id(&format!("gpt2@{revision}")).is_err(), "revision {revision} passed");
+        }
+    }
+
+    #[test]
+    fn what_can_only_be_a_path_is_not_looked_for_on_the_hub() {
+        let here = tempfile::tempdir().unwrap();
+        let existing_parent = here.path().join("nothing");
+        for spec in [
+            "./gpt2",
+            "../gpt2",
+            "/no/where",
+            "~/no-such-folder-of-kiln",
+            "a/b/c",
+            "gpt2/",
+            existing_parent.to_str().unwrap(),
+        ] {
+            let error = local(spec, &Wanted::MODEL).unwrap_err();
+            assert!(error.to_string().contains("no such file or folder"), "{spec}: {error}");
+        }
+        // `src` exists in the package root, where tests run.
+        let error = local("src/no-such-model", &Wanted::MODEL).unwrap_err().to_string();
+        assert!(error.contains("src/no-such-model@main"), "{error}");
+        assert_eq!(local("src/no-such-model@main", &Wanted::MODEL).unwrap(), None);
+        assert_eq!(local("openai-community/gpt2", &Wanted::MODEL).unwrap(), None);
+        assert!(local("", &Wanted::MODEL).is_err());
+    }
+
+    #[test]
+    fn a_local_folder_wins_and_is_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = folder.path().to_str().unwrap();
+        let error = local(spec, &Wanted::MODEL).unwrap_err().to_string();
+        assert!(error.contains("has no config.json"), "{error}");
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        let error = local(spec, &Wanted::MODEL).unwrap_err().to_string();
+        assert!(error.contains("model.safetensors"), "{error}");
+        std::fs::write(folder.path().join("pytorch_model.bin"), "x").unwrap();
+        assert_eq!(local(spec, &Wanted::MODEL).unwrap().unwrap(), folder.path());
+
+        let file = folder.path().join("config.json");
+        let file = file.to_str().unwrap();
+        assert!(local(file, &Wanted::MODEL).unwrap_err().to_string().contains("is a file"));
+        assert_eq!(local(file, &Wanted::TOKENIZER).unwrap().unwrap().to_str().unwrap(), file);
+    }
+}

@@ -1,0 +1,221 @@
+//! To which length batches are padded, and what that costs. Lengths are chosen once, from the lengths of the data, so that
+//! a run has few shapes; the plan prints them with the share of positions that is padding.
+
+use serde::{Deserialize, Serialize};
+
+use super::sampler::Order;
+use super::{Dataset, Fingerprint};
+use crate::settings::PaddingStrategy;
+
+/// `buckets` chooses at most so many lengths.
+const MAX_BUCKETS: usize = 4;
+
+/// Lengths of buckets are multiples of this, where the data allows it: matrix units like it, and few lengths remain.
+const MULTIPLE: usize = 8;
+
+/// Batches that are looked at: more say nothing new.
+const MAX_BATCHES: usize = 4096;
+
+/// The lengths that batches are padded to, ascending; none: the longest row of each batch.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Padding {
+    lengths: Vec<usize>,
+}
+
+/// The cost of padding.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PaddingCost {
+    /// Share of all positions that is padding.
+    pub waste: f64,
+    /// How many lengths batches have.
+    pub shapes: usize,
+}
+
+/// How batches are drawn, as far as their lengths go.
+#[derive(Debug, Clone, Copy)]
+pub struct Batches {
+    /// Examples a batch.
+    pub size: usize,
+    /// Order of the examples.
+    pub order: Order,
+    /// A last batch that is smaller is left out.
+    pub drop_last: bool,
+}
+
+impl Padding {
+    /// The padding by `strategy` of batches like the `surveyed` ones. `longest` is how long a row may be in all.
+    pub fn new(strategy: PaddingStrategy, longest: usize, surveyed: &[Surveyed]) -> Self {
+        let lengths = match strategy {
+            PaddingStrategy::Longest => Vec::new(),
+            PaddingStrategy::MaxLength => vec![longest],
+            PaddingStrategy::Buckets => {
+                let round = |length: usize| length.next_multiple_of(MULTIPLE).min(longest);
+                let mut counts = std::collections::BTreeMap::from([(longest, 0)]);
+                for batch in surveyed {
+                    *counts.entry(round(batch.longest)).or_insert(0) += batch.rows;
+                }
+                buckets(&counts.into_iter().collect::<Vec<_>>())
+            }
+        };
+        Self { lengths }
+    }
+
+    /// Padding to the first of `lengths` (ascending) that holds a batch.
+    pub fn of(lengths: &[usize]) -> Self {
+        Self { lengths: lengths.into() }
+    }
+
+    /// Whether batches have one of few lengths. Then a last batch that is not full is filled up too.
+    pub fn is_fixed(&self) -> bool {
+        !self.lengths.is_empty()
+    }
+
+    /// The length of a batch whose longest row has `longest` tokens.
+    pub fn length(&self, longest: usize) -> usize {
+        self.lengths.iter().copied().find(|length| *length >= longest).unwrap_or(longest)
+    }
+
+    /// The lengths, ascending; none where each batch has its own.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// The cost of this padding in the `surveyed` batches, each of `size` rows where it is filled up.
+    pub fn cost(&self, surveyed: &[Surveyed], size: usize) -> PaddingCost {
+        let (mut tokens, mut positions, mut shapes) = (0, 0, std::collections::BTreeSet::new());
+        for batch in surveyed {
+            let length = self.length(batch.longest);
+            let rows = if self.is_fixed() { size } else { batch.rows };
+            tokens += batch.tokens;
+            positions += length * rows;
+            shapes.insert((length, rows));
+        }
+        // Examples without lengths have no positions.
+        let waste = if positions == 0 { 0.0 } else { 1.0 - tokens as f64 / positions as f64 };
+        PaddingCost { waste, shapes: shapes.len() }
+    }
+}
+
+/// The lengths of one batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Surveyed {
+    /// Its examples.
+    pub rows: usize,
+    /// Tokens of all of them.
+    pub tokens: usize,
+    /// Tokens of the longest.
+    pub longest: usize,
+}
+
+impl Batches {
+    /// The indices of the examples of each batch of the first epoch over `data`, in order, or of its first 4096.
+    pub fn of_first_epoch<E: Fingerprint>(self, data: &dyn Dataset<E>) -> impl Iterator<Item = Vec<usize>> {
+        let len = data.len();
+        let count = if self.drop_last { len / self.size } else { len.div_ceil(self.size) };
+        let mut walk = self.order.walk();
+        (0..count.min(MAX_BATCHES)).map(move |batch| {
+            let places = batch * self.size..((batch + 1) * self.size).min(len);
+            places.map(|place| walk.index(data, 0, place as u64)).collect()
+        })
+    }
+}
+
+/// The batches of the first epoch over `data`, in order, or its first 4096.
+pub fn survey<E: Fingerprint>(data: &dyn Dataset<E>, batches: Batches) -> Vec<Surveyed> {
+    let surveyed = batches.of_first_epoch(data).map(|examples| {
+        let lengths = examples.iter().map(|index| data.len_of(*index));
+        Surveyed { rows: examples.len(), tokens: lengths.clone().sum(), longest: lengths.max().unwrap_or(0) }
+    });
+    surveyed.collect()
+}
+
+/// At most [`MAX_BUCKETS`] of the lengths in `counts` (ascending, each with its number of rows) that pad least, the last
+/// among them. Dynamic programming over how many buckets cover the first lengths.
+fn buckets(counts: &[(usize, usize)]) -> Vec<usize> {
+    let n = counts.len();
+    // Rows up to each length, so that the cost of a bucket is known at once.
+    let rows = counts.iter().scan(0, |sum, (_, rows)| {
+        *sum += rows;
+        Some(*sum)
+    });
+    let rows = rows.collect::<Vec<usize>>();
+    // best[end]: positions of the lengths up to `end`, of which `end` is a bucket, and the buckets.
+    let mut best = (0..n).map(|end| (counts[end].0 * rows[end], vec![end])).collect::<Vec<_>>();
+    for _ in 1..MAX_BUCKETS {
+        let with_one_more = (0..n).map(|end| {
+            let splits = (0..end).map(|last| (best[last].0 + counts[end].0 * (rows[end] - rows[last]), last));
+            match splits.min() {
+                Some((positions, last)) if positions < best[end].0 => {
+                    let mut chosen = best[last].1.clone();
+                    chosen.push(end);
+                    (positions, chosen)
+                }
+                _ => best[end].clone(),
+            }
+        });
+        best = with_one_more.collect();
+    }
+    best.pop().map_or_else(Vec::new, |(_, chosen)| chosen.into_iter().map(|index| counts[index].0).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::lengths::Lengths;
+
+    const BATCHES: Batches = Batches { size: 2, order: Order::SEQUENTIAL, drop_last: false };
+
+    fn padding(strategy: PaddingStrategy, lengths: &[usize]) -> (Padding, PaddingCost) {
+        let data = Lengths(lengths.to_vec());
+        let surveyed = survey(&data, BATCHES);
+        let padding = Padding::new(strategy, 64, &surveyed);
+        let cost = padding.cost(&surveyed, BATCHES.size);
+        (padding, cost)
+    }
+
+    #[test]
+    fn the_longest_row_of_each_batch() {
+        let (padding, cost) = padding(PaddingStrategy::Longest, &[3, 5, 10, 10, 7]);
+        assert_eq!((padding.length(5), padding.is_fixed()), (5, false));
+        // 5 + 5, 10 + 10 and 7 positions for 35 tokens; shapes 2 x 5, 2 x 10 and 1 x 7.
+        assert_eq!(cost, PaddingCost { waste: 1.0 - 35.0 / 37.0, shapes: 3 });
+    }
+
+    #[test]
+    fn one_shape_for_all() {
+        let (padding, cost) = padding(PaddingStrategy::MaxLength, &[3, 5, 10, 10, 7]);
+        assert_eq!((padding.lengths(), padding.length(5)), (&[64][..], 64));
+        assert_eq!(cost, PaddingCost { waste: 1.0 - 35.0 / (64.0 * 6.0), shapes: 1 });
+    }
+
+    #[test]
+    fn buckets_fit_the_data_and_hold_the_longest() {
+        let lengths = [vec![10; 40], vec![30; 30], vec![31; 30], vec![50; 10]].concat();
+        let (padding, cost) = padding(PaddingStrategy::Buckets, &lengths);
+        assert_eq!(padding.lengths(), [16, 32, 56, 64]);
+        assert_eq!([1, 16, 17, 50, 64, 70].map(|length| padding.length(length)), [16, 16, 32, 56, 64, 70]);
+        assert_eq!(cost.shapes, 3);
+    }
+
+    #[test]
+    fn buckets_are_the_best_of_all_choices() {
+        let counts = [(8, 5), (16, 1), (24, 9), (32, 2), (40, 7), (48, 1), (56, 3), (64, 2)];
+        let positions = |chosen: &[usize]| {
+            let length = |wanted: usize| chosen.iter().copied().find(|length| *length >= wanted).unwrap();
+            counts.iter().map(|(wanted, rows)| length(*wanted) * rows).sum::<usize>()
+        };
+        let mut least = usize::MAX;
+        for set in 0..1u32 << 7 {
+            let mut chosen = (0..7).filter(|bit| set >> bit & 1 == 1).map(|bit| counts[bit].0).collect::<Vec<_>>();
+            chosen.push(64);
+            if chosen.len() <= MAX_BUCKETS {
+                least = least.min(positions(&chosen));
+            }
+        }
+        let chosen = buckets(&counts);
+        assert_eq!((positions(&chosen), chosen.len()), (least, MAX_BUCKETS));
+        assert_eq!(buckets(&[(12, 5)]), [12]);
+    }
+}

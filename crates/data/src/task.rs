@@ -1,0 +1,140 @@
+//! The tasks by their names in configs. The loss and the figures of a task are in `kiln::task`.
+
+use std::fmt;
+
+use kiln_core::error::{Error, Result};
+use kiln_core::model_config::Head;
+use serde::{Deserialize, Serialize};
+
+/// The column of tables that `text_column` names when it is left out.
+pub const DEFAULT_TEXT_COLUMN: &str = "text";
+
+/// The column of tables that `label_column` names when it is left out.
+pub const DEFAULT_LABEL_COLUMN: &str = "label";
+
+/// The task that a run learns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Task {
+    /// Predict the next token (causal language model).
+    Clm,
+    /// Predict masked tokens.
+    Mlm,
+    /// Predict one label for a sequence.
+    SequenceClassification,
+    /// Predict one number for a sequence.
+    Regression,
+    /// Predict where in a text the answer starts and ends.
+    QuestionAnswering,
+    /// Predict a label for every word of a text, such as the names in it.
+    TokenClassification,
+    /// Predict which of several labels apply to a sequence: any number of them, each by itself.
+    MultiLabelClassification,
+    /// Predict which of several continuations of a text is the right one.
+    MultipleChoice,
+}
+
+impl Task {
+    /// Every task.
+    pub const ALL: [Self; 8] = [
+        Self::Clm,
+        Self::Mlm,
+        Self::SequenceClassification,
+        Self::Regression,
+        Self::QuestionAnswering,
+        Self::TokenClassification,
+        Self::MultiLabelClassification,
+        Self::MultipleChoice,
+    ];
+
+    /// The columns of text and label that tables have for the task when the config names none: for token classification those of
+    /// CoNLL-2003 on the Hub.
+    pub fn columns(self) -> (&'static str, &'static str) {
+        match self {
+            Self::TokenClassification => ("tokens", "ner_tags"),
+            _ => (DEFAULT_TEXT_COLUMN, DEFAULT_LABEL_COLUMN),
+        }
+    }
+
+    /// The head that the task needs.
+    pub fn head(self) -> Head {
+        match self {
+            Self::Clm => Head::CausalLm,
+            Self::Mlm => Head::MaskedLm,
+            Self::SequenceClassification | Self::MultiLabelClassification | Self::Regression => {
+                Head::SequenceClassification
+            }
+            Self::QuestionAnswering => Head::QuestionAnswering,
+            Self::TokenClassification => Head::TokenClassification,
+            Self::MultipleChoice => Head::MultipleChoice,
+        }
+    }
+
+    /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the perplexity.
+    pub fn has_perplexity(self) -> bool {
+        self.is_language_model()
+    }
+
+    /// The figures of an evaluation that can say which model is best, without their `eval_`.
+    pub fn figures(self) -> &'static [&'static str] {
+        match self {
+            Self::Clm | Self::Mlm => &["loss", "perplexity", "accuracy"],
+            Self::SequenceClassification => &["loss", "accuracy", "f1", "matthews_correlation"],
+            Self::Regression => &["loss", "mse", "pearson", "spearmanr"],
+            Self::QuestionAnswering => {
+                &["loss", "exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"]
+            }
+            Self::TokenClassification => &["loss", "accuracy", "precision", "recall", "f1"],
+            Self::MultiLabelClassification => &["loss", "accuracy", "f1", "f1_macro"],
+            Self::MultipleChoice => &["loss", "accuracy"],
+        }
+    }
+
+    /// Whether each prediction is one class, right or wrong.
+    pub fn has_accuracy(self) -> bool {
+        !matches!(self, Self::Regression | Self::QuestionAnswering | Self::MultiLabelClassification)
+    }
+
+    /// Whether the model is a language model, which reads documents and not labelled rows.
+    pub fn is_language_model(self) -> bool {
+        matches!(self, Self::Clm | Self::Mlm)
+    }
+
+    /// Whether rows have labels with names.
+    pub fn has_label_names(self) -> bool {
+        matches!(self, Self::SequenceClassification | Self::TokenClassification | Self::MultiLabelClassification)
+    }
+
+    /// The name as it is written in configs and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Clm => "clm",
+            Self::Mlm => "mlm",
+            Self::SequenceClassification => "sequence-classification",
+            Self::Regression => "regression",
+            Self::QuestionAnswering => "question-answering",
+            Self::TokenClassification => "token-classification",
+            Self::MultiLabelClassification => "multi-label-classification",
+            Self::MultipleChoice => "multiple-choice",
+        }
+    }
+
+    /// The task called `name`.
+    ///
+    /// # Errors
+    /// An unknown name, with the nearest known one.
+    pub fn from_name(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|task| task.name() == name).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name);
+            let near =
+                kiln_core::error::nearest(name, names).map_or_else(String::new, |n| format!("did you mean {n:?}? "));
+            Error::config(format!("unknown task {name:?}")).help(format!("{near}expected one of {}", names.join(", ")))
+        })
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

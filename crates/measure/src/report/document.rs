@@ -1,0 +1,634 @@
+//! A report as a document: what its text, its Markdown and its HTML show, each in its own form. It is about the arms of a
+//! comparison, or about one run. The table has a row for every measure and a cell for every participant; a row that no
+//! participant has is left out.
+
+use kiln::session::provenance::Provenance;
+use kiln_core::error::one_line;
+use serde::Serialize;
+
+use crate::compare::verdict::Word;
+use crate::compare::{ArmReport, Comparison, Moments, Report, Role};
+
+/// A measure with one cell a participant; a heading has none.
+#[derive(Serialize)]
+pub(crate) struct Row {
+    pub(super) name: String,
+    /// It is a part of the measure above it.
+    pub(super) is_part: bool,
+    pub(super) cells: Vec<String>,
+}
+
+/// The text of a cell where a participant has no value.
+const NOTHING: &str = "-";
+
+/// The rows of participants.
+pub(crate) struct Rows<'a, P> {
+    participants: &'a [P],
+    rows: Vec<Row>,
+}
+
+impl<'a, P> Rows<'a, P> {
+    /// No rows yet.
+    pub(crate) fn new(participants: &'a [P]) -> Self {
+        Self { participants, rows: Vec::new() }
+    }
+
+    /// Adds a row of `cell`, unless it is empty; the name of a part begins with a space.
+    pub(crate) fn add(&mut self, name: &str, cell: impl Fn(&P) -> Option<String>) {
+        let cells = self.participants.iter().map(cell).collect::<Vec<_>>();
+        if cells.iter().any(Option::is_some) {
+            self.push(name, cells.into_iter().map(|cell| cell.unwrap_or_else(|| NOTHING.into())).collect());
+        }
+    }
+
+    /// Adds a row of numbers with so many digits after the point.
+    pub(crate) fn number(&mut self, name: &str, digits: usize, pick: impl Fn(&P) -> Option<f64>) {
+        self.add(name, |participant| pick(participant).map(|value| fixed(value, digits)));
+    }
+
+    /// Adds a line above the rows that follow.
+    pub(crate) fn heading(&mut self, name: &str) {
+        self.push(name, Vec::new());
+    }
+
+    fn push(&mut self, name: &str, cells: Vec<String>) {
+        self.rows.push(Row { name: name.trim().into(), is_part: name.starts_with(' '), cells });
+    }
+
+    /// The table of the rows; `name` tells the short name of a participant.
+    pub(crate) fn table(self, name: impl Fn(&P) -> &str) -> Table {
+        Table { names: self.participants.iter().map(|it| one_line(name(it))).collect(), rows: self.rows }
+    }
+}
+
+/// Rows under the names of the participants.
+#[derive(Serialize)]
+pub(crate) struct Table {
+    pub(super) names: Vec<String>,
+    pub(super) rows: Vec<Row>,
+}
+
+impl Table {
+    /// The lines of the table. More participants than fit into `width` columns go into further blocks.
+    pub(crate) fn blocks(&self, width: usize) -> Vec<Vec<String>> {
+        let length = |text: &String| text.chars().count();
+        let full = || self.rows.iter().filter(|row| !row.cells.is_empty());
+        let indent = |row: &Row| if row.is_part { 2 } else { 0 };
+        let first = full().map(|row| indent(row) + length(&row.name)).max().unwrap_or(0);
+        let wide = |at: usize| full().map(|row| length(&row.cells[at])).max().unwrap_or(0).max(length(&self.names[at]));
+        let widths = (0..self.names.len()).map(wide).collect::<Vec<_>>();
+        let (mut blocks, mut end) = (Vec::new(), 0);
+        while end < widths.len() {
+            let (begin, mut used) = (end, first);
+            while end < widths.len() && (end == begin || used + 2 + widths[end] <= width) {
+                used += 2 + widths[end];
+                end += 1;
+            }
+            let line = |name: &str, cells: &[String]| {
+                let cells = cells.iter().zip(&widths).skip(begin).take(end - begin);
+                let cells = cells.map(|(cell, width)| format!("  {cell:>0$}", *width)).collect::<String>();
+                one_line(format!("{name:<first$}{cells}").trim_end())
+            };
+            let head = line("", &self.names);
+            let rows = self.rows.iter().map(|row| line(&format!("{:1$}{2}", "", indent(row), row.name), &row.cells));
+            blocks.push(std::iter::once(head).chain(rows).collect());
+        }
+        blocks
+    }
+}
+
+/// How a statement is meant: the colour of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Tone {
+    /// It is as one wishes.
+    Good,
+    /// It is not.
+    Bad,
+    /// It is to be looked at.
+    Doubtful,
+    /// It is so.
+    Plain,
+}
+
+/// A sentence that decides something.
+#[derive(Serialize)]
+pub(super) struct Statement {
+    pub(super) tone: Tone,
+    pub(super) sentence: String,
+}
+
+impl Statement {
+    pub(super) fn new(tone: Tone, sentence: impl Into<String>) -> Self {
+        Self { tone, sentence: sentence.into() }
+    }
+}
+
+/// Lines under a heading.
+#[derive(Serialize)]
+pub(super) struct Section {
+    pub(super) title: &'static str,
+    pub(super) lines: Vec<String>,
+    /// Its lines are a text, not a list.
+    pub(super) is_text: bool,
+    /// Few read it: it is small on paper, and its text is folded.
+    pub(super) is_small: bool,
+    /// Its lines are those of a plan: a name of 15 columns and text, which hangs where it is broken.
+    pub(super) hangs: bool,
+    /// How its lines begin in a terminal; none where they are not shown there.
+    pub(super) in_terminal: Option<&'static str>,
+}
+
+impl Section {
+    /// A list that a terminal shows, each line after `in_terminal`.
+    pub(super) fn list(title: &'static str, lines: Vec<String>, in_terminal: Option<&'static str>) -> Self {
+        Self { title, lines, is_text: false, is_small: in_terminal.is_none(), hangs: false, in_terminal }
+    }
+
+    /// A text, which a terminal does not show.
+    pub(super) fn text(title: &'static str, lines: Vec<String>, is_small: bool) -> Self {
+        Self { title, lines, is_text: true, is_small, hangs: false, in_terminal: None }
+    }
+}
+
+/// Which class was predicted for which.
+#[derive(Serialize)]
+pub(super) struct Matrix {
+    pub(super) caption: String,
+    pub(super) labels: Vec<String>,
+    /// Of every label how often each was predicted, and the share of it in percent.
+    pub(super) rows: Vec<(String, Vec<(u64, u64)>)>,
+}
+
+impl Matrix {
+    /// The counts alone.
+    pub(super) fn table(&self) -> Table {
+        let columns = self.labels.iter().enumerate().collect::<Vec<_>>();
+        let mut rows = Rows::new(&columns);
+        for (name, counts) in &self.rows {
+            rows.add(name.trim_start(), |(column, _)| Some(counts.get(*column)?.0.to_string()));
+        }
+        rows.table(|(_, label)| label)
+    }
+}
+
+/// A report of arms, or of a run.
+#[derive(Serialize)]
+pub(super) struct Document {
+    pub(super) title: String,
+    pub(super) made_at: String,
+    /// The main result, in a sentence.
+    pub(super) answer: Option<Statement>,
+    /// Of every comparison and of the noise; of a run, its warnings.
+    pub(super) statements: Vec<Statement>,
+    /// The heading over them.
+    pub(super) statements_title: &'static str,
+    /// Arms that failed, and why.
+    pub(super) failures: Vec<String>,
+    pub(super) conclusions: Vec<String>,
+    /// The label of each arm.
+    pub(super) labels: Vec<String>,
+    pub(super) table: Table,
+    pub(super) matrix: Option<Matrix>,
+    /// The sections after the figures.
+    pub(super) sections: Vec<Section>,
+}
+
+impl Document {
+    pub(super) fn of(report: &Report) -> Self {
+        let failures = report.arms.iter().filter_map(|arm| Some(format!("{}: {}", arm.name, arm.failure.as_ref()?)));
+        let folders = report.arms.iter().map(|arm| {
+            let runs = arm.runs.iter().map(|run| run.display().to_string()).collect::<Vec<_>>();
+            format!("{}: {}", arm.name, if runs.is_empty() { "none".into() } else { runs.join(", ") })
+        });
+        let statement = |of: &Comparison, who| Statement::new(tone(of.verdict), format!("{who}{}", sentence(of)));
+        let statements = report.comparisons.iter().map(|comparison| statement(comparison, ""));
+        Self {
+            title: report.title.clone(),
+            made_at: report.made_at.clone(),
+            answer: answer(report),
+            statements: report.noise.iter().map(|noise| statement(noise, "noise: ")).chain(statements).collect(),
+            statements_title: "Verdicts",
+            failures: failures.collect(),
+            conclusions: conclusions(report),
+            labels: report.arms.iter().map(|arm| arm.label.clone()).collect(),
+            table: table(report),
+            matrix: None,
+            sections: vec![
+                Section::list("Differences of the arms", differences(report), Some("Differs: ")),
+                Section::list("Notes", report.notes.clone(), Some("Note: ")),
+                Section::list("Provenance", provenance(report), None),
+                Section::list("Raw samples: metrics.jsonl and steps.jsonl in", folders.collect(), None),
+            ],
+        }
+    }
+}
+
+fn tone(word: Word) -> Tone {
+    match word {
+        Word::Faster => Tone::Good,
+        Word::Slower => Tone::Bad,
+        Word::Same => Tone::Plain,
+        Word::NotComparable => Tone::Doubtful,
+    }
+}
+
+/// "Should I compile?", answered from the verdict with its interval, the length of the run and the losses; none for a report
+/// without a compiled arm at the native batch.
+fn answer(report: &Report) -> Option<Statement> {
+    let compiled = report.arms.iter().find(|arm| arm.role == Role::Compiled)?;
+    let Some(comparison) = report.comparisons.iter().find(|comparison| comparison.arm == compiled.name) else {
+        let why = compiled.failure.as_deref().unwrap_or("there is nothing to compare");
+        return Some(Statement::new(Tone::Doubtful, format!("Should I compile? This cannot be said: {why}.")));
+    };
+    let Some(speedup) = comparison.speedup.filter(|_| comparison.verdict != Word::NotComparable) else {
+        let reason = comparison.reason.as_deref().unwrap_or("no reason is known");
+        let sentence = format!("Should I compile? This cannot be said: the two are not comparable ({reason}).");
+        return Some(Statement::new(Tone::Doubtful, sentence));
+    };
+    let ratio = format!("{:.2}x (98 % interval {:.2} to {:.2})", speedup.ratio, speedup.low, speedup.high);
+    let (pays, steps) = (report.derived.break_even_step, report.whole.map(|whole| whole.steps));
+    let run = steps.map_or("the run".into(), |steps| format!("the {steps} steps of the run"));
+    let (mut tone, answer) = match (comparison.verdict, pays) {
+        (Word::Faster, Some(step)) if steps.is_none_or(|steps| step <= steps as f64) => {
+            let when = if step < 1.0 { "from the start on".into() } else { format!("after step {step:.0} of {run}") };
+            (Tone::Good, format!("Yes: compiled is {ratio} as fast as native and has paid for its start {when}"))
+        }
+        (Word::Faster, Some(step)) => {
+            let late = format!("has paid for its start after step {step:.0} only, which is beyond {run}");
+            (Tone::Plain, format!("Not for a run this short: compiled is {ratio} as fast as native, but {late}"))
+        }
+        (Word::Faster, None) => (
+            Tone::Plain,
+            format!(
+                "Perhaps: compiled is {ratio} as fast as native, and when it has paid for its start was not measured"
+            ),
+        ),
+        (Word::Slower, _) => (Tone::Bad, format!("No: compiled is slower, {ratio} as fast as native")),
+        // An interval that is as wide as that hides a gain or a loss that somebody would want.
+        (Word::Same | Word::NotComparable, _) if speedup.high / speedup.low > 1.2 => {
+            let more = "the interval is wide, and more --repeats or a quieter machine would narrow it";
+            (Tone::Doubtful, format!("Nothing speaks for it yet: no difference could be measured, {ratio}; {more}"))
+        }
+        (Word::Same | Word::NotComparable, _) => {
+            (Tone::Plain, format!("No: it makes no measurable difference here, {ratio}"))
+        }
+    };
+    let parity = comparison.parity.as_ref().map_or("; whether both learn the same was not measured".into(), |parity| {
+        if !parity.passed {
+            tone = Tone::Bad;
+        }
+        let agree = if parity.passed { "agree" } else { "do NOT agree" };
+        format!("; their losses {agree} ({:.1e} relative at most, limit {:.0e})", parity.relative, parity.limit)
+    });
+    Some(Statement::new(tone, format!("Should I compile? {answer}{parity}.")))
+}
+
+/// Every row that has something.
+fn table(report: &Report) -> Table {
+    let mut rows = Rows::new(&report.arms);
+    let equal = report.derived.equal;
+    let moment = |pick: fn(&Moments<f64>) -> f64| equal.as_ref().map_or(0.0, pick);
+    let at = |pick: fn(&Moments<Option<f64>>) -> Option<f64>| {
+        move |arm: &ArmReport| arm.loss_at_equal.as_ref().and_then(pick)
+    };
+    rows.add("batch", |arm| match (arm.micro_batch?, arm.accumulation.unwrap_or(1)) {
+        (micro, 1) => Some(micro.to_string()),
+        (micro, accumulation) => Some(format!("{micro} x {accumulation}")),
+    });
+    rows.add("learning rate, peak", |arm| arm.learning_rate.map(scientific));
+    rows.number("block", 0, |arm| arm.block.map(|block| block as f64));
+    rows.add("runs, windows", |arm| Some(format!("{}, {}", arm.repeats, arm.figures.windows)));
+    rows.add("failed", |arm| arm.failure.clone());
+    rows.number("samples/s", 2, |arm| arm.figures.samples_per_s);
+    rows.number("tokens/s", 0, |arm| arm.figures.tokens_per_s);
+    rows.number("step ms, median", 1, |arm| arm.step_ms_p50);
+    rows.number("step ms, p95", 1, |arm| arm.step_ms_p95);
+    rows.number("step ms, max", 1, |arm| arm.step_ms_max);
+    rows.number("  data wait", 1, |arm| Some(arm.budget_ms?.data));
+    rows.number("  forward", 1, |arm| Some(arm.budget_ms?.forward));
+    rows.number("  backward", 1, |arm| Some(arm.budget_ms?.backward));
+    rows.number("  communicate", 1, |arm| arm.budget_ms.map(|budget| budget.communicate).filter(|ms| *ms > 0.0));
+    rows.number("  update", 1, |arm| Some(arm.budget_ms?.update));
+    rows.number("  sync and log", 1, |arm| Some(arm.budget_ms?.sync));
+    rows.number("  evaluation, spread", 1, |arm| Some(arm.budget_ms?.evaluation));
+    rows.number("  saving, spread", 1, |arm| Some(arm.budget_ms?.save));
+    rows.number("warm-up s, first run", 2, |arm| arm.warmup_seconds_first);
+    rows.number("warm-up s, later runs", 2, |arm| arm.warmup_seconds_later);
+    rows.number("start and end s", 2, |arm| arm.startup_seconds);
+    rows.number("peak memory MiB", 0, |arm| arm.figures.peak_mib);
+    rows.number("kernel launches a step", 0, |arm| arm.figures.kernel_launches_per_step);
+    rows.number("device reads a step", 1, |arm| arm.figures.device_reads_per_step);
+    rows.number("model GFLOP/s", 1, |arm| arm.model_gflops);
+    rows.add("of the GEMM peak", |arm| Some(format!("{:.1} %", arm.model_flops_utilization? * 100.0)));
+    rows.number("last loss", 4, |arm| arm.last_loss);
+    rows.number(&format!("  at step {}", moment(|at| at.steps)), 4, at(|at| at.steps));
+    rows.number(&format!("  at {} tokens", fixed(moment(|at| at.tokens), 0)), 4, at(|at| at.tokens));
+    rows.number(&format!("  at {:.1} s", moment(|at| at.seconds)), 4, at(|at| at.seconds));
+    rows.number("s to the target loss", 1, |arm| arm.seconds_to_target);
+    rows.number("billable s, whole run", 0, |arm| arm.billable_seconds);
+    rows.number("cost, whole run", 4, |arm| arm.cost);
+    rows.table(|arm| &arm.name)
+}
+
+/// A comparison in a sentence.
+fn sentence(comparison: &Comparison) -> String {
+    let Comparison { arm, against, verdict, .. } = comparison;
+    let subject = format!("{arm} against {against}");
+    match (verdict, comparison.speedup) {
+        (Word::NotComparable, _) | (_, None) => {
+            format!("{subject}: {verdict} ({})", comparison.reason.as_deref().unwrap_or("no reason is known"))
+        }
+        (verdict, Some(speedup)) => format!(
+            "{subject}: {verdict}; {:.3}x, 98 % interval {:.3} to {:.3}{}",
+            speedup.ratio,
+            speedup.low,
+            speedup.high,
+            match verdict {
+                Word::Same => String::new(),
+                _ => format!(
+                    "; time saved {:.1} %, throughput gained {:.1} %{}",
+                    comparison.time_saved_percent.unwrap_or(0.0),
+                    comparison.throughput_gained_percent.unwrap_or(0.0),
+                    comparison
+                        .billable_saved_percent
+                        .map_or(String::new(), |saved| format!(", billable seconds saved {saved:.1} %"))
+                ),
+            }
+        ),
+    }
+}
+
+/// The conclusions from the comparisons, a line each.
+fn conclusions(report: &Report) -> Vec<String> {
+    let derived = &report.derived;
+    let mut lines = Vec::new();
+    if let Some(advice) = &derived.advice {
+        lines.push(format!("Advice: {advice}."));
+    }
+    if let (Some(total), Some(compiler), Some(batch)) =
+        (derived.total_speedup, derived.compiler_share, derived.batch_share)
+    {
+        lines.push(format!("Speed-up {total:.3} = compiler {compiler:.3} x batch {batch:.3}{}.", in_the_noise(report)));
+    }
+    if let (Some(native), Some(interaction)) = (derived.native_batch_share, derived.interaction) {
+        lines.push(format!("The larger batch alone gives native {native:.3}; interaction {interaction:.3}."));
+    }
+    if let Some(step) = derived.break_even_step {
+        let later =
+            derived.break_even_step_later.map_or(String::new(), |step| format!(" ({step:.0} with warm caches)"));
+        lines.push(format!("Break-even: compiling has paid for its start after step {step:.0}{later}."));
+    }
+    if let (Some(ceiling), Some(share)) = (derived.ceiling, derived.compute_share) {
+        let ceiling = if ceiling > 100.0 { "100x and more".into() } else { format!("{ceiling:.1}x") };
+        lines.push(format!(
+            "Ceiling: {:.1} % of the native step is forward, backward and update, so a compiler that took no time at all \
+             would give {ceiling} at this batch.",
+            share * 100.0
+        ));
+    }
+    let checked = report.comparisons.iter().filter_map(|comparison| Some((comparison, comparison.parity.as_ref()?)));
+    // Ablations and sweeps are many, and worth a word each only where they fail.
+    let is_extra = |arm: &str| {
+        let arm = report.arms.iter().find(|other| other.name == arm);
+        arm.is_some_and(|arm| matches!(arm.role, Role::Ablation | Role::Sweep))
+    };
+    let (mut extra, mut largest) = (0, 0.0f64);
+    for (comparison, parity) in checked {
+        if parity.passed && is_extra(&comparison.arm) {
+            (extra, largest) = (extra + 1, largest.max(parity.relative));
+            continue;
+        }
+        lines.push(format!(
+            "Loss parity, {} against {}: {} of {} losses differ by {:.1e} relative at most, limit {:.0e}: {}.",
+            comparison.arm,
+            comparison.against,
+            if parity.by_mean { "the means" } else { "each" },
+            parity.losses,
+            parity.relative,
+            parity.limit,
+            if parity.passed { "passed" } else { "failed" }
+        ));
+    }
+    if extra > 0 {
+        lines.push(format!(
+            "Loss parity of {extra} arms of ablation and sweep: passed, they differ by {largest:.1e} relative at most."
+        ));
+    }
+    if let Some(target) = derived.target_loss {
+        lines.push(format!("Target loss: {target:.4} (smoothed over 5 log rows)."));
+    }
+    if let Some(gemm) = report.gemm_gflops {
+        lines.push(format!(
+            "The device reaches {gemm:.0} GFLOP/s in a product of 2048 x 2048 f32 matrices. Model FLOP: 6 x weights that \
+             multiply + 12 x layers x width x length a token."
+        ));
+    }
+    lines
+}
+
+/// A remark that names the share of a product of speed-ups, or the whole, that is within the noise; empty where none is.
+fn in_the_noise(report: &Report) -> String {
+    let of = |role: Role| report.arms.iter().find(|arm| arm.role == role);
+    let same = |role: Role| {
+        let arm = of(role)?;
+        let comparison = report.comparisons.iter().find(|comparison| comparison.arm == arm.name)?;
+        (comparison.verdict == Word::Same).then_some(match role {
+            Role::Compiled => "the compiler's share",
+            _ => "the whole",
+        })
+    };
+    let same = [Role::Compiled, Role::CompiledLarge].into_iter().filter_map(same).collect::<Vec<_>>();
+    if same.is_empty() { String::new() } else { format!("; {} is within the noise", same.join(" and ")) }
+}
+
+/// Labelled differences of the arms, a line each.
+fn differences(report: &Report) -> Vec<String> {
+    let of = |comparison: &Comparison| {
+        let pair = format!("{} against {}", comparison.against, comparison.arm);
+        comparison.differences.iter().map(move |difference| format!("{pair}: {difference}")).collect::<Vec<_>>()
+    };
+    report.comparisons.iter().flat_map(of).collect()
+}
+
+/// Machine and program, for provenance: a line for what all arms share, and one for each arm.
+fn provenance(report: &Report) -> Vec<String> {
+    let mut all = report.arms.iter().filter_map(|arm| arm.provenance.as_ref()).map(machine).collect::<Vec<_>>();
+    all.dedup();
+    let one = (all.len() == 1).then(|| all.remove(0));
+    let each = report.arms.iter().map(|arm| match (&arm.provenance, &one) {
+        (None, _) if arm.failure.is_some() => format!("{}: it has no run", arm.name),
+        (None, _) => format!("{}: unknown, the run was made by an earlier Kiln", arm.name),
+        (Some(it), Some(_)) => format!("{}: {}", arm.name, own(it)),
+        (Some(it), None) => format!("{}: {}; {}", arm.name, own(it), machine(it)),
+    });
+    one.iter().cloned().chain(each).collect()
+}
+
+/// Program and machine of a run.
+pub(super) fn machine(it: &Provenance) -> String {
+    let memory = it.memory_mib.map_or(String::new(), |mib| format!(", {:.0} GiB", mib / 1024.0));
+    format!(
+        "kiln {}, commit {} ({} build), Burn {}; {}{}; {}, {} threads{memory}; {}",
+        it.kiln,
+        it.commit.as_deref().unwrap_or("unknown"),
+        it.build,
+        it.burn,
+        it.device,
+        match &it.driver {
+            Some(driver) => format!(", driver {driver}"),
+            None if it.device.starts_with("cpu") => String::new(),
+            None => ", driver unknown".into(),
+        },
+        it.cpu.as_deref().unwrap_or("processor unknown"),
+        it.threads,
+        it.system,
+    )
+}
+
+/// The mode, the fused operators and the config of a run.
+pub(super) fn own(it: &Provenance) -> String {
+    let fused = match &it.fused_operators {
+        Some(fused) if !fused.is_empty() => format!("fused {}", fused.join(", ")),
+        None if it.fused_ops => "fused operators".into(),
+        _ => "no fused operators".into(),
+    };
+    format!("{} with {fused}; config {}", it.mode, it.config_sha256.get(..12).unwrap_or_default())
+}
+
+/// `5e-5`, `3.90625e-5`: no more digits than it has, and no more than 8.
+fn scientific(value: f64) -> String {
+    format!("{value:.7e}").parse::<f64>().map_or_else(|_| format!("{value:e}"), |rounded| format!("{rounded:e}"))
+}
+
+/// A number with four significant digits, whole ones as they are, and an exponent where it would be long.
+pub(super) fn significant(value: f64) -> String {
+    match value.abs() {
+        size if !size.is_finite() => {
+            if value.is_nan() {
+                "NaN".into()
+            } else {
+                value.to_string()
+            }
+        }
+        size if value.fract() == 0.0 && size < 1e15 => fixed(value, 0),
+        size if size >= 1e4 => fixed(value, 0),
+        size if size >= 1e-3 => format!("{value:.*}", (3.0 - size.log10().floor()) as usize),
+        _ => format!("{value:.3e}"),
+    }
+}
+
+/// A number with so many digits after the point, thousands grouped where there are none.
+pub(super) fn fixed(value: f64, digits: usize) -> String {
+    let text = format!("{value:.digits$}");
+    if digits > 0 || value.abs() < 10_000.0 {
+        return text;
+    }
+    let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect::<Vec<_>>();
+    format!("{sign}{}", groups.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::compare::{Derived, WholeRun};
+    use crate::loss_parity::Parity;
+    use crate::stats::Interval;
+
+    #[test]
+    fn a_table_that_is_too_wide_is_cut_into_blocks() {
+        let mut rows = Rows::new(&[("one", Some(1.0)), ("two", None), ("three", Some(3.0))]);
+        rows.number("step", 1, |it| it.1);
+        rows.number("nothing", 1, |_| None);
+        rows.heading("a heading is long");
+        let table = rows.table(|it| it.0);
+        let all = ["      one  two  three", "step  1.0    -    3.0", "a heading is long"];
+        assert_eq!(table.blocks(21), [all]);
+        let cut = [["      one  two", "step  1.0    -", all[2]], ["      three", "step    3.0", all[2]]];
+        assert_eq!(table.blocks(20), cut);
+    }
+
+    /// A comparison of compiled with native, whose run has 500 steps.
+    fn compared(verdict: Word, speedup: [f64; 3], pays: Option<f64>, parity: Option<bool>) -> Report {
+        let arm = |name: &str, role| ArmReport { name: name.into(), role, ..ArmReport::default() };
+        let [ratio, low, high] = speedup;
+        let parity = parity.map(|passed| Parity {
+            passed,
+            max_delta: 1e-6,
+            relative: 1e-6,
+            limit: 1e-4,
+            losses: 20,
+            by_mean: false,
+        });
+        Report {
+            schema: String::new(),
+            title: String::new(),
+            made_at: String::new(),
+            arms: vec![arm("native", Role::Reference), arm("compiled", Role::Compiled)],
+            noise: None,
+            comparisons: vec![Comparison {
+                arm: "compiled".into(),
+                against: "native".into(),
+                verdict,
+                reason: Some("the losses differ".into()),
+                speedup: (verdict != Word::NotComparable).then_some(Interval { ratio, low, high }),
+                time_saved_percent: None,
+                throughput_gained_percent: None,
+                billable_saved_percent: None,
+                parity,
+                differences: Vec::new(),
+            }],
+            derived: Derived { break_even_step: pays, ..Derived::default() },
+            whole: Some(WholeRun { steps: 500, samples: 4000, evaluations: 0, saves: 1 }),
+            gemm_gflops: None,
+            price_per_hour: None,
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn whether_to_compile_is_answered_in_a_sentence() {
+        let of = |verdict, speedup, pays, parity| {
+            let answer = answer(&compared(verdict, speedup, pays, parity)).unwrap();
+            (answer.tone, answer.sentence)
+        };
+        let (tone, text) = of(Word::Faster, [1.25, 1.2, 1.3], Some(120.0), Some(true));
+        assert_eq!(
+            (tone, text.as_str()),
+            (
+                Tone::Good,
+                "Should I compile? Yes: compiled is 1.25x (98 % interval 1.20 to 1.30) as fast as native and has paid for its \
+                 start after step 120 of the 500 steps of the run; their losses agree (1.0e-6 relative at most, limit 1e-4)."
+            )
+        );
+        let (tone, text) = of(Word::Faster, [1.25, 1.2, 1.3], Some(900.0), None);
+        assert!(
+            tone == Tone::Plain && text.contains("Not for a run this short") && text.contains("step 900"),
+            "{text}"
+        );
+        let (tone, text) = of(Word::Faster, [1.25, 1.2, 1.3], Some(0.0), Some(false));
+        assert!(tone == Tone::Bad && text.contains("from the start on; their losses do NOT agree"), "{text}");
+        let (tone, text) = of(Word::Slower, [0.8, 0.7, 0.9], None, Some(true));
+        assert!(tone == Tone::Bad && text.contains("No: compiled is slower, 0.80x"), "{text}");
+        let (tone, text) = of(Word::Same, [1.0, 0.99, 1.01], None, Some(true));
+        assert!(tone == Tone::Plain && text.contains("No: it makes no measurable difference"), "{text}");
+        let (tone, text) = of(Word::Same, [1.4, 0.6, 3.0], None, Some(true));
+        assert!(tone == Tone::Doubtful && text.contains("more --repeats"), "{text}");
+        let (tone, text) = of(Word::NotComparable, [1.0; 3], None, None);
+        assert!(tone == Tone::Doubtful && text.contains("not comparable (the losses differ)"), "{text}");
+    }
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(fixed(1234.567, 1), "1234.6");
+        assert_eq!(fixed(1_234_567.0, 0), "1,234,567");
+        assert_eq!(fixed(-12_345.4, 0), "-12,345");
+        assert_eq!(fixed(9999.0, 0), "9999");
+        let all = [20.0, 5.6290815, 0.00290953, 66.4378, 38532.2, 2.278837e-5, f64::NAN, f64::INFINITY, 0.0, 1e-30];
+        let shown = ["20", "5.629", "0.002910", "66.44", "38,532", "2.279e-5", "NaN", "inf", "0", "1.000e-30"];
+        assert_eq!(all.map(significant), shown);
+        assert_eq!([5e-5, 4.062_500_000_000_000_5e-5, 0.003].map(scientific), ["5e-5", "4.0625e-5", "3e-3"]);
+    }
+}

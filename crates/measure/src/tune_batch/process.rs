@@ -1,0 +1,128 @@
+//! A trial as a process of its own: started, watched and, when it takes more memory than its budget, ended before the
+//! machine feels it. How it ended is told apart here: it trained, it ran out of memory, time was up, or something else
+//! failed, which is an error with the process's own message.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kiln::session::batch_sizes::Outcome;
+use kiln_core::error::{ErrorKind, Result};
+use kiln_core::files::read_json;
+use kiln_core::host::peak_mib_of;
+use kiln_core::process::{Child, Exit};
+use kiln_core::signals;
+
+use super::trial::TrialReport;
+
+/// The limits of a trial.
+#[derive(Debug, Clone, Copy)]
+pub struct Watch {
+    /// Memory that the process may have resident, in MiB; none where memory is the device's.
+    pub budget_mib: Option<f64>,
+    /// When the search must end.
+    pub deadline: Option<Instant>,
+}
+
+/// How often the memory of the process is looked at. At 4 GB/s, which a processor can touch, that is 20 MB.
+const EVERY: Duration = Duration::from_millis(5);
+
+/// Runs `command`, which writes a [`TrialReport`] to `report`, and says how it ended.
+///
+/// # Errors
+/// A process that cannot be started, one that failed for another reason than memory, and a signal to this process.
+pub fn run(command: &mut Command, folder: &Path, report: &Path, watch: Watch) -> Result<Outcome> {
+    let _ = fs::remove_file(report);
+    let mut child = Child::start(command.stdout(Stdio::null()), &folder.join("stderr"))?;
+    let started = Instant::now();
+    loop {
+        let exit = child.try_exit()?;
+        if let Some(signal) = signals::received() {
+            return Err(signal.error("stopped while looking for the batch size"));
+        }
+        if let Some(exit) = exit {
+            return judge(&exit, report, watch);
+        }
+        if let (Some(budget), Some(peak)) = (watch.budget_mib, peak_mib_of(child.id()))
+            && peak > budget
+        {
+            let seconds = started.elapsed().as_secs_f64();
+            return Ok(Outcome::TooLarge(format!("over the budget after {seconds:.1} s")));
+        }
+        if watch.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Ok(Outcome::OutOfTime);
+        }
+        std::thread::sleep(EVERY);
+    }
+}
+
+/// The outcome of a trial by its exit. Nobody but the kernel kills a trial that still runs: this process does so only when it
+/// reports something else.
+fn judge(exit: &Exit, report: &Path, watch: Watch) -> Result<Outcome> {
+    match exit.error() {
+        None => {}
+        Some(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(Outcome::TooLarge(error.message().into())),
+        Some(error) => return Err(error.at("a trial failed")),
+    }
+    let report: TrialReport = read_json(report).map_err(|error| error.at("the report of a trial"))?;
+    let peak_mib = watch.budget_mib.and(report.peak_mib);
+    Ok(match (watch.budget_mib, peak_mib) {
+        (Some(budget), Some(peak)) if peak > budget => Outcome::TooLarge(format!("over the budget: {peak:.1} MiB")),
+        _ => Outcome::Fits { peak_mib, step_ms: report.step_ms },
+    })
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn shell(script: &str, budget_mib: Option<f64>, seconds: u64) -> Result<Outcome> {
+        let folder = tempfile::tempdir().unwrap();
+        let report = folder.path().join("report.json");
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]).env("REPORT", &report);
+        let deadline = Some(Instant::now() + Duration::from_secs(seconds));
+        run(&mut command, folder.path(), &report, Watch { budget_mib, deadline })
+    }
+
+    fn too_large(outcome: Result<Outcome>) -> String {
+        match outcome.unwrap() {
+            Outcome::TooLarge(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const GOOD: &str = r#"echo '{"peak_mib": 90.0, "step_ms": 5.0, "loss": 2.0}' > "$REPORT""#;
+
+    #[test]
+    fn what_trained_fits_unless_it_was_over_the_budget() {
+        let fits = Outcome::Fits { peak_mib: Some(90.0), step_ms: Some(5.0) };
+        assert_eq!(shell(GOOD, Some(100.0), 60).unwrap(), fits);
+        assert_eq!(too_large(shell(GOOD, Some(80.0), 60)), "over the budget: 90.0 MiB");
+        assert_eq!(shell(GOOD, None, 60).unwrap(), Outcome::Fits { peak_mib: None, step_ms: Some(5.0) });
+    }
+
+    #[test]
+    fn a_trial_that_needs_more_memory_is_too_large() {
+        let hog = "a=$(head -c 60000000 /dev/zero | tr '\\0' x); sleep 60";
+        assert!(too_large(shell(hog, Some(40.0), 60)).starts_with("over the budget after"));
+        assert_eq!(too_large(shell("kill -9 $$", None, 60)), "the kernel killed its process (SIGKILL)");
+        let device = "echo 'error: the device ran out of memory: 7' >&2; echo '  help: less' >&2; exit 4";
+        assert_eq!(too_large(shell(device, None, 60)), "the device ran out of memory: 7");
+    }
+
+    #[test]
+    fn every_other_failure_is_an_error_with_its_message() {
+        let error = shell("echo 'error: no such file' >&2; echo '  help: look' >&2; exit 3", None, 60).unwrap_err();
+        assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Data, 3));
+        assert_eq!(error.to_string(), "a trial failed: no such file\n  help: look");
+        assert!(shell("true", None, 60).unwrap_err().to_string().contains("report of a trial"));
+    }
+
+    #[test]
+    fn time_can_be_up() {
+        assert_eq!(shell("sleep 60", None, 0).unwrap(), Outcome::OutOfTime);
+    }
+}
