@@ -10,6 +10,7 @@ mod settings;
 mod splits;
 mod transfer;
 mod wanted;
+mod yaml;
 
 use std::path::{Path, PathBuf};
 

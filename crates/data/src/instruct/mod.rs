@@ -4,8 +4,10 @@
 
 pub mod packed;
 mod python;
+mod jinja;
 pub mod rows;
 pub mod template;
+mod tojson;
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -17,8 +17,10 @@ use minijinja::{AutoEscape, Environment, Error as JinjaError, ErrorKind, Undefin
 use serde_json::Value as Json;
 
 use super::super::tokenizer::Tokenizer;
-use super::python::{self, Token};
+use super::jinja::{self, Token};
+use super::python;
 use super::rows::Arguments;
+use super::tojson::tojson;
 
 /// A template, compiled, with the special tokens that it names.
 #[derive(Debug, Clone)]
@@ -53,18 +55,18 @@ impl ChatTemplate {
         environment.set_syntax(syntax.expect("the delimiters are Jinja's"));
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-        python::configure(&mut environment);
+        jinja::configure(&mut environment);
         environment.add_function("raise_exception", |message: String| -> std::result::Result<Value, JinjaError> {
             Err(JinjaError::new(ErrorKind::InvalidOperation, message))
         });
         environment.add_function("strftime_now", |format: String| strftime(&format, SystemTime::now()));
-        environment.add_filter("tojson", python::tojson);
+        environment.add_filter("tojson", tojson);
         // Jinja2 reads every line break as one of Unix.
         let unix = source.replace("\r\n", "\n").replace('\r', "\n");
-        let parts = python::code(&unix).into_iter().map(|(range, _)| (range.start, python::tokens(&unix[range])));
+        let parts = jinja::code(&unix).into_iter().map(|(range, _)| (range.start, jinja::tokens(&unix[range])));
         let parts = parts.collect::<Vec<_>>();
         for (start, tokens) in &parts {
-            if let Some((what, help)) = python::unsupported(tokens) {
+            if let Some((what, help)) = jinja::unsupported(tokens) {
                 let line = unix[..*start].matches('\n').count() + 1;
                 return Err(Error::data(format!("{NAME}, line {line}: {what}")).help(help));
             }
@@ -265,7 +267,7 @@ fn unusable(error: &JinjaError) -> Error {
 /// and `{% filter x %}`, is gone after them, as in Jinja2.
 fn with_marks(source: &str) -> (String, bool) {
     let (mut marked, mut end, mut marks_answers) = (String::with_capacity(source.len()), 0, false);
-    for (range, is_raw) in python::code(source) {
+    for (range, is_raw) in jinja::code(source) {
         let statement = &source[range.clone()];
         marked.push_str(&source[end..range.start]);
         end = range.end;
@@ -273,7 +275,7 @@ fn with_marks(source: &str) -> (String, bool) {
         let open = ["{%-", "{%+"].into_iter().find(|open| statement.starts_with(open)).unwrap_or("{%");
         let close = ["-%}", "+%}"].into_iter().find(|close| statement.ends_with(close)).unwrap_or("%}");
         let inner = statement[2..statement.len() - 2].trim_matches(['-', '+']).trim();
-        let words = if statement.starts_with("{%") { python::tokens(inner) } else { Vec::new() };
+        let words = if statement.starts_with("{%") { jinja::tokens(inner) } else { Vec::new() };
         match words.as_slice() {
             [Token::Word("generation")] => {
                 marked.push_str(&format!("{open} if true %}}{{{{ '{}' }}}}{{% with {close}", MARKS[0]));

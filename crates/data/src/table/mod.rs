@@ -13,6 +13,7 @@
 mod arrow_stream;
 mod delimited;
 mod features;
+mod flat_buffers;
 mod jsonl;
 mod parquet_rows;
 mod typed;

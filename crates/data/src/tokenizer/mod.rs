@@ -1,6 +1,7 @@
 //! Text to ids and back: a wrapper around the `tokenizers` crate that knows the files Hugging Face folders hold, and learns
 //! a byte-level BPE when there is none.
 
+mod assemble;
 mod classes;
 mod files;
 mod guard;
@@ -9,14 +10,16 @@ mod mutations;
 mod names;
 #[cfg(test)]
 mod peers;
+mod row_encoder;
 mod sentence_piece;
 
 use std::ops::Range;
 use std::path::Path;
 
+use assemble::{Pieces, assembled, complete};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 pub use classes::CLASSES;
-use classes::{Class, Ends, Kind};
+use classes::{Class, Kind};
 pub use files::{FILES, NamedFile, chat_templates, read_file, tokenizer_config, tokenizer_files, write_files};
 use files::{Origin, Stated};
 pub use guard::guarded;
@@ -24,176 +27,23 @@ use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::{read_error, read_regular_text};
 use kiln_core::told::tell_once;
 use kiln_core::words::{json_words, serde_words};
-use names::{CONFIG, SPECIAL};
 pub use names::{CONFIG_NAMES, END_OF_TEXT, JSON_NAMES, SPECIAL_NAMES};
+pub use row_encoder::{Encoded, RowEncoder, RowKind};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder};
 use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::parallelism::MaybeParallelIterator;
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::processors::PostProcessorWrapper;
-use tokenizers::{
-    AddedToken, EncodeInput, Encoding, PostProcessor, Token, TruncationDirection, TruncationParams, truncate_encodings,
-};
+use tokenizers::{AddedToken, Encoding, Token, TruncationDirection};
 
 use super::corpus::Corpus;
-use super::table::Row;
-use super::text_chunks::{first_seam, seam};
 use crate::squad::WindowEncoder;
 
 /// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a vocabulary needs to know
 /// of a language fits in it, and memory stays bounded whatever the corpus.
 pub const TRAIN_BYTES: usize = 16 << 20;
-
-/// A row as ids.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Encoded {
-    /// Token ids, special ones included.
-    pub ids: Vec<u32>,
-    /// Token types, one a token.
-    pub types: Vec<u8>,
-    /// Of a list of words, the word of each token; none for special tokens. Empty for other rows.
-    pub words: Vec<Option<u32>>,
-    /// Of a multiple choice, the tokens of each choice, which stand one after the other. Empty for other rows.
-    pub lens: Vec<usize>,
-}
-
-/// The texts that a row is encoded from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RowKind {
-    /// One text.
-    Single,
-    /// Two texts.
-    Pair,
-    /// One text as a list of words. A byte-level tokenizer puts a space before each, as `run_ner` has it do.
-    Words,
-    /// For each choice a pair of the text and the choice, before which the second text stands where there is one.
-    Choices,
-}
-
-/// Encodes rows of one or two texts up to a length. Longer ones are cut as `transformers` cuts them
-/// (`truncation="longest_first"`: tokens go from the end of the longer text).
-#[derive(Debug, Clone)]
-pub struct RowEncoder {
-    /// Without truncation.
-    inner: tokenizers::Tokenizer,
-    max_length: usize,
-    direction: TruncationDirection,
-    hash: [u8; 32],
-    has_types: bool,
-    kind: RowKind,
-}
-
-impl RowEncoder {
-    /// Tokens that a row is cut to.
-    pub fn max_length(&self) -> usize {
-        self.max_length
-    }
-
-    /// Tokens that a row is cut to unless something else is asked for: what BERT was made for.
-    pub const DEFAULT_MAX_LENGTH: usize = 512;
-
-    /// The ids of `rows`, on all cores.
-    ///
-    /// # Errors
-    /// The tokenizer's.
-    pub fn encode(&self, rows: &[Row]) -> Result<Vec<Encoded>> {
-        let encoded = rows.into_maybe_par_iter().map(|row| guarded(|| self.row(row).map_err(failed)));
-        encoded.collect()
-    }
-
-    fn row(&self, row: &Row) -> tokenizers::Result<Encoded> {
-        let mut all = Encoded { ids: Vec::new(), types: Vec::new(), words: Vec::new(), lens: Vec::new() };
-        let mut add = |encoding: &Encoding| {
-            all.ids.extend_from_slice(encoding.get_ids());
-            all.types.extend(encoding.get_type_ids().iter().map(|kind| *kind as u8));
-        };
-        match (self.kind, &row.text_pair) {
-            (RowKind::Words, _) => {
-                // The fast form does not tell words.
-                let words = EncodeInput::Single(row.parts.clone().into());
-                let encoding = self.cut(self.inner.encode(words, false)?, None)?;
-                add(&encoding);
-                all.words = encoding.get_word_ids().to_vec();
-            }
-            (RowKind::Choices, before) => {
-                let mut lens = Vec::new();
-                for choice in &row.parts {
-                    let second = before.as_ref().map_or_else(|| choice.clone(), |before| format!("{before} {choice}"));
-                    let encoding = self.pair(&row.text, &second)?;
-                    add(&encoding);
-                    lens.push(encoding.len());
-                }
-                all.lens = lens;
-            }
-            (RowKind::Single | RowKind::Pair, Some(pair)) => add(&self.pair(&row.text, pair)?),
-            (RowKind::Single | RowKind::Pair, None) => {
-                let text = self.inner.encode_fast(self.enough(&row.text)?, false)?;
-                add(&self.cut(text, None)?);
-            }
-        }
-        Ok(all)
-    }
-
-    /// A pair with its special tokens, cut. Which side is cut further depends on the length of both, so both are tokenised whole:
-    /// where the library cuts, it tokenises of each what fits alone and takes that for its length (tokenizers 0.23.2).
-    fn pair(&self, first: &str, second: &str) -> tokenizers::Result<Encoding> {
-        let [first, mut second] = [self.inner.encode_fast(first, false)?, self.inner.encode_fast(second, false)?];
-        second.set_type_ids(vec![1; second.len()]);
-        self.cut(first, Some(second))
-    }
-
-    /// One or two texts with their special tokens, cut.
-    fn cut(&self, first: Encoding, second: Option<Encoding>) -> tokenizers::Result<Encoding> {
-        let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(second.is_some()));
-        let max_length = self.max_length.saturating_sub(special);
-        let params = TruncationParams { max_length, direction: self.direction, ..TruncationParams::default() };
-        let (first, second) = truncate_encodings(first, second, &params)?;
-        self.inner.post_process(first, second, true)
-    }
-
-    /// As much of `text` as has all tokens that a row can have: the library takes a hundred times the memory of a text, and of
-    /// a long one only the beginning stays, or the end where the left side is cut.
-    fn enough<'a>(&self, text: &'a str) -> tokenizers::Result<&'a str> {
-        // More than almost every text needs for its tokens.
-        let mut bytes = self.max_length.saturating_mul(32);
-        while bytes < text.len() {
-            let some = match self.direction {
-                TruncationDirection::Right => {
-                    let some = &text[..text.floor_char_boundary(bytes)];
-                    &some[..seam(some).unwrap_or(some.len())]
-                }
-                TruncationDirection::Left => {
-                    let some = &text[text.ceil_char_boundary(text.len() - bytes)..];
-                    &some[first_seam(some).unwrap_or(0)..]
-                }
-            };
-            if self.inner.encode_fast(some, false)?.len() >= self.max_length {
-                return Ok(some);
-            }
-            bytes = bytes.saturating_mul(4);
-        }
-        Ok(text)
-    }
-
-    /// Whether token types are kept.
-    pub fn has_types(&self) -> bool {
-        self.has_types
-    }
-
-    /// Number of ids, added tokens included.
-    pub fn vocab_size(&self) -> usize {
-        vocab_size(&self.inner)
-    }
-
-    /// SHA-256 of everything that decides the ids.
-    pub fn content_hash(&self) -> [u8; 32] {
-        self.hash
-    }
-}
 
 /// The text that a vocabulary is learned from, in pieces: [`TRAIN_BYTES`] at the most.
 pub(super) fn training_text(corpus: &Corpus, seed: u64) -> impl Iterator<Item = Result<String>> + Send {
@@ -653,34 +503,6 @@ impl Tokenizer {
         vocab_size(&self.inner)
     }
 
-    /// An encoder of rows of the kind `kind`, of at most `max_length` tokens; with `has_types`, it keeps token types.
-    ///
-    /// # Errors
-    /// A length that has no room for a token of each text beside the special ones.
-    pub fn row_encoder(&self, max_length: usize, kind: RowKind, has_types: bool) -> Result<RowEncoder> {
-        let pairs = matches!(kind, RowKind::Pair | RowKind::Choices);
-        let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pairs));
-        let least = special + if pairs { 2 } else { 1 };
-        if max_length < least {
-            return Err(Error::config(format!(
-                "data.max_length = {max_length}: expected at least {least}, since the tokenizer adds {special} tokens"
-            )));
-        }
-        let mut inner = self.inner.clone();
-        if let (RowKind::Words, Some(PreTokenizerWrapper::ByteLevel(spaces))) = (kind, inner.get_pre_tokenizer()) {
-            let spaced = spaces.add_prefix_space(true);
-            inner.with_pre_tokenizer(Some(spaced));
-        }
-        let mut hash = Sha256::new();
-        hash.update(self.hash);
-        hash.update(format!("rows of {max_length}, {kind:?} cut by the lengths of both, types {has_types}").as_bytes());
-        let direction = self.truncation;
-        if direction == TruncationDirection::Left {
-            hash.update("the end of a long text stays");
-        }
-        Ok(RowEncoder { inner, max_length, direction, hash: hash.finalize().into(), has_types, kind })
-    }
-
     /// The id of the first of `roles` that the files state, else of the first of the `usual` tokens that exists.
     fn role_id(&self, roles: &[&str], usual: &[&str]) -> Option<u32> {
         let mut tokens = roles.iter().filter_map(|role| self.role(role)).chain(usual.iter().copied());
@@ -793,128 +615,6 @@ fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
     of_text.max(added).map_or(0, |id| id as usize + 1)
 }
 
-/// What a class builds its pipeline around.
-#[derive(Debug, Default)]
-struct Pieces {
-    /// The vocabulary, as `tokenizer.json` writes it.
-    vocab: Value,
-    /// The merges of a BPE, likewise.
-    merges: Value,
-    /// What `tokenizer.json` puts around texts.
-    post_processor: Value,
-    /// The id that stands for what is unknown, by a model of SentencePiece.
-    unk_id: Option<usize>,
-    /// The rule of normalisation of a model of SentencePiece.
-    charsmap: Option<Vec<u8>>,
-    /// Special tokens without a role.
-    further: Option<Vec<AddedToken>>,
-    /// Whether they come from a `tokenizer.json`.
-    is_whole: bool,
-}
-
-/// The pipeline that the class of `said` builds around `pieces`.
-fn assembled(said: &mut Stated, pieces: Pieces) -> Result<tokenizers::Tokenizer> {
-    let class = said.class;
-    let Pieces { vocab, merges, post_processor, unk_id, charsmap, further, is_whole } = pieces;
-    if further.is_some() && !said.config.get("extra_special_tokens").is_some_and(Value::is_array) {
-        said.further = further;
-    }
-    let args = said.arguments();
-    let further = class.further(&args)?;
-    let mut json = class.parts(&args, said.role("unk_token"), charsmap.as_deref())?;
-    let stated = unk_id.or_else(|| args.0.get("unk_id")?.as_u64()?.try_into().ok());
-    let unk_id = class.unk_id(&vocab, said.role("unk_token").unwrap_or_default(), stated);
-    let takes_unk = match class.kind() {
-        Some(Kind::WordPiece) => true,
-        Some(Kind::Bpe) => json.pointer("/model/unk_token").is_some_and(Value::is_string),
-        _ => false,
-    };
-    let lacks_unk = match said.role("unk_token") {
-        Some(unk) if takes_unk => vocab.get(unk).is_none(),
-        _ => vocab.as_array().is_some_and(|pieces| pieces.len() <= unk_id),
-    };
-    if lacks_unk {
-        let unk = said.role("unk_token").unwrap_or_default();
-        return Err(Error::data(format!(
-            "unk_token = {unk:?}: expected a token of this vocabulary, as {CONFIG}, {SPECIAL} or the class {} names it",
-            class.name()
-        ))
-        .help("correct unk_token, or take the files from one folder"));
-    }
-    let parts = [("type", class.kind().map_or(Value::Null, |kind| kind.name().into())), ("vocab", vocab)];
-    for (name, value) in parts {
-        json["model"][name] = value;
-    }
-    match class.kind() {
-        Some(Kind::Bpe) => json["model"]["merges"] = merges,
-        Some(Kind::Unigram) => json["model"]["unk_id"] = unk_id.into(),
-        _ => {}
-    }
-    for (name, value) in [("version", "1.0".into()), ("added_tokens", json!([])), ("post_processor", post_processor)] {
-        json[name] = value;
-    }
-    let mut inner = guarded(|| json.to_string().parse::<tokenizers::Tokenizer>().map_err(unreadable))?;
-    complete(&mut inner, said, further, is_whole)?;
-    Ok(inner)
-}
-
-/// Adds the tokens of `said` to `inner` and puts around texts what its class puts there. `is_whole`: it comes from a
-/// `tokenizer.json`, beside which `add_bos_token` and `add_eos_token` do not count.
-fn complete(
-    inner: &mut tokenizers::Tokenizer,
-    said: &mut Stated,
-    further: Vec<AddedToken>,
-    is_whole: bool,
-) -> Result<()> {
-    said.add_tokens(inner, further)?;
-    let args = said.arguments();
-    let role = |name: &'static str| -> Result<(String, u32)> {
-        let token = said.role(name).ok_or_else(|| {
-            Error::data(format!("{name}: expected a token, which {} puts beside a text, got null", said.class.name()))
-        })?;
-        let id = inner.token_to_id(token).or_else(|| inner.token_to_id(said.role("unk_token")?));
-        let id = id.ok_or_else(|| Error::data(format!("{name} = {token:?}: the vocabulary has no such token")))?;
-        Ok((token.to_owned(), id))
-    };
-    let is_asked = !is_whole && ["add_bos_token", "add_eos_token"].iter().any(|name| args.0.contains_key(*name));
-    let is_stated = inner.get_post_processor().is_some();
-    let around = match said.class.ends(&args, role)? {
-        Ends::Class(value) => value,
-        Ends::StatedOr(value) if !is_stated && !is_asked => value,
-        Ends::Stated | Ends::StatedOr(_) if is_stated && !is_asked => return Ok(()),
-        Ends::Asked | Ends::Stated | Ends::StatedOr(_) => {
-            let asked = |name: &str, token: &'static str| -> Result<Option<(String, u32)>> {
-                let is_asked = !is_whole && args.flag(name)?.unwrap_or(false) && said.role(token).is_some();
-                is_asked.then(|| role(token)).transpose()
-            };
-            let [bos, eos] = [asked("add_bos_token", "bos_token")?, asked("add_eos_token", "eos_token")?];
-            if bos.is_none() && eos.is_none() {
-                inner.with_post_processor(None::<PostProcessorWrapper>);
-                return Ok(());
-            }
-            let text = |name: &str, kind: u8| {
-                let token = |token: &Option<(String, u32)>| {
-                    token.as_ref().map(|(token, _)| json!({"SpecialToken": {"id": token, "type_id": kind}}))
-                };
-                let text = json!({"Sequence": {"id": name, "type_id": kind}});
-                token(&bos).into_iter().chain([text]).chain(token(&eos)).collect::<Vec<_>>()
-            };
-            let special = bos.iter().chain(&eos);
-            let special =
-                special.map(|(token, id)| (token.clone(), json!({"id": token, "ids": [id], "tokens": [token]})));
-            let pair = [text("A", 0), text("B", 1)].concat();
-            json!({
-                "type": "TemplateProcessing", "single": text("A", 0), "pair": pair,
-                "special_tokens": special.collect::<serde_json::Map<_, _>>()
-            })
-        }
-    };
-    let around: PostProcessorWrapper =
-        serde_json::from_value(around).map_err(|error| Error::data(format!("post_processor: {error}")))?;
-    inner.with_post_processor(Some(around));
-    Ok(())
-}
-
 fn unreadable(error: tokenizers::Error) -> Error {
     Error::data(format!("not a readable tokenizer: {}", words_of(&error)))
 }
@@ -922,6 +622,7 @@ fn unreadable(error: tokenizers::Error) -> Error {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use crate::table::Row;
     use std::fs;
 
     use kiln_core::model_config::{ModelConfig, ModelType};

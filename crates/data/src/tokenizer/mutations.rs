@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::masking::Masking;
 use crate::squad::Question;
+use crate::table::Row;
 
 /// Of a longer list or object the entries after these are left as they are: they are read as the ones before them.
 const ENTRIES: usize = 4;

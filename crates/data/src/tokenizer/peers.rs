@@ -12,6 +12,7 @@ use serde_json::Map;
 
 use super::classes::{CLASSES, Class};
 use super::*;
+use crate::table::Row;
 
 /// Parts of the names of cases in which two files contradict each other and Kiln may name both, where `transformers` takes one
 /// without a word or, for `unk_token`, fails; and what the message says.

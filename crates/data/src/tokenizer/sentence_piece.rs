@@ -9,7 +9,7 @@ use prost::Message;
 use serde_json::{Value, json};
 use tokenizers::AddedToken;
 
-use super::Pieces;
+use super::assemble::Pieces;
 use super::classes::{Class, NOT_USED, extra_ids};
 use super::files::{Stated, text_of};
 
