@@ -72,9 +72,10 @@ impl Clock {
     /// Nor is a check of the compiler that took `elapsed`, up to now. `before` says that no step has been made yet.
     pub(super) fn exclude_check(&mut self, elapsed: Duration, before: bool) {
         self.verify = Some(self.verify.unwrap_or_default() + elapsed);
-        match before {
-            true => self.start = self.start.checked_sub(elapsed).unwrap_or(self.start),
-            false => self.window_start += elapsed,
+        if before {
+            self.start = self.start.checked_sub(elapsed).unwrap_or(self.start);
+        } else {
+            self.window_start += elapsed;
         }
     }
 

@@ -203,16 +203,15 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
             Summed::All(grads) => global_norm(model, grads, self.compute.ops()),
             Summed::Shard(shard, grads) => global_norm_of_shards(shard, grads, self.compute.ops(), &device)?,
         };
-        let sum_norm = match self.agrees {
-            true => {
-                observer.part(Part::Update);
-                let began = Instant::now();
-                let norm = self.world.of_root(read_scalars(vec![sum_norm])?[0])?;
-                observer.part(Part::Communicate);
-                communicated += began.elapsed();
-                Tensor::from_floats([norm as f32], &device)
-            }
-            false => sum_norm,
+        let sum_norm = if self.agrees {
+            observer.part(Part::Update);
+            let began = Instant::now();
+            let norm = self.world.of_root(read_scalars(vec![sum_norm])?[0])?;
+            observer.part(Part::Communicate);
+            communicated += began.elapsed();
+            Tensor::from_floats([norm as f32], &device)
+        } else {
+            sum_norm
         };
         let verdict = scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
         let (scale, grad_norm) = match scaler {
@@ -253,7 +252,7 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
 /// The gradients of a step, summed over the ranks.
 enum Summed {
     All(GradientsParams),
-    /// Those of this rank's part of the parameters.
+    /// Summed gradients of this rank's part of the parameters.
     Shard(Shard, ShardGradients),
 }
 

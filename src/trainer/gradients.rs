@@ -11,7 +11,7 @@ use crate::session::TrainingTask;
 /// The loss sum of `batch`, `[1]`, without autodiff, and the gradients of `scaled` of it.
 ///
 /// # Errors
-/// Those of [`TrainingTask::loss`].
+/// An error of [`TrainingTask::loss`], e.g. for a batch without labels.
 pub fn gradients<T: TrainingTask>(
     task: &T,
     model: &T::Model,
@@ -26,11 +26,12 @@ pub fn gradients<T: TrainingTask>(
     }
 }
 
-/// As [`gradients`], but `on_part` gets the gradients as the backward pass computes them: part by part where the loss comes in
+/// The loss sum of `batch`, `[1]`, without autodiff. The gradients of `scaled` of it go to
+/// `on_part` when the backward pass has computed them: part by part where the loss comes in
 /// [stages](TrainingTask::stages), which may add to the same parameter, and all at once otherwise.
 ///
 /// # Errors
-/// Those of [`TrainingTask::loss`], and of `on_part`.
+/// An error of [`TrainingTask::loss`], e.g. for a batch without labels, or of `on_part`.
 pub fn gradients_in_parts<T: TrainingTask>(
     task: &T,
     model: &T::Model,

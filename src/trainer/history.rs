@@ -75,9 +75,9 @@ pub(super) struct History {
 /// How far a copy has come, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Written {
-    /// Of `metrics.jsonl`: the rows up to there are in it.
+    /// Length of the part of `metrics.jsonl` whose rows are in the copy.
     metrics: u64,
-    /// Of itself: the end of those rows.
+    /// Where the rows end in the copy itself.
     rows: u64,
     /// Whether there is a row.
     has_rows: bool,

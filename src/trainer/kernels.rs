@@ -13,7 +13,7 @@ pub(super) struct Kernels {
     recordings: [usize; 2],
 }
 
-/// Those since the last row.
+/// Kernels that were launched for the first time since the last log row.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct News {
     pub(super) kernels: u64,

@@ -12,9 +12,10 @@ use crate::reads::read_scalars;
 /// Sums of the losses of all steps so far.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
-    /// Of the steps up to the last row.
+    /// Sum of the losses of the steps up to the last log row.
     logged: f64,
-    /// Of the steps since then, `[1]`, f32, on the device; none while there are none.
+    /// Sum of the losses of the steps since the last log row, `[1]`, f32, on the device; none
+    /// before the first of these steps.
     window: Option<Tensor<1>>,
     /// Steps since the last row.
     steps: u64,
@@ -138,7 +139,8 @@ mod tests {
         assert_eq!(resumed.state().unwrap(), straight.state().unwrap());
     }
 
-    /// As `Trainer._inner_training_loop`: `tr_loss += tr_loss / (1 + global_step - _globalstep_last_logged)`.
+    /// `Trainer._inner_training_loop` counts a step whose loss is not finite by
+    /// `tr_loss += tr_loss / (1 + global_step - _globalstep_last_logged)`.
     #[test]
     fn a_skipped_step_counts_as_in_transformers() {
         let device = Device::flex();

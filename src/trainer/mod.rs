@@ -90,7 +90,8 @@ pub enum Purpose {
     /// Its steps are looked at and thrown away: no model is written, a signal saves nothing, and a batch that is too large is
     /// its end, since with another one it would be another run.
     Rehearsal,
-    /// As that, to measure the steps of a run that may write a model as any run does.
+    /// A dry run like [`Rehearsal`](Self::Rehearsal) that measures the steps of a run and may write
+    /// the model.
     Measurement {
         /// A model is written at the end.
         writes_model: bool,
@@ -142,7 +143,7 @@ pub struct TrainOutput {
 }
 
 impl TrainOutput {
-    /// Of a rank that has no run folder.
+    /// The output of a rank that has no run folder.
     fn of_other_rank(step: u64) -> Self {
         Self { step, summary: Record::default(), samples: Vec::new(), was_complete: false }
     }
@@ -364,9 +365,10 @@ impl<T: TrainingTask> Trainer<T> {
             let after = self.end_step(run, stepped, loader.position())?;
 
             let logs = run.logging.due(&after);
-            match logs {
-                true => self.log(folder, run, &after, loader.data_wait())?,
-                false => run.closures.end_step(false)?,
+            if logs {
+                self.log(folder, run, &after, loader.data_wait())?;
+            } else {
+                run.closures.end_step(false)?;
             }
             self.observer.part(Part::Sync);
             let evaluates = run.evaluating.due(&after) || run.control.should_evaluate;

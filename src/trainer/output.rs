@@ -182,7 +182,8 @@ impl RunFolder {
     /// whole checkpoint, sets those after it aside, and cuts off the rows of `metrics.jsonl` that were written after it.
     ///
     /// # Errors
-    /// As [`check`](Self::check); a checkpoint that is of another run; the operating system's.
+    /// A folder that [`check`](Self::check) refuses, a checkpoint of another run, or an error of
+    /// the operating system.
     pub fn create<T: TrainingTask>(session: &Session<T>) -> Result<(Self, Option<Checkpoint>)> {
         let plan = session.plan();
         let how = plan.run.on_existing;

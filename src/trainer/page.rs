@@ -107,9 +107,10 @@ impl<T: TrainingTask> Trainer<T> {
             return Ok(());
         }
         let path = folder.path().join(SAMPLES);
-        match earlier_samples(&path, step + 1)?.len() > earlier_samples(&path, step)?.len() {
-            true => Ok(()),
-            false => self.show_samples(folder, run),
+        if earlier_samples(&path, step + 1)?.len() > earlier_samples(&path, step)?.len() {
+            Ok(())
+        } else {
+            self.show_samples(folder, run)
         }
     }
 

@@ -102,7 +102,8 @@ const WARMUP: &str = "trainer.warmup_steps";
 const RATE: &str = "trainer.learning_rate";
 /// The instructions that multiply bf16 operands.
 const PRODUCTS: &str = "products of bf16";
-/// What fused operators round in a run in bf16 on the CPU, whichever operators are fused: another Kiln may round more or less of it.
+/// The values that fused operators round in a run in bf16 on the CPU, whichever operators are
+/// fused: another version of Kiln may round more or fewer of them.
 const ROUNDED: &str = "values rounded to bf16";
 /// A part of that in the checkpoints of an older Kiln, which lack the former.
 const ROUNDED_BEFORE: &str = "products of attention";

@@ -130,9 +130,10 @@ impl<T: TrainingTask> Trainer<T> {
         let io = |action: &str, path: &Path, error: &std::io::Error| {
             Error::io(format!("{action} {}", path.display()), error)
         };
-        let mut bytes = match self.world.is_root() {
-            true => read_regular(source).map_err(|error| io("read", source, &error))?,
-            false => Vec::new(),
+        let mut bytes = if self.world.is_root() {
+            read_regular(source).map_err(|error| io("read", source, &error))?
+        } else {
+            Vec::new()
         };
         self.world.broadcast(&mut bytes)?;
         if self.world.is_root() {

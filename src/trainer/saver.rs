@@ -61,7 +61,7 @@ impl Saver {
     /// old checkpoints, but not the one of step `keep` nor the newest up to step `good`.
     ///
     /// # Errors
-    /// Those of the write before.
+    /// The snapshot before could not be written, or the thread that writes does not start.
     pub fn save(&mut self, snapshot: Snapshot, keep: Option<u64>, good: u64) -> Result<()> {
         self.wait()?;
         let (checkpoints, manifest, limit) = (self.checkpoints.clone(), self.manifest.clone(), self.limit);
@@ -85,7 +85,7 @@ impl Saver {
     /// Waits until nothing is being written.
     ///
     /// # Errors
-    /// Those of the write.
+    /// The last snapshot could not be written.
     pub fn wait(&mut self) -> Result<()> {
         let Some(thread) = self.writing.take() else { return Ok(()) };
         let written = thread

@@ -48,7 +48,7 @@ pub struct Shapes {
     warmed: Option<usize>,
     /// Shapes that came up first in training.
     new: u64,
-    /// Those of them that a log row has told.
+    /// Shapes that came up first in training and that a log row has told.
     told: u64,
 }
 

@@ -104,7 +104,7 @@ pub(super) struct MicroBatch<B> {
     pub(super) seed: u64,
     /// The divisor of its loss sum.
     pub(super) labels: f64,
-    /// That of the first micro-batch of the step.
+    /// The divisor of the loss sum of the step's first micro-batch on rank 0.
     pub(super) first_labels: f64,
     /// No micro-batch of the step follows, on any rank.
     pub(super) is_last: bool,
@@ -115,7 +115,7 @@ pub(super) struct MicroBatch<B> {
 pub(super) struct Totals {
     /// The divisor of the loss sum of all micro-batches; more than 0.
     pub(super) labels: f64,
-    /// That of the first micro-batch.
+    /// The divisor of the loss sum of the step's first micro-batch on rank 0.
     pub(super) first_labels: f64,
     /// How many micro-batches there were.
     pub(super) micro_batches: usize,

@@ -34,7 +34,7 @@ impl Stopping {
         }
     }
 
-    /// The same for all ranks of `world`: a signal to any of them, and the time of rank 0.
+    /// Reasons on which all ranks of `world` agree: a signal to any rank, and the time of rank 0.
     ///
     /// # Errors
     /// MPI's.

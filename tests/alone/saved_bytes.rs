@@ -28,7 +28,8 @@ impl Sizes {
         2 * (width + 2) + 2 * width + 3 * width + (width + heads) + 2 * 4 * width
     }
 
-    /// Those that the plain attention keeps besides: the exponentials and the softmax.
+    /// Floats that the plain attention keeps besides of a token in a layer: the exponentials and
+    /// the softmax.
     fn scores(&self) -> usize {
         2 * self.heads * self.seq
     }

@@ -1,6 +1,7 @@
-//! What a run keeps in the cache is what it would make anew: every setting and every file that can change an example is changed,
-//! one after the other, and a run with a warm cache is compared with one whose cache is empty. The settings are those of the
-//! config reference, and the files and the arguments those of Kiln's tables: one that no case changes has to stand in
+//! The cache gives a run the same examples that the run would make anew: every setting and every
+//! file that can change an example is changed, one after the other, and a run with a warm cache is
+//! compared with one whose cache is empty. The settings are those of the config reference, and the
+//! files and the arguments those of Kiln's tables: one that no case changes has to stand in
 //! [`CHANGES_NOTHING`] or [`NOT_READ`].
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -279,9 +279,12 @@ fn finished_runs_are_compared_with_their_differences() {
     }
     // Runs of different days say so.
     let status = std::fs::read_to_string(place.path("d/status.json")).unwrap();
-    let started = |line: &str| match line.trim_start().starts_with("\"started_at\"") {
-        true => "\"started_at\": 1600000000.5,".to_owned(),
-        false => line.to_owned(),
+    let started = |line: &str| {
+        if line.trim_start().starts_with("\"started_at\"") {
+            "\"started_at\": 1600000000.5,".to_owned()
+        } else {
+            line.to_owned()
+        }
     };
     let earlier = status.lines().map(started).collect::<Vec<_>>().join("\n");
     std::fs::write(place.path("d/status.json"), earlier).unwrap();

@@ -261,7 +261,7 @@ fn a_name_in_dataset_info_that_nobody_knows_is_told_once() {
     assert_eq!(said.matches("dataset_info.json: tomorrow is not known and not followed").count(), 1, "{said}");
 }
 
-/// What a command that succeeds says on stderr.
+/// The stderr of a command that succeeds.
 fn warnings(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();

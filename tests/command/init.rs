@@ -75,7 +75,7 @@ fn a_config_for_choices_names_the_columns_of_the_file() {
     fails(&mut init(&["own.csv", "--choice-columns", "a"]), 2, &["--choice-columns: expected two columns or more"]);
 }
 
-/// What stands in the file decides, and the advice of a table's error keeps its point.
+/// The content of a file tells its format, and errors of a table advise arguments of `kiln init`.
 #[test]
 fn rows_of_json_are_a_table_and_advice_names_arguments() {
     let folder = tempfile::tempdir().unwrap();

@@ -75,8 +75,9 @@ fn outcome(ending: &str, format: DataFormat, column: &str, task: Task, skip_unla
     table.rows().map(label).collect::<kiln::Result<_>>().map_err(|error| beginning(error.to_string()))
 }
 
-/// What a question of `questions.json` is in the file `q.ENDING`: id, question, context and first answer, or the beginning of the
-/// error, without the place and without the spelling of the value.
+/// The question that is read from the file `q.ENDING` with this content: id, question, context and
+/// first answer, or the beginning of the error, without the place and without the spelling of the
+/// value.
 fn question(ending: &str, content: &[u8]) -> Result<Value, String> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(format!("q.{ending}"));

@@ -313,7 +313,8 @@ fn batches_that_do_not_divide_the_data() {
     assert_eq!(seen, [4.0, 8.0, 12.0, 16.0]);
 }
 
-/// The same 4 rows in one batch or in two: one step of the same model. Sums of f32 in another order differ by rounding.
+/// One batch of 4 rows, or two micro-batches with these rows, make the same step of a model. Sums
+/// of f32 in another order differ by rounding.
 #[test]
 fn accumulation_computes_the_same_step() {
     let place = Place::new();

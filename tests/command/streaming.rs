@@ -62,7 +62,8 @@ fn in_order_a_stream_trains_as_kept_data_do_and_keeps_nothing() {
     assert!(!cache.join("tokens").exists() && cache.join("tokenizers").exists());
 }
 
-/// The same weights after `steps` steps as after a stop at step 3 and a new start.
+/// A run of 7 steps has the same losses and weights when it is continued from its checkpoint of
+/// step 3.
 fn continues_exactly(place: &Place, file: &str, sets: &[&str]) {
     let sets = [sets, &["trainer.max_steps=7", "trainer.save_steps=3", "trainer.save_strategy=\"steps\"", EVERY_STEP]]
         .concat();

@@ -39,7 +39,8 @@ fn hear_hangup() {
     });
 }
 
-/// What `child` has said when it has ended. One that has not after five minutes is killed, and the test fails.
+/// The output of `child` once it has ended. A child that has not ended after five minutes is
+/// killed, and the test fails.
 pub fn ended(child: Child) -> Output {
     let pid = child.id().to_string();
     let (sender, receiver) = std::sync::mpsc::channel();

@@ -143,7 +143,8 @@ impl Place {
         assert!(!self.path("run").exists(), "{sets:?} left a run folder");
     }
 
-    /// As [`refused`](Self::refused), for the lines of a config file after `[trainer]` or a later section.
+    /// Neither a plan nor a run comes of a config file with `lines` after `[trainer]` or in later
+    /// sections, both say `parts`, and no run folder is made.
     pub fn refused_lines(&self, lines: &str, parts: &[&str]) {
         self.write("bad.toml", format!("{TEXT}{lines}\n"));
         self.refused("bad.toml", &[], 2, parts);

@@ -68,7 +68,7 @@ impl Launcher {
         train(self.folder(), run, more)
     }
 
-    /// The same, or by `ranks` ranks.
+    /// The run by `ranks` ranks, or without a launcher by a single one.
     pub fn run(&self, ranks: usize, run: &str, more: &[&str]) -> Command {
         if ranks == 1 { self.alone(run, more) } else { self.launch(ranks, run, more) }
     }

@@ -79,7 +79,8 @@ pub fn write(folder: &Path, task: &str) -> PathBuf {
     path
 }
 
-/// As [`write`] for `clm`, with rows of 150 steps of 3 (see [`SPIKE`]), of which those of step 140 alone have tokens above 19.
+/// Writes the run of [`write`] for `clm` with rows of 150 steps of 3 (see [`SPIKE`]), of which only
+/// those of step 140 have tokens above 19.
 #[allow(dead_code)]
 pub fn write_with_a_spike(folder: &Path) {
     let row = |i: usize| {
@@ -113,9 +114,10 @@ pub fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()) {
         let target = to.join(entry.file_name().unwrap());
-        match entry.is_dir() {
-            true => copy(&entry, &target),
-            false => assert!(std::fs::copy(&entry, &target).is_ok()),
+        if entry.is_dir() {
+            copy(&entry, &target);
+        } else {
+            assert!(std::fs::copy(&entry, &target).is_ok());
         }
     }
 }

@@ -125,7 +125,7 @@ fn beside_the_cpu(folder: &std::path::Path, name: &str, settings: &[&str], limit
     assert!(apart < limit, "{name}: {apart}");
 }
 
-/// Those without a kernel compute their formula in place.
+/// Optimizers without a kernel compute their formula in place.
 #[test]
 fn every_optimizer_is_captured() {
     let folder = prepare("clm");

@@ -54,7 +54,8 @@ fn prepare(task: &str) -> tempfile::TempDir {
     prepare_with(task, None, &[])
 }
 
-/// As [`prepare`], with other rows of data and settings of the model.
+/// A folder with a config for `task`, like that of [`prepare`], with other rows of data and
+/// settings of the model.
 fn prepare_with(task: &str, data: Option<&str>, model: &[String]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), task);
@@ -121,7 +122,7 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
     apart_of_any(a, b)
 }
 
-/// As [`apart`], of however few figures.
+/// The largest relative difference between figures, however few they are.
 #[track_caller]
 fn apart_of_any(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());

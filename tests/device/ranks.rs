@@ -207,7 +207,7 @@ fn nccl_of_one_rank_gives_back_what_it_gets() {
         large: Param<Tensor<2>>,
         without: Param<Tensor<1>>,
         last: Param<Tensor<3>>,
-        /// The same parameter.
+        /// The parameter of `first` once more.
         first_again: Param<Tensor<1>>,
     }
     struct Read(GradientsParams, Vec<Option<Vec<f32>>>);

@@ -72,9 +72,8 @@ fn kind(of: &str) -> String {
 
 /// `QuestionAnswering` as `question-answering`.
 fn kebab(name: &str) -> String {
-    let parts = name.char_indices().map(|(at, c)| match c.is_uppercase() && at > 0 {
-        true => format!("-{}", c.to_lowercase()),
-        false => c.to_lowercase().to_string(),
+    let parts = name.char_indices().map(|(at, c)| {
+        if c.is_uppercase() && at > 0 { format!("-{}", c.to_lowercase()) } else { c.to_lowercase().to_string() }
     });
     parts.collect()
 }
@@ -149,9 +148,10 @@ impl Sources {
         }
         let (mut tables, mut keys) = (Vec::new(), Vec::new());
         for field in fields.iter().filter(|field| !field.skipped) {
-            match self.structs.contains_key(&field.kind) {
-                true => tables.push(field),
-                false => keys.push(field),
+            if self.structs.contains_key(&field.kind) {
+                tables.push(field);
+            } else {
+                keys.push(field);
             }
         }
         if !rest.is_empty() {
@@ -223,10 +223,12 @@ fn wrapped(text: &str, indent: usize) -> String {
     lines[0] += &" ".repeat(lead);
     for word in text.split_whitespace() {
         let line = lines.last_mut().unwrap();
-        match line.trim().is_empty() {
-            true => *line += word,
-            false if line.chars().count() + 1 + word.chars().count() <= 110 => *line += &format!(" {word}"),
-            false => lines.push(format!("{}{word}", " ".repeat(indent))),
+        if line.trim().is_empty() {
+            *line += word;
+        } else if line.chars().count() + 1 + word.chars().count() <= 110 {
+            *line += &format!(" {word}");
+        } else {
+            lines.push(format!("{}{word}", " ".repeat(indent)));
         }
     }
     lines.join("\n")

@@ -10,7 +10,7 @@ use serde::Deserialize;
 const CHAPTER: &str = "src/guide/other_files.md";
 const PEERS: &str = include_str!("../fixtures/peers.json");
 
-/// What one library defines.
+/// Names that one library defines in a kind of file.
 #[derive(Deserialize)]
 struct Peer {
     /// Name and version: `peft 0.21.0`.
@@ -19,7 +19,7 @@ struct Peer {
     names: Vec<String>,
 }
 
-/// What the libraries define, by the file of [`kiln::guide::other_files_tables`].
+/// Names that the libraries define, by the file of [`kiln::guide::other_files_tables`].
 fn peers() -> BTreeMap<String, Peer> {
     serde_json::from_str(PEERS).expect("peers.json is a map from a file to its names")
 }
@@ -69,7 +69,7 @@ fn the_chapter_shows_the_tables() {
     assert!(text == wanted, "{CHAPTER} is stale: KILN_WRITE_DOCS=1 cargo test --test library other_files writes it");
 }
 
-/// What changes the logits of transformers is honoured by Kiln, or refused by its name.
+/// Kiln honours each field that changes the logits of transformers, or refuses it by its name.
 #[test]
 fn no_field_of_a_config_that_changes_logits_is_passed_over() {
     let found = include_str!("../fixtures/config_fields.json");

@@ -52,7 +52,7 @@ fn run(folder: &Path, task: &str, name: &str, at: usize, times: usize) -> kiln::
     run_with("exact", folder, task, name, at, times)
 }
 
-/// As [`run`], with `trainer.accumulation`.
+/// Trains like [`run`], with a value for `trainer.accumulation`.
 fn run_with(
     accumulation: &str,
     folder: &Path,
@@ -203,10 +203,12 @@ fn an_abort_without_memory_is_a_lack_of_memory() {
             assert!(child.try_wait().unwrap().is_none(), "it has ended");
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        let script = match lacks_memory {
-            true => format!("prlimit --pid {0} --as=1000000 && kill -ABRT {0}", child.id()),
-            false if signal == 6 => format!("kill -ABRT {}", child.id()),
-            false => format!("kill -SEGV {0} && sleep 1 && kill -SEGV {0}", child.id()),
+        let script = if lacks_memory {
+            format!("prlimit --pid {0} --as=1000000 && kill -ABRT {0}", child.id())
+        } else if signal == 6 {
+            format!("kill -ABRT {}", child.id())
+        } else {
+            format!("kill -SEGV {0} && sleep 1 && kill -SEGV {0}", child.id())
         };
         assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
         let output = child.wait_with_output().unwrap();

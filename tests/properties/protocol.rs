@@ -74,10 +74,8 @@ proptest! {
         let place = tempfile::tempdir().unwrap();
         std::fs::create_dir(place.path().join("here")).unwrap();
         let here = place.path().join("here");
-        let line = |text: &str, edits| match is_right {
-            true => text.as_bytes().to_vec(),
-            false => edited(text.as_bytes(), edits),
-        };
+        let line =
+            |text: &str, edits| if is_right { text.as_bytes().to_vec() } else { edited(text.as_bytes(), edits) };
         std::fs::write(here.join("hello"), line(HELLO, &hello)).unwrap();
         std::fs::write(here.join("turn"), edited(TURN.as_bytes(), &turn)).unwrap();
         let script = here.join("peer.sh");

@@ -116,10 +116,7 @@ proptest! {
     fn rows_of_ids(edits in edits(), task in prop::sample::select(&Task::ALL[..]), is_array in any::<bool>()) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.jsonl");
-        let text = match is_array {
-            true => format!("[{}]", IDS.trim_end().replace('\n', ",\n")),
-            false => IDS.to_owned(),
-        };
+        let text = if is_array { format!("[{}]", IDS.trim_end().replace('\n', ",\n")) } else { IDS.to_owned() };
         std::fs::write(&path, edited(text.as_bytes(), &edits)).unwrap();
         said(TokenizedData::open(&folder.path().join("cache"), &[path], task, &mut |_| ControlFlow::Continue(())))?;
     }

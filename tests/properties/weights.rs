@@ -144,10 +144,7 @@ proptest! {
 
     #[test]
     fn pickles(edits in edits(), inside in any::<bool>()) {
-        let bytes = match inside {
-            true => pytorch(&edited(&pickle(), &edits)),
-            false => edited(&pytorch(&pickle()), &edits),
-        };
+        let bytes = if inside { pytorch(&edited(&pickle(), &edits)) } else { edited(&pytorch(&pickle()), &edits) };
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("pytorch_model.bin"), bytes).unwrap();
         prop_assert!(!loads(folder.path())?, "two tensors are no model");

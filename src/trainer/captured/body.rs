@@ -45,7 +45,7 @@ pub(super) struct Body<T: TrainingTask> {
 pub(super) struct Totals {
     /// `[1]`
     loss: Tensor<1>,
-    /// Of every parameter that has a gradient; made when the first comes.
+    /// Sum of the gradients of each parameter that has one; made when its first gradient comes.
     grads: RefCell<GradientsParams>,
     /// The factors of the sums so far and of a new value, `[2]`: 1 where it counts, else 0.
     by: Tensor<1>,
@@ -159,10 +159,8 @@ impl<T: TrainingTask> Body<T> {
         let [loss_by, grads_by] = pair(&self.of_update);
         let sum_norm = global_norm(&self.model, grads, self.compute.ops());
         // Without f16 never, but the update still waits for the norm, and thus for all that reads the weights of before.
-        let skipped = match self.skips {
-            true => sum_norm.clone().is_finite().bool_not(),
-            false => sum_norm.clone().lower_elem(0.0),
-        };
+        let skipped =
+            if self.skips { sum_norm.clone().is_finite().bool_not() } else { sum_norm.clone().lower_elem(0.0) };
         let (scale, grad_norm) = scale_and_norm_by(sum_norm, grads_by, self.clip);
         let written = self.update.apply(&self.model, grads, &scale, &skipped);
         Output { loss: loss * loss_by, grad_norm, skipped: skipped.float(), _written: written }

@@ -149,12 +149,11 @@ impl<T: TrainingTask> CapturedSteps<T> {
             self.forget();
         }
         let Body { model, totals, .. } = &*self.body;
-        let (grads, loss) = match has_any {
-            true => {
-                let (grads, loss) = totals.shared(model);
-                (grads, Some(loss))
-            }
-            false => (GradientsParams::new(), None),
+        let (grads, loss) = if has_any {
+            let (grads, loss) = totals.shared(model);
+            (grads, Some(loss))
+        } else {
+            (GradientsParams::new(), None)
         };
         let (grads, loss) = sum_gradients(&self.world, model, grads, loss, &self.device)?;
         self.written.extend(totals.replace(model, grads, loss));
@@ -164,7 +163,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
     /// The update by the totals, unless the step is an outlier.
     ///
     /// # Errors
-    /// Those of [`TrainState::outlier`].
+    /// An error of the device or of MPI while the step is judged as an outlier or not.
     fn update_by_totals(&mut self, state: &mut TrainState<T::Model>, totals: step::Totals) -> Result<Updated> {
         self.tell_divisor(totals, state.scaler.as_ref());
         if state.outliers.is_some() {
@@ -381,9 +380,10 @@ impl<B: TensorTree, T: 'static> ByShape<B, T> {
         let _written = idle();
         let recorded = Recorded::new(device, compute(batch.clone()));
         let seconds = started.elapsed().as_secs_f64();
-        let how = match recorded.graph.is_hardware() {
-            true => "captured",
-            false => "could not be captured, so it is computed anew every time",
+        let how = if recorded.graph.is_hardware() {
+            "captured"
+        } else {
+            "could not be captured, so it is computed anew every time"
         };
         self.recordings.push((batch.clone(), recorded));
         let notice = format!("the step for batches of {dims} is {how} ({seconds:.1} s)");

@@ -73,8 +73,9 @@ pub struct State {
     pub kiln_version: String,
     /// Optimizer steps made.
     pub step: u64,
-    /// Those of them that are not steps of the schedule: it counts those that so many examples are in batches of the present
-    /// size, and this is not 0 where the run was continued with another global batch. Negative where there are fewer.
+    /// Optimizer steps made beyond those of the learning-rate schedule, which counts the steps that
+    /// as many examples take in batches of the present size. It differs from 0 where the run was
+    /// continued with another global batch, and is negative where fewer steps were made.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub steps_ahead: i64,
     /// Examples seen.
@@ -248,9 +249,10 @@ impl Checkpoint {
         let own = listed.iter().find(|(_, listed)| same(listed, path)).map(|(_, own)| own.as_path());
         let Some(found) = own.or_else(|| Some(path).filter(|path| is_free && path.join(STATE).is_file())) else {
             let steps = listed.iter().map(|(step, _)| name(*step)).collect::<Vec<_>>().join(", ");
-            let has = match steps.is_empty() {
-                true => "it has none".into(),
-                false => format!("it has {steps}, and --resume alone continues from the newest"),
+            let has = if steps.is_empty() {
+                "it has none".into()
+            } else {
+                format!("it has {steps}, and --resume alone continues from the newest")
             };
             return Err(at(Error::config(format!(
                 "expected a checkpoint of this run, in {}, got {}",
@@ -268,9 +270,10 @@ impl Checkpoint {
             return Err(unusable("the checkpoint is suspect: a fault may have spoiled it"));
         }
         let checkpoint = Self::open(found).map_err(at)?;
-        match checkpoint.state.only_model {
-            true => Err(unusable(&format!("the checkpoint has {ONLY_MODEL}"))),
-            false => Ok(checkpoint),
+        if checkpoint.state.only_model {
+            Err(unusable(&format!("the checkpoint has {ONLY_MODEL}")))
+        } else {
+            Ok(checkpoint)
         }
     }
 

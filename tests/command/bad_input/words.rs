@@ -1,5 +1,5 @@
-//! What libraries say of a file that they cannot read reaches nobody as they say it: each message names the file and what was
-//! expected in Kiln's own words, whichever library read it.
+//! Errors of libraries about a file that they cannot read reach no user in their wording: each
+//! message names the file and what was expected in Kiln's own words, whichever library read it.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -61,7 +61,8 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// What is wrong with the answer of `command` to the file `name`, which cannot be used; none where it is in order.
+/// The fault in the answer of `command` to the file `name`, which cannot be used; none where the
+/// answer is in order.
 fn failure(command: &mut Command, name: &str) -> Option<String> {
     let output = command.output().unwrap();
     let said = text(&output);

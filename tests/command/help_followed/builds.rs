@@ -40,7 +40,7 @@ fn features(package: Option<&str>) -> BTreeSet<String> {
     all
 }
 
-/// What is wrong with `cargo ARGS`, given its words after `cargo`; none where cargo would take it.
+/// The fault of `cargo ARGS`, given its words after `cargo`; none where cargo would take it.
 fn fault(words: &[&str]) -> Option<String> {
     let aliases = &table(".cargo/config.toml")["alias"];
     let (command, rest) = words.split_first()?;
@@ -99,9 +99,10 @@ fn told(text: &str) -> Vec<String> {
             is_block = !is_block;
             continue;
         }
-        let spans: Vec<&str> = match is_block {
-            true => vec![line.split(" #").next().unwrap_or_default()],
-            false => line.split('`').skip(1).step_by(2).collect(),
+        let spans: Vec<&str> = if is_block {
+            vec![line.split(" #").next().unwrap_or_default()]
+        } else {
+            line.split('`').skip(1).step_by(2).collect()
         };
         // Variables of the environment stand before the command.
         let commands = spans.into_iter().filter_map(|span| {

@@ -18,7 +18,7 @@ mod models;
 mod ranks;
 mod runs;
 
-/// What a user does to the config, the files, the command or the environment.
+/// A change that a user makes to the config, the files, the command or the environment.
 #[derive(Clone, Copy)]
 enum Do {
     /// Sets `section.key` to a value of TOML.
@@ -136,9 +136,10 @@ fn apply(folder: &Path, change: &Do) {
         }
         Remove(name) => {
             let path = folder.join(name);
-            match path.is_dir() {
-                true => std::fs::remove_dir_all(path).unwrap(),
-                false => std::fs::remove_file(path).unwrap(),
+            if path.is_dir() {
+                std::fs::remove_dir_all(path).unwrap();
+            } else {
+                std::fs::remove_file(path).unwrap();
             }
         }
         Run(args) => {
@@ -165,16 +166,17 @@ fn command(folder: &Path, changes: &[Do]) -> Command {
     }
     for change in changes {
         if let Env(name, value) = change {
-            match value.is_empty() {
-                true => command.env_remove(name),
-                false => command.env(name, value),
-            };
+            if value.is_empty() {
+                command.env_remove(name);
+            } else {
+                command.env(name, value);
+            }
         }
     }
     command
 }
 
-/// What does not go as the case says; none where all does.
+/// The output of a case that does not go as it says; none where it does.
 fn failure(case: &Case) -> Option<String> {
     let folder = folder(case.base);
     let folder = folder.path();
@@ -196,7 +198,7 @@ fn failure(case: &Case) -> Option<String> {
     (!goes_on).then(|| format!("{first}\nand after the advice\n{}", text(&output)))
 }
 
-/// What is done first, and then `more`.
+/// The changes of `first`, then those of `more`.
 fn joined(first: &[Do], more: &[Do]) -> &'static [Do] {
     Box::leak([first, more].concat().into_boxed_slice())
 }
