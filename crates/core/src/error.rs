@@ -164,7 +164,7 @@ impl Error {
         }
     }
 
-    /// The same failure as another kind.
+    /// This error with `kind` in place of its own kind.
     #[must_use]
     pub fn into_kind(self, kind: ErrorKind) -> Self {
         Self { kind, ..self }
@@ -291,9 +291,8 @@ fn replaced(text: &str, is_replaced: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.contains(&is_replaced) {
         return text.into();
     }
-    let escape = |character: char| match is_replaced(character) {
-        true => format!("\\u{:04x}", u32::from(character)),
-        false => character.into(),
+    let escape = |character: char| {
+        if is_replaced(character) { format!("\\u{:04x}", u32::from(character)) } else { character.into() }
     };
     text.chars().map(escape).collect::<String>().into()
 }

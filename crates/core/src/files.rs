@@ -39,9 +39,10 @@ fn reading<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
 /// # Errors
 /// The operating system's; anything but a regular file.
 pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
-    match std::fs::metadata(path)?.is_file() {
-        true => reading(|| std::fs::read(path)),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file")),
+    if std::fs::metadata(path)?.is_file() {
+        reading(|| std::fs::read(path))
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file"))
     }
 }
 
@@ -68,7 +69,7 @@ pub fn utf16(offset: usize, byte: u8) -> Option<&'static str> {
 /// [`read_regular`] of text.
 ///
 /// # Errors
-/// As there, and text that is not UTF-8.
+/// An error of the operating system; anything but a regular file; text that is not UTF-8.
 pub fn read_regular_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read_regular(path)?)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
@@ -85,9 +86,9 @@ pub fn read_error(path: &Path, error: &io::Error) -> Error {
 /// A kind of file that is no text, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileKind {
-    /// What it is.
+    /// The kind in words, for messages.
     pub what: &'static str,
-    /// What to do with it.
+    /// The advice for a file of this kind.
     pub help: &'static str,
 }
 
@@ -186,7 +187,7 @@ impl Decoded {
     /// Opens the file at `path` at byte `at` of what it holds.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and damage before that byte.
+    /// An error of [`open`](Self::open) or of the operating system, and damage before byte `at`.
     pub fn open_at(path: &Path, at: u64) -> io::Result<Self> {
         let mut opened = Self::open(path)?;
         if opened.archive.is_some() {
@@ -302,12 +303,11 @@ pub fn read_given(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut file = File::open(path)?.take(most + 1);
     reading(|| file.read_to_end(&mut bytes))?;
-    match bytes.len() as u64 > most {
-        false => Ok(bytes),
-        true => {
-            let what = format!("it has more than {} MiB", most >> 20);
-            Err(io::Error::new(io::ErrorKind::InvalidData, what))
-        }
+    if bytes.len() as u64 > most {
+        let what = format!("it has more than {} MiB", most >> 20);
+        Err(io::Error::new(io::ErrorKind::InvalidData, what))
+    } else {
+        Ok(bytes)
     }
 }
 
@@ -315,7 +315,8 @@ pub fn read_given(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// `aside` takes it. `aside` is gone in any case.
 ///
 /// # Errors
-/// Those of `write` and `make_way`, and the operating system's; `target` is not there then, or as `make_way` left it.
+/// An error of `write`, of `make_way` or of the operating system. `target` is no incomplete folder
+/// then: it is as it was, as `make_way` left it, or whole.
 pub fn write_folder(
     aside: &Path,
     target: &Path,

@@ -1,6 +1,7 @@
-//! What the crates of [Kiln](https://docs.rs/kiln) share, and none of it knows tensors or training: [errors](error) with their exit
-//! codes, [`files`] that are written whole, [records](metrics) of metrics, seeds, signals, processes, facts about the
-//! machine, [tables of names](names) that other programs write, and the [configurations of models](model_config).
+//! Foundations of the crates of [Kiln](https://docs.rs/kiln), without tensors and training:
+//! [errors](error) with their exit codes, [`files`] that are written whole, [records](metrics) of
+//! metrics, seeds, signals, processes, facts about the machine, [tables of names](names) that other
+//! programs write, and the [configurations of models](model_config).
 //!
 //! ```
 //! use kiln_core::model_config::{ModelConfig, ModelType};

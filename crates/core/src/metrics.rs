@@ -174,7 +174,8 @@ fn decimal(real: f64) -> String {
     if text.contains('.') || !real.is_finite() { text } else { format!("{text}.0") }
 }
 
-/// As an object. No JSON has NaN or an infinity: they are the texts "NaN", "Infinity" and "-Infinity".
+/// Serializes the record as a JSON object. JSON has no NaN and no infinity: they are the texts
+/// "NaN", "Infinity" and "-Infinity".
 impl Serialize for Record {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         serializer.collect_map(self.fields().map(|(name, value)| {

@@ -723,9 +723,10 @@ impl Gpt2Config {
 
     /// The factor of the scores.
     pub fn scale(&self) -> f64 {
-        match self.scale_attn_weights && self.variant == Gpt2Variant::Gpt2 {
-            true => 1.0 / ((self.n_embd / self.n_head) as f64).sqrt(),
-            false => 1.0,
+        if self.scale_attn_weights && self.variant == Gpt2Variant::Gpt2 {
+            1.0 / ((self.n_embd / self.n_head) as f64).sqrt()
+        } else {
+            1.0
         }
     }
 

@@ -8,7 +8,7 @@ use crate::words::shortened;
 /// The result of a check; the error is a message that begins with the name.
 type Checked<T> = Result<T, String>;
 
-/// What Kiln does with a name of a file that another program wrote.
+/// The treatment of a name in a file that another program wrote.
 #[derive(Debug, Clone, Copy)]
 pub enum Treatment {
     /// Kiln does what the value says.
@@ -30,11 +30,11 @@ pub enum Treatment {
 pub struct Name {
     /// The name, by the other program's spelling.
     pub name: &'static str,
-    /// What Kiln does with it.
+    /// The treatment of the name.
     pub treatment: Treatment,
     /// The reason, for messages and the guide: a clause without a full stop.
     pub why: &'static str,
-    /// What to do about a name that is refused, where that depends on the name.
+    /// The advice for a name that is refused, where it depends on the name.
     pub help: Option<&'static str>,
 }
 
@@ -89,7 +89,7 @@ impl Name {
     }
 }
 
-/// What Kiln does with a name that is in no table.
+/// The treatment of a name that is in no table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unknown {
     /// It says in one line that it does not follow the name.
@@ -98,7 +98,7 @@ pub enum Unknown {
     Refused,
 }
 
-/// What a table says of a name with its value.
+/// The answer of a table for a name with its value.
 #[derive(Debug, Clone, Copy)]
 pub enum Answer {
     /// Kiln follows the value, or the value changes nothing.
@@ -120,7 +120,7 @@ pub struct NameTable {
     pub source: &'static str,
     /// Every name.
     pub names: &'static [Name],
-    /// What happens to a name that is not among them.
+    /// The treatment of a name that is missing from `names`.
     pub unknown: Unknown,
 }
 
@@ -130,7 +130,7 @@ impl NameTable {
         self.names.iter().find(|entry| entry.name == name)
     }
 
-    /// What happens to the name `name` with `value`. Null counts as not set.
+    /// The treatment of the name `name` with `value`. Null counts as not set.
     pub fn answer(&self, name: &str, value: &Value) -> Answer {
         let Some(entry) = self.get(name) else { return Answer::Unknown };
         match entry.treatment {
@@ -154,7 +154,8 @@ impl NameTable {
     /// Checks the name `name` with `value`, and returns the line that has to be told, if there is one.
     ///
     /// # Errors
-    /// As [`check`](Self::check).
+    /// A name or value that Kiln refuses. The message begins with the name; the caller puts the
+    /// path before it.
     pub fn check_one(&self, name: &str, value: &Value) -> Checked<Option<String>> {
         match self.answer(name, value) {
             Answer::Taken => Ok(None),

@@ -65,10 +65,11 @@ impl Child {
         Self::spawn(command, said, false)
     }
 
-    /// The same for a program that is no kiln, or is yet to show that it is one.
+    /// Starts `command`, a program that is no kiln, or is yet to show that it is one. Its messages
+    /// for people go to the file `said`; its stdout is as `command` sets it.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// A program that cannot be started; a file `said` that cannot be created.
     pub fn start_foreign(command: &mut Command, said: &Path) -> Result<Self> {
         command.env_remove(CHILD);
         #[cfg(unix)]
@@ -82,7 +83,7 @@ impl Child {
     /// the file `said` besides. Signals that a terminal sends reach this process alone, which passes them on.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// A program that cannot be started; a file `said` that cannot be created.
     pub fn start_aloud(command: &mut Command, said: &Path) -> Result<Self> {
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(command, 0);

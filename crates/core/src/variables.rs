@@ -16,7 +16,7 @@ pub fn expand(path: &str) -> Result<PathBuf> {
 /// [`expand`] for what may also be an id or an address of the Hub.
 ///
 /// # Errors
-/// As [`expand`].
+/// An unset variable without a default, an unclosed `${`, no home folder.
 pub fn expand_text(path: &str) -> Result<String> {
     expand_with(path, &|name| std::env::var(name).ok())
 }
@@ -24,7 +24,7 @@ pub fn expand_text(path: &str) -> Result<String> {
 /// [`expand_text`] with `variable` in place of the environment.
 ///
 /// # Errors
-/// As [`expand`].
+/// An unset variable without a default, an unclosed `${`, no home folder.
 pub fn expand_with(path: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<String> {
     let mut expanded = String::new();
     let mut rest = path;

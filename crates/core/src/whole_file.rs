@@ -43,10 +43,11 @@ impl WholeFile {
         Self::begin(path, false)
     }
 
-    /// As [`create`](Self::create), where nothing may be lost.
+    /// Begins to write a new file at `path`: a regular file there is never replaced.
     ///
     /// # Errors
-    /// As there; `AlreadyExists` for a regular file at `path`.
+    /// A folder at `path`; `AlreadyExists` for a regular file there; a file that may not be
+    /// written; an error of the operating system.
     pub fn create_new(path: &Path) -> io::Result<Self> {
         Self::begin(path, true)
     }
@@ -136,7 +137,7 @@ impl Write for WholeFile {
 /// Writes `bytes` as the whole content of the file at `path`.
 ///
 /// # Errors
-/// Those of [`WholeFile`].
+/// A folder at `path`, a file there that may not be written, and errors of the operating system.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = WholeFile::create(path)?;
     file.write_all(bytes)?;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// What is wrong with a text that is no JSON, or with JSON that is no such value: `line 3, column 5: ..`, without a place where the
-/// value was in memory.
+/// The fault of a text that is no JSON, or of JSON that is no such value: `line 3, column 5: ..`,
+/// without a place where the value was in memory.
 pub fn json_words(error: &serde_json::Error) -> String {
     let words = json_words_in_line(error);
     match (error.line(), error.column()) {

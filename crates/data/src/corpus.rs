@@ -75,7 +75,8 @@ impl Corpus {
     /// The text files that `patterns` name.
     ///
     /// # Errors
-    /// As [`paths::resolve`]; files that are tables; files that are all empty or blank.
+    /// Patterns that [`paths::resolve`] refuses; files that are tables; files that are all empty or
+    /// blank.
     pub fn open(patterns: &[String], documents: Documents) -> Result<Self> {
         let documents = match documents {
             Documents::File => Kind::File,
@@ -113,7 +114,8 @@ impl Corpus {
         Ok(corpus)
     }
 
-    /// The same documents, each followed by end-of-text or not. Otherwise files and lines are, and rows of a table are not.
+    /// Sets whether end-of-text follows each document. By default it follows files and lines, and
+    /// does not follow rows of a table.
     #[must_use]
     pub fn with_ends(self, marks_ends: bool) -> Self {
         Self { marks_ends, ..self }

@@ -39,7 +39,7 @@ pub enum LabelRule {
     Values,
     /// One class id for each word.
     Tags(LabelNames),
-    /// Of every label, whether it is among those of the row.
+    /// Multi-label targets: for each label, whether the row has it.
     Several(LabelNames),
     /// The number of the right choice.
     Choice,
@@ -48,7 +48,7 @@ pub enum LabelRule {
 /// How the label column of a table is read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelReader {
-    /// What labels become.
+    /// The rule that turns a cell into a label.
     pub rule: LabelRule,
     /// Whether a row without a label is left out, and a word without one ignored; else it is an error.
     pub skip_unlabeled: bool,
@@ -58,7 +58,8 @@ impl LabelReader {
     /// The label of a row; none where the row is left out.
     ///
     /// # Errors
-    /// As [`LabelRule::apply`], and a row or a word without a label where it is not left out.
+    /// A label that [`LabelRule::apply`] refuses; where `skip_unlabeled` is not set, a row or a
+    /// word without a label.
     pub fn read(&self, cell: Option<&Cell>) -> Result<Option<Label>> {
         let label = self.rule.apply(cell)?;
         if self.skip_unlabeled {
@@ -109,9 +110,9 @@ pub struct SeenLabels {
     respelled: Option<(Place, String)>,
 }
 
-/// What a cell says as a label, in whatever format it stands.
+/// A cell read as a label, whatever the format of its file.
 struct Reading {
-    /// The same text for whatever means the same.
+    /// One text for all spellings of a value: `1` for `1`, `01` and `1.0`.
     key: String,
     kind: Kind,
 }
@@ -290,7 +291,8 @@ impl LabelNames {
     /// The names in a model's configuration; none when it has no `id2label`.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and an `id2label` whose ids are not `0, 1, 2, ...`.
+    /// Fewer than two names, two that mean the same, and an `id2label` whose ids are not
+    /// `0, 1, 2, ...`.
     pub fn of_model(labels: &Labels) -> Result<Option<Self>> {
         if labels.id2label.is_none() {
             return Ok(None);
@@ -308,7 +310,7 @@ impl LabelNames {
         others.iter().find(|other| !self.ids.contains_key(&Reading::of_text(other.trim()).0))
     }
 
-    /// As the `config.json` of a model for `task` keeps them.
+    /// The names as the `config.json` of a model for `task` keeps them.
     pub fn to_model(&self, task: Task) -> Labels {
         let ids = || self.names.iter().enumerate();
         Labels {
@@ -418,7 +420,9 @@ impl SeenLabels {
     /// sorts them. Labels that say that there is none are passed over where `skip_unlabeled` is set.
     ///
     /// # Errors
-    /// As [`LabelNames::new`]; a value that is no class; booleans and numbers in one column; a row without a label.
+    /// Fewer than two names, more than [`MAX_CLASSES`], or two that mean the same; a value that is
+    /// no class; booleans and numbers in one column; where `skip_unlabeled` is not set, a row or a
+    /// word without a label.
     pub fn names(&self, skip_unlabeled: bool) -> Result<LabelNames> {
         if let Some((place, cell)) = &self.refused {
             return Err(not_a_class(cell).at(place));
@@ -446,7 +450,7 @@ impl SeenLabels {
         LabelNames::new(names).map(|names| LabelNames { accepts_ids: false, ..names })
     }
 
-    /// What a reader should know of the labels, a sentence each.
+    /// Remarks on the labels for the user, one sentence each.
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
         if let Some((place, text)) = &self.blanks {

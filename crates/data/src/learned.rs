@@ -16,7 +16,8 @@ const KIND: Kind = Kind { magic: b"KILNBPE1", name: "learned tokenizer", extensi
 /// [`Tokenizer::train_bpe`], or what it gave for the same text, size and seed before, from the cache in `folder`.
 ///
 /// # Errors
-/// As there; text that changes meanwhile; a cache that cannot be written; a signal.
+/// Text that cannot be read or changes meanwhile; a `vocab_size` below 257; a cache that cannot be
+/// written; a signal.
 pub fn learned_bpe(folder: &Path, corpus: &Corpus, vocab_size: usize, seed: u64) -> Result<Tokenizer> {
     let sources = Sources::of(corpus.files())?;
     let key = key(corpus, vocab_size, seed)?;

@@ -205,9 +205,10 @@ impl<E: Fingerprint, B> Source<E, B> {
             examples: (end - position.index) as usize,
             epoch_progress: position.epoch as f64 + end as f64 / usable as f64,
             last_in_epoch,
-            position_after: match last_in_epoch {
-                true => Position { epoch: position.epoch + 1, index: 0 },
-                false => Position { index: end, ..position },
+            position_after: if last_in_epoch {
+                Position { epoch: position.epoch + 1, index: 0 }
+            } else {
+                Position { index: end, ..position }
             },
         }))
     }

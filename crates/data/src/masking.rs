@@ -18,10 +18,10 @@ use super::tokenizer::Tokenizer;
 use super::{Dataset, Example, Label};
 use crate::IGNORED;
 
-/// Of the tokens to predict, this share becomes the mask token.
+/// Share of the tokens to predict that become the mask token.
 const MASK_SHARE: f64 = 0.8;
 
-/// And this share a random token.
+/// Share of the tokens to predict that become a random token.
 const RANDOM_SHARE: f64 = 0.1;
 
 /// Masks the tokens of one tokenizer.

@@ -33,10 +33,7 @@ pub fn resolve(patterns: &[String], format: DataFormat) -> Result<Vec<PathBuf>> 
             }
         }
     }
-    match files.is_empty() {
-        true => Err(Error::config("expected at least one file, got an empty list")),
-        false => Ok(files),
-    }
+    if files.is_empty() { Err(Error::config("expected at least one file, got an empty list")) } else { Ok(files) }
 }
 
 fn matching(pattern: &str, format: DataFormat) -> Result<Vec<PathBuf>> {
@@ -80,10 +77,11 @@ fn matching(pattern: &str, format: DataFormat) -> Result<Vec<PathBuf>> {
     files.sort();
     // `**/**` comes to a file in several ways.
     files.dedup();
-    match files.is_empty() {
-        true => Err(Error::config(format!("{shown}: the glob matches no file"))
-            .help("paths are relative to where kiln is started; `**` matches folders of any depth")),
-        false => Ok(files),
+    if files.is_empty() {
+        Err(Error::config(format!("{shown}: the glob matches no file"))
+            .help("paths are relative to where kiln is started; `**` matches folders of any depth"))
+    } else {
+        Ok(files)
     }
 }
 
@@ -94,9 +92,10 @@ fn matching(pattern: &str, format: DataFormat) -> Result<Vec<PathBuf>> {
 /// A folder with files of several formats.
 pub fn format_of(path: &Path, is_answering: bool) -> Result<Option<DataFormat>> {
     let mut all = Vec::new();
-    match path.is_dir() {
-        true => visible(path, &mut all)?,
-        false => all.push(path.to_path_buf()),
+    if path.is_dir() {
+        visible(path, &mut all)?;
+    } else {
+        all.push(path.to_path_buf());
     }
     let endings = all.iter().filter_map(|file| ending(file)).collect::<BTreeSet<_>>();
     let format = |ending: &String| match ending.as_str() {

@@ -92,7 +92,8 @@ impl Scan {
     /// Hands the rows of `table` to `write` in groups of about [`GROUP_BYTES`], and tells of the bytes done after each.
     ///
     /// # Errors
-    /// Those of `write`; a row that cannot be read; rows that are not those of the first reading; an interruption.
+    /// An error of `write`; a row that cannot be read; rows that differ from those of the first
+    /// reading; an interruption.
     pub(super) fn write_groups(
         &self,
         table: &Table,
@@ -118,10 +119,7 @@ impl Scan {
         }
         flush(&mut group, bytes)?;
         // Labels were settled by the first reading, and the key is made of it.
-        match <[u8; 32]>::from(hash.finalize()) == self.hash {
-            true => Ok(()),
-            false => Err(changed(&table.files()[0])),
-        }
+        if <[u8; 32]>::from(hash.finalize()) == self.hash { Ok(()) } else { Err(changed(&table.files()[0])) }
     }
 }
 

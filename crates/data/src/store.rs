@@ -79,7 +79,8 @@ impl Format {
     /// `progress` is told about it and may interrupt.
     ///
     /// # Errors
-    /// Those of `fill`; a cache that cannot be written; an interruption. Nothing is kept then.
+    /// An error of `fill`; a cache that cannot be written; an interruption. The cache then keeps
+    /// nothing.
     pub fn build_or_open(
         &self,
         folder: &Path,
@@ -95,7 +96,7 @@ impl Format {
     /// Examples that `fill` writes to a file that goes away with them.
     ///
     /// # Errors
-    /// Those of `fill`; the operating system's; an interruption.
+    /// An error of `fill` or of the operating system; an interruption.
     pub fn temporary(
         &self,
         progress: &mut OnProgress<'_>,
@@ -310,7 +311,7 @@ impl Store {
         self.numbers(column, self.bounds(column, index), convert)
     }
 
-    /// As [`list`](Self::list); none for an empty list.
+    /// List `index` of `column`, as `convert` makes its numbers; none for an empty list.
     pub fn some_list<T>(&self, column: Column, index: usize, convert: impl Fn(i64) -> T) -> Option<Vec<T>> {
         Some(self.list(column, index, convert)).filter(|list| !list.is_empty())
     }

@@ -19,11 +19,11 @@ pub struct Subset<E: Fingerprint = Example> {
 
 /// Which examples a subset has.
 enum Examples {
-    /// Those of a range.
+    /// The examples in a range.
     Range(Range<usize>),
-    /// Those of a range of a permutation with this seed.
+    /// The examples in a range of a permutation with this seed.
     Shuffled(Range<usize>, u64),
-    /// Those at these indices.
+    /// The examples at these indices.
     At(Vec<usize>),
 }
 

@@ -41,10 +41,11 @@ impl TextChunks {
         Self::open_at(path, max_bytes, 0)
     }
 
-    /// As [`open`](Self::open), from byte `offset` of the text, at which a chunk of that size begins.
+    /// Opens `path` at byte `offset` of the text, at which a chunk begins. Chunks have at most
+    /// `max_bytes` bytes, which is at least 4 (the longest character).
     ///
     /// # Errors
-    /// As there.
+    /// A file that cannot be opened, and damage before byte `offset`.
     pub fn open_at(path: &Path, max_bytes: usize, offset: u64) -> Result<Self> {
         let file = Decoded::open_at(path, offset).map_err(|error| read_error(path, &error))?;
         let (path, offset) = (path.to_owned(), offset as usize);

@@ -30,7 +30,7 @@ pub(super) fn too_long(place: impl std::fmt::Display) -> Error {
 /// Which lines are read, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lines {
-    /// Those that are not blank, without their ends.
+    /// The lines that are not blank, without their ends.
     NotBlank,
     /// All of them, without their ends.
     All,
@@ -62,7 +62,7 @@ impl TextLines {
     /// All lines of `path`, as `load_dataset("text")` reads them: with `keeps_breaks` each has the line feed that ends it.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// A file that cannot be opened.
     pub fn all(path: &Path, keeps_breaks: bool) -> Result<Self> {
         Self::of(path, if keeps_breaks { Lines::WithBreaks } else { Lines::All })
     }

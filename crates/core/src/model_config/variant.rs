@@ -145,7 +145,7 @@ const DISTILBERT_FIELDS: &[(&str, &str)] = &[
     ("classifier_dropout", "seq_classif_dropout"),
 ];
 
-/// The same for ALBERT.
+/// `(BERT's name, ALBERT's)` of the configuration fields that differ.
 const ALBERT_FIELDS: &[(&str, &str)] = &[("classifier_dropout", "classifier_dropout_prob")];
 
 /// Starts of tensor names, BERT's and the variant's; the first that fits is replaced.
@@ -156,7 +156,8 @@ const ROBERTA_STARTS: &[(&str, &str)] = &[
     ("bert.", "roberta."),
 ];
 
-/// Those of the classification of sequences in RoBERTa and ELECTRA, whose head has a layer of its own in place of a pooler.
+/// Starts of tensor names, BERT's and the variant's, for sequence classification in RoBERTa and
+/// ELECTRA: their head has a layer of its own in place of a pooler.
 const SEQUENCE_HEAD_STARTS: &[(&str, &str)] =
     &[("bert.pooler.dense.", "classifier.dense."), ("classifier.", "classifier.out_proj.")];
 
@@ -199,7 +200,7 @@ const DISTILBERT_PARTS: &[(&str, &str)] = &[
     (".output.LayerNorm.", ".output_layer_norm."),
 ];
 
-/// The same inside the layer of ALBERT.
+/// Parts of the tensor names inside the layer of ALBERT; the first that is there is replaced.
 const ALBERT_PARTS: &[(&str, &str)] = &[
     (".attention.self.", ".attention."),
     (".attention.output.", ".attention."),
@@ -317,10 +318,7 @@ impl BertVariant {
             Self::Electra => (ELECTRA_STARTS, &[]),
             Self::Albert => (ALBERT_STARTS, ALBERT_PARTS),
         };
-        let of_head = match classifies_sequences && self.has_layer_in_head() {
-            true => SEQUENCE_HEAD_STARTS,
-            false => &[],
-        };
+        let of_head = if classifies_sequences && self.has_layer_in_head() { SEQUENCE_HEAD_STARTS } else { &[] };
         let started =
             of_head.iter().chain(starts).find_map(|(bert, own)| Some(format!("{own}{}", name.strip_prefix(bert)?)));
         let name = started.map_or(Cow::Borrowed(name.as_str()), Cow::Owned);

@@ -43,7 +43,8 @@ impl Kind {
     /// `fill` writes it first.
     ///
     /// # Errors
-    /// Those of `fill` and `open`, after which nothing is left of the entry; a cache that cannot be written; a signal.
+    /// An error of `fill` or of `open`, after which nothing is left of the entry; a cache that
+    /// cannot be written; a signal.
     pub fn build_or_open<T>(
         &self,
         folder: &Path,
@@ -77,7 +78,7 @@ impl Kind {
     /// A mapped file that nobody else sees and that goes away with the last map of it.
     ///
     /// # Errors
-    /// Those of `fill`; the operating system's; a signal.
+    /// An error of `fill` or of the operating system; a signal.
     pub fn temporary(&self, fill: impl FnOnce(&mut Body<'_>) -> Result<()>) -> Result<Mapped> {
         const KEY: Key = [0; 32];
         let io = |error: io::Error| Error::io("write a temporary file", &error);

@@ -27,7 +27,7 @@ pub fn folder() -> Result<PathBuf> {
 /// The folder of the cache that holds what is of kind `kind`, such as [`TOKENS`].
 ///
 /// # Errors
-/// As [`folder`].
+/// An environment that tells no folder for the cache.
 pub fn folder_of(kind: &str) -> Result<PathBuf> {
     Ok(folder()?.join(kind))
 }

@@ -133,12 +133,12 @@ pub static CARD_CONFIG: NameTable = NameTable {
     unknown: Unknown::Told,
 };
 
-/// What a card says of files.
+/// The configurations that a dataset card lists, with the files of their splits.
 pub(super) struct Card {
     /// Where it stands, for messages.
     shown: String,
     configs: Vec<Config>,
-    /// What is not followed, a line each.
+    /// Settings of the card that are not followed, one line each.
     told: Vec<String>,
 }
 
@@ -361,10 +361,11 @@ impl Config {
                 .help("write the files with one of them between columns, and name them in data.train"));
         }
         let wanted = if separator == "\t" { "tsv" } else { "csv" };
-        match endings == [wanted] {
-            true => Ok(()),
-            false => Err(Error::config(format!("{shown}: sep = {separator:?} is not that of data.format"))
-                .help(format!("set data.format = \"{wanted}\", and name the files in data.train"))),
+        if endings == [wanted] {
+            Ok(())
+        } else {
+            Err(Error::config(format!("{shown}: sep = {separator:?} is not that of data.format"))
+                .help(format!("set data.format = \"{wanted}\", and name the files in data.train")))
         }
     }
 }

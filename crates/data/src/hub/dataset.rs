@@ -33,7 +33,8 @@ pub fn dataset_files(pattern: &str) -> Result<Vec<PathBuf>> {
 /// [`dataset_files`] with settings of one's own.
 ///
 /// # Errors
-/// As [`dataset_files`].
+/// `Config` for an address that is none; `Data` for a dataset, revision or file that does not exist
+/// or cannot be reached; `Io` when the cache cannot be written.
 pub fn dataset_files_with(pattern: &str, settings: &HubSettings) -> Result<Vec<PathBuf>> {
     let (repo, path) = parse(pattern)?;
     let patterns = patterns_of(&path, pattern)?;

@@ -51,7 +51,9 @@ pub fn resolve(spec: &str, wanted: &Wanted) -> Result<PathBuf> {
 /// [`resolve`] with settings of one's own instead of the environment's.
 ///
 /// # Errors
-/// Those of [`resolve`].
+/// `Config` for an id that cannot be one and for bad settings; `Data` when the path, repository,
+/// revision or a file does not exist, is not accessible, cannot be reached, or when the network is
+/// off and the cache lacks it; `Io` when the cache cannot be written.
 pub fn resolve_with(spec: &str, wanted: &Wanted, settings: &HubSettings) -> Result<PathBuf> {
     let spec = &expand_text(spec)?;
     match local(spec, wanted)? {
@@ -86,12 +88,11 @@ fn local(spec: &str, wanted: &Wanted) -> Result<Option<PathBuf>> {
         };
     }
     if path.exists() {
-        return match wanted.accepts_file {
-            true => Ok(Some(path)),
-            false => {
-                Err(Error::data(format!("{} is a file, expected a folder with {}", path.display(), wanted.describe()))
-                    .help("give the folder that holds the file"))
-            }
+        return if wanted.accepts_file {
+            Ok(Some(path))
+        } else {
+            Err(Error::data(format!("{} is a file, expected a folder with {}", path.display(), wanted.describe()))
+                .help("give the folder that holds the file"))
         };
     }
     let parent_exists = path.parent().is_some_and(|parent| !parent.as_os_str().is_empty() && parent.is_dir());
@@ -223,7 +224,8 @@ pub enum Glimpse {
 /// Looks at the model that `spec` names, without its weights.
 ///
 /// # Errors
-/// Those of [`resolve`] that loading the model would end with, but for a Hub that is not to be asked or does not answer.
+/// An error with which loading the model would end too. A Hub that is not to be asked or does not
+/// answer is no error but [`Glimpse::Unknown`].
 pub fn glimpse(spec: &str, settings: &HubSettings) -> Result<Glimpse> {
     const CONFIG: Wanted =
         Wanted { what: "model", required: &["config.json"], one_of: &[], optional: &[], accepts_file: false };

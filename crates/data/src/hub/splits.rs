@@ -61,7 +61,9 @@ pub fn dataset_split(name: &str, config: Option<&str>, split: Split, endings: &[
 /// [`dataset_split`] with settings of one's own.
 ///
 /// # Errors
-/// As [`dataset_split`].
+/// `Config` for a name that is none, and a configuration that there is not or that is needed and
+/// not given; `Data` for a dataset that does not exist, has no such files, or cannot be reached;
+/// `Io` when the cache cannot be written.
 pub fn dataset_split_with(
     name: &str,
     config: Option<&str>,
@@ -128,12 +130,11 @@ pub fn dataset_split_with(
             Err(error) => return Err(error),
         };
         let listing = info.siblings.into_iter().map(|file| file.rfilename).collect::<Vec<_>>();
-        let card = match listing.iter().any(|name| name == CARD) {
-            true => {
-                session.fetch(&info.sha, CARD)?;
-                Card::read(&cached.snapshot(&info.sha).join(CARD))?
-            }
-            false => None,
+        let card = if listing.iter().any(|name| name == CARD) {
+            session.fetch(&info.sha, CARD)?;
+            Card::read(&cached.snapshot(&info.sha).join(CARD))?
+        } else {
+            None
         };
         match of_card(&listing, card.as_ref())? {
             Ok(names) => {

@@ -38,7 +38,7 @@ pub(super) struct Session<'a> {
     settings: &'a HubSettings,
     cached: &'a CachedRepo<'a>,
     agent: ureq::Agent,
-    /// Of the Hub, without user name and password.
+    /// The address of the Hub, without user name and password.
     endpoint: String,
     origin: Uri,
     /// The user's token, which is sent to the Hub and nowhere else.
@@ -300,13 +300,14 @@ impl<'a> Session<'a> {
             let Some(location) = location.filter(|_| reply.status().is_redirection()) else {
                 return Ok(reply);
             };
-            let next = match location.starts_with('/') {
-                true => parse(&format!(
+            let next = if location.starts_with('/') {
+                parse(&format!(
                     "{}://{}{location}",
                     url.scheme_str().unwrap_or("https"),
                     url.authority().map_or("", |authority| authority.as_str())
-                ))?,
-                false => parse(location)?,
+                ))?
+            } else {
+                parse(location)?
             };
             if method == Method::HEAD && !same_origin(&next, &url) {
                 return Ok(reply);

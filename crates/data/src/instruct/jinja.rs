@@ -99,9 +99,10 @@ fn filter_title(text: &str) -> String {
     let mut begins = true;
     let mut out = String::new();
     for c in text.chars() {
-        match begins {
-            true => out.extend(c.to_uppercase()),
-            false => out.extend(c.to_lowercase()),
+        if begins {
+            out.extend(c.to_uppercase());
+        } else {
+            out.extend(c.to_lowercase());
         }
         begins = is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
     }
@@ -113,7 +114,8 @@ fn words(text: &str) -> usize {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty()).count()
 }
 
-/// What `int` and `float` give where there is no number; it may be None.
+/// The result of the filters `int` and `float` for a value that is no number: their argument
+/// `default`, which may be None, or else `otherwise`.
 fn default(given: &[Value], options: &Kwargs, otherwise: Value) -> Result<Value> {
     match given.first() {
         Some(default) => Ok(default.clone()),
@@ -361,7 +363,8 @@ pub(super) fn tokens(code: &str) -> Vec<Token<'_>> {
     tokens
 }
 
-/// What a template writes that Kiln would not write as Jinja2 does, if there is any: a clause, and the advice.
+/// The first construct of a template that Kiln would not render as Jinja2 does, if there is any: a
+/// clause, and the advice.
 pub(super) fn unsupported(tokens: &[Token<'_>]) -> Option<(String, String)> {
     for (index, token) in tokens.iter().enumerate() {
         let before = index.checked_sub(1).map(|index| &tokens[index]);

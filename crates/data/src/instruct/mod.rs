@@ -55,7 +55,7 @@ pub struct Encoder {
     pub completion_only_loss: bool,
     /// Whether the loss counts the words of the assistant alone, in conversations.
     pub assistant_only_loss: bool,
-    /// What was told of the rows.
+    /// Lines about the rows that were told before.
     pub told: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -124,9 +124,10 @@ impl Encoder {
         };
         encoded.ids.truncate(self.max_length);
         encoded.counts.truncate(self.max_length);
-        match encoded.ids.is_empty() {
-            true => Err(Error::data("the row has no token").help("leave the row out")),
-            false => Ok(encoded),
+        if encoded.ids.is_empty() {
+            Err(Error::data("the row has no token").help("leave the row out"))
+        } else {
+            Ok(encoded)
         }
     }
 

@@ -178,9 +178,10 @@ fn title(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         let is_letter = c.is_lowercase() || c.is_uppercase();
-        match after_letter {
-            true => out.extend(c.to_lowercase()),
-            false => out.push_str(&title_of(c)),
+        if after_letter {
+            out.extend(c.to_lowercase());
+        } else {
+            out.push_str(&title_of(c));
         }
         after_letter = is_letter;
     }
@@ -265,7 +266,8 @@ pub(super) fn parsed(text: &str) -> Option<f64> {
     without_underscores(text)?.parse().ok()
 }
 
-/// What Python makes as it is asked for, and minijinja gives as a list.
+/// Values that Python makes as they are asked for (a generator, a range, a view of a dictionary),
+/// and that minijinja gives as a list.
 #[derive(Debug)]
 pub(super) struct Lazy {
     pub(super) values: Vec<Value>,
@@ -273,7 +275,8 @@ pub(super) struct Lazy {
     pub(super) next: Option<AtomicUsize>,
     /// Whether it has an item for each number, as a range.
     pub(super) is_sequence: bool,
-    /// What Python writes of it, if that is no address.
+    /// The text that Python renders for the object; none where it is an address, as for a
+    /// generator.
     pub(super) text: Option<String>,
 }
 

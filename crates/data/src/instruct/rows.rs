@@ -88,14 +88,14 @@ pub struct Arguments {
     pub variables: Map<String, Value>,
 }
 
-/// What a row has beside its messages.
+/// The columns of a row besides its messages.
 #[derive(Debug, Default)]
 pub struct Beside {
     /// The arguments of the template.
     pub arguments: Arguments,
     /// The system message that precedes the others.
     pub system: Option<String>,
-    /// What has to be told of the columns.
+    /// Lines that have to be told about the columns.
     pub told: Vec<String>,
 }
 

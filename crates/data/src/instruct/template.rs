@@ -26,7 +26,7 @@ use super::tojson::tojson;
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// As it stands in its file.
+    /// The source as its file has it.
     source: String,
     tokens: Vec<(String, String)>,
     /// Whether it marks the words of the assistant by `{% generation %}`.
@@ -101,7 +101,7 @@ impl ChatTemplate {
     /// The template of `tokenizer` for conversations with tools, where it has one of its own.
     ///
     /// # Errors
-    /// As [`of`](Self::of).
+    /// A file that does not hold a template.
     pub fn for_tools(tokenizer: &Tokenizer) -> Result<Option<Self>> {
         tokenizer.chat_template_for_tools()?.map(|source| Self::new(&source, tokenizer)).transpose()
     }
@@ -494,7 +494,8 @@ mod tests {
         assert!(same >= 590 && refused.len() <= 60, "{same} {refused:#?}");
     }
 
-    /// What Python refuses and Kiln does not: no template that transformers renders has them.
+    /// Expressions that Python refuses and Kiln renders: no template that transformers renders has
+    /// them.
     const ACCEPTED: [&str; 9] = [
         "{{ 1 < 'a' }}",
         "{{ none < 1 }}",

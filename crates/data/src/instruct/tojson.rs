@@ -40,7 +40,7 @@ pub(super) fn tojson(
 
 /// Python's form of JSON.
 struct Dump {
-    /// What a line begins with, once for each depth.
+    /// The indentation for one level of depth; none for JSON in one line.
     indent: Option<String>,
     /// Whether other characters than ASCII's are escaped.
     is_ascii: bool,
@@ -134,9 +134,12 @@ impl Dump {
         if !self.is_ascii || json.is_ascii() {
             return json;
         }
-        let escaped = |c: char| match c.is_ascii() {
-            true => c.to_string(),
-            false => c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect(),
+        let escaped = |c: char| {
+            if c.is_ascii() {
+                c.to_string()
+            } else {
+                c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect()
+            }
         };
         json.chars().map(escaped).collect()
     }

@@ -42,7 +42,9 @@ impl SquadData {
     /// how far encoding has come and may interrupt it.
     ///
     /// # Errors
-    /// As [`read`]; a question that leaves no room for its context; a cache that cannot be written.
+    /// A file that cannot be read or is no SQuAD; an answer that is not in its context at the place
+    /// it names; no question; a question that leaves no room for its context; a cache that cannot
+    /// be written.
     pub fn open(
         folder: &Path,
         files: &[PathBuf],

@@ -64,7 +64,7 @@ struct Item {
     answers: Value,
     #[serde(default)]
     is_impossible: Value,
-    /// What Label Studio calls its answers.
+    /// The answers of a task of Label Studio, which is refused.
     annotations: Option<IgnoredAny>,
 }
 
@@ -75,7 +75,7 @@ struct Paragraph {
     qas: Vec<Entry>,
 }
 
-/// What a file says of a question.
+/// The fields of a question in a file.
 #[derive(Deserialize, Default)]
 struct Entry {
     #[serde(default)]
@@ -97,7 +97,7 @@ pub fn read(files: &[PathBuf]) -> Result<Vec<Question>> {
     read_as(files, true)
 }
 
-/// As [`read`], for answers that are yet to be found: those in the files are not looked at.
+/// The questions of `files`, in order, without answers: those in the files are not looked at.
 ///
 /// # Errors
 /// A file that cannot be read or is no SQuAD JSON; no question.
@@ -151,9 +151,12 @@ fn read_rows(
     let beside = vec!["is_impossible".to_owned()];
     let columns = Columns { text: "id".into(), json: true, choices, beside, ..Columns::default() };
     for row in Table::of(vec![path.to_owned()], format, columns).rows() {
-        let row = row.map_err(|error| match error.message().contains("there is no column") {
-            true => error.help("rows of SQuAD have the columns id, question, context and answers"),
-            false => error,
+        let row = row.map_err(|error| {
+            if error.message().contains("there is no column") {
+                error.help("rows of SQuAD have the columns id, question, context and answers")
+            } else {
+                error
+            }
         })?;
         let read = of_row(&row, answered, contexts).map_err(|error| error.at(&row.place))?;
         questions.push(read);
@@ -188,7 +191,7 @@ fn text_of<'a>(name: &str, value: &'a Value) -> Result<&'a str> {
     value.as_str().ok_or_else(|| expected(name, "a text", value))
 }
 
-/// What `value` says, in whatever format it stands; none for an object.
+/// The kind of `value`, in whatever format it stands; none for an object.
 fn kind(value: &Value) -> Option<Kind> {
     cell("", value.clone()).ok().map(|cell| Kind::of(&cell))
 }
@@ -207,10 +210,7 @@ fn question(entry: Entry, context: Arc<str>, answered: bool) -> Result<Question>
         Some(Kind::Boolean(true) | Kind::Whole(1)) => true,
         _ => return Err(at(expected("is_impossible", "true or false", &entry.is_impossible))),
     };
-    let answers = match answered && !is_impossible {
-        true => answers(&entry.answers, &context).map_err(at)?,
-        false => Vec::new(),
-    };
+    let answers = if answered && !is_impossible { answers(&entry.answers, &context).map_err(at)? } else { Vec::new() };
     Ok(Question { id, text, context, answers, may_be_unanswerable: false })
 }
 
@@ -325,9 +325,10 @@ fn read_file(
     let is_list = head[mark..].iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     opened.consume(mark);
     // As a stream: what is no SQuAD shows at its beginning, however large it is.
-    let read = match is_list {
-        true => serde_json::from_reader(opened).map(|data| File { data, version: Value::Null }),
-        false => serde_json::from_reader(opened),
+    let read = if is_list {
+        serde_json::from_reader(opened).map(|data| File { data, version: Value::Null })
+    } else {
+        serde_json::from_reader(opened)
     };
     let file: File = read.map_err(|error| {
         let place = format!("{shown} line {}, column {}", error.line(), error.column());

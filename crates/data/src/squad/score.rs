@@ -43,9 +43,10 @@ pub fn scores(questions: &[Question], predictions: &[Prediction]) -> Scores {
     };
     let (exact_match, f1) = of(&|_| true).unwrap_or((f64::NAN, f64::NAN));
     let version_2 = questions.iter().any(|question| question.may_be_unanswerable);
-    let (has_answer, no_answer) = match version_2 {
-        true => (of(&|question| !question.answers.is_empty()), of(&|question| question.answers.is_empty())),
-        false => (None, None),
+    let (has_answer, no_answer) = if version_2 {
+        (of(&|question| !question.answers.is_empty()), of(&|question| question.answers.is_empty()))
+    } else {
+        (None, None)
     };
     Scores { exact_match, f1, has_answer, no_answer }
 }
@@ -54,9 +55,10 @@ pub fn scores(questions: &[Question], predictions: &[Prediction]) -> Scores {
 fn one(question: &Question, predicted: &str) -> (f64, f64) {
     // The script of version 2.0 leaves out accepted answers of which nothing is left, and takes "" when none remains.
     let accepted = question.answers.iter().map(|answer| answer.text.as_str());
-    let mut accepted = match question.may_be_unanswerable {
-        true => accepted.filter(|text| !normalized(text).is_empty()).collect::<Vec<_>>(),
-        false => accepted.collect(),
+    let mut accepted = if question.may_be_unanswerable {
+        accepted.filter(|text| !normalized(text).is_empty()).collect::<Vec<_>>()
+    } else {
+        accepted.collect()
     };
     if accepted.is_empty() {
         accepted.push("");

@@ -8,9 +8,9 @@ use super::windows::Window;
 /// Start and end logits of one window, `[tokens]` each.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpanLogits {
-    /// Of the first token of the answer.
+    /// Logits of the first token of the answer.
     pub start: Vec<f32>,
-    /// Of the last token of the answer.
+    /// Logits of the last token of the answer.
     pub end: Vec<f32>,
 }
 
@@ -28,7 +28,7 @@ pub struct SpanOptions {
 }
 
 impl Default for SpanOptions {
-    /// Those of `run_qa.py`: 20, 30, 0.
+    /// Defaults of `run_qa.py`: 20, 30, 0.
     fn default() -> Self {
         Self { n_best_size: 20, max_answer_length: 30, null_score_diff_threshold: 0.0, version_2_with_negative: false }
     }

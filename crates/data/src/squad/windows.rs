@@ -32,8 +32,8 @@ pub struct Window {
 #[derive(Debug, Clone)]
 pub struct WindowEncoder {
     tokenizer: tokenizers::Tokenizer,
-    /// The same without its post-processor, which moves offsets past leading spaces each time that it is applied: questions
-    /// and contexts go through it once, together.
+    /// The tokenizer without its post-processor, which moves offsets past leading spaces each time
+    /// that it is applied: questions and contexts go through it once, together.
     bare: tokenizers::Tokenizer,
     max_length: usize,
     doc_stride: usize,

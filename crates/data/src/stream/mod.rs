@@ -171,7 +171,8 @@ enum Undo {
     Replaced(usize, u64, Mark),
     /// It was the last of a buffer that is emptied.
     Popped(u64, Mark),
-    /// As `Popped`, and the files had come to their end: the buffer was shuffled before.
+    /// It was the last of the buffer, which had just been shuffled because the files came to their
+    /// end.
     Ended(u64, Mark),
     /// A pass had ended before it, with so many examples; then as the one in the box.
     Passed(u64, Box<Undo>),

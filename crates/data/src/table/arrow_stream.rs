@@ -208,9 +208,10 @@ impl Stream {
     fn take(&mut self, length: i64) -> io::Result<Vec<u8>> {
         let length = u64::try_from(length).map_err(|_| io::ErrorKind::InvalidData)?;
         let mut bytes = Vec::new();
-        match (&mut self.file).take(length).read_to_end(&mut bytes)? as u64 == length {
-            true => Ok(bytes),
-            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        if (&mut self.file).take(length).read_to_end(&mut bytes)? as u64 == length {
+            Ok(bytes)
+        } else {
+            Err(io::ErrorKind::UnexpectedEof.into())
         }
     }
 

@@ -68,9 +68,10 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
                 _ => Cell::Text(label),
             });
             let text = of_kind(get(found.text)?);
-            let (text, mut parts) = match words {
-                true => (String::new(), super::words(&names[found.text], spaced(text))?),
-                false => (text, found.choices.iter().map(|at| get(*at).map(of_kind)).collect::<Result<_>>()?),
+            let (text, mut parts) = if words {
+                (String::new(), super::words(&names[found.text], spaced(text))?)
+            } else {
+                (text, found.choices.iter().map(|at| get(*at).map(of_kind)).collect::<Result<_>>()?)
             };
             parts.extend(columns.rest(names.iter().map(String::as_str), |name| {
                 let index = names.iter().position(|other| other == name).expect("the name is one of them");
@@ -129,7 +130,7 @@ struct Records {
     is_quoted: bool,
 }
 
-/// What the next byte of a record belongs to.
+/// The part of a record to which its next byte belongs.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
     /// No record yet.

@@ -116,10 +116,8 @@ pub(crate) fn malformed(text: &str, line: Option<u64>, error: &serde_json::Error
     let before = rest[..at].char_indices().rev().find(|(_, char)| !char.is_alphanumeric());
     let rest = &rest[before.map_or(0, |(at, char)| at + char.len_utf8())..];
     let shown = rest.trim_end().chars().take(24).collect::<String>();
-    let got = match error.is_eof() || shown.is_empty() {
-        true => "a value that is not closed".to_owned(),
-        false => format!("{shown:?}"),
-    };
+    let got =
+        if error.is_eof() || shown.is_empty() { "a value that is not closed".to_owned() } else { format!("{shown:?}") };
     let error = Error::data(format!("malformed JSON: {within}column {}: expected JSON, got {got}", error.column()));
     error.help("a row is an object in one line, or an element of a file that is one list of objects")
 }
@@ -167,17 +165,15 @@ fn row(value: Value, columns: &Columns, place: &Place) -> Result<Row> {
     if let Some(name) = columns.names().find(|name| !object.contains_key(*name) && !may_lack(name)) {
         return Err(columns.missing(name, &object.keys().cloned().collect::<Vec<_>>()));
     }
-    let text = |object: &Map<String, Value>, name: &str| match columns.json {
-        true => Ok(json(name, &object[name])?.to_string()),
-        false => text(object, name),
+    let text = |object: &Map<String, Value>, name: &str| {
+        if columns.json { Ok(json(name, &object[name])?.to_string()) } else { text(object, name) }
     };
     let text_pair = columns.text_pair.as_deref().map(|name| text(&object, name)).transpose()?;
-    let (text, mut parts) = match columns.words {
-        true => (String::new(), words(&columns.text, cell(&columns.text, object[&columns.text].clone())?)?),
-        false => {
-            let choices = columns.choices.iter().map(|name| text(&object, name));
-            (text(&object, &columns.text)?, choices.collect::<Result<_>>()?)
-        }
+    let (text, mut parts) = if columns.words {
+        (String::new(), words(&columns.text, cell(&columns.text, object[&columns.text].clone())?)?)
+    } else {
+        let choices = columns.choices.iter().map(|name| text(&object, name));
+        (text(&object, &columns.text)?, choices.collect::<Result<_>>()?)
     };
     let keys = object.keys().map(String::as_str);
     parts.extend(columns.rest(keys, |name| json(name, &object[name]))?);

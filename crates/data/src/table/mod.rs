@@ -154,7 +154,7 @@ pub enum Cell {
 }
 
 impl fmt::Display for Cell {
-    /// As messages show it.
+    /// Writes the cell as messages show it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Null => f.write_str("nothing"),
@@ -184,9 +184,10 @@ fn words(name: &str, cell: Cell) -> Result<Vec<String>> {
 
 /// The words of a field of CSV or TSV, or their labels. A list that another program has written as text stays text.
 fn spaced(text: String) -> Cell {
-    match written_list(text.trim()) {
-        true => Cell::Text(text),
-        false => Cell::List(text.split_whitespace().map(|word| Cell::Text(word.into())).collect()),
+    if written_list(text.trim()) {
+        Cell::Text(text)
+    } else {
+        Cell::List(text.split_whitespace().map(|word| Cell::Text(word.into())).collect())
     }
 }
 
@@ -206,7 +207,7 @@ impl Table {
     /// The table that `patterns` name.
     ///
     /// # Errors
-    /// As [`paths::resolve`].
+    /// Patterns that [`paths::resolve`] refuses.
     pub fn open(patterns: &[String], format: DataFormat, columns: Columns) -> Result<Self> {
         Ok(Self::of(paths::resolve(patterns, format)?, format, columns))
     }
@@ -332,9 +333,10 @@ impl Columns {
     fn missing(&self, name: &str, existing: &[String]) -> Error {
         let quoted = existing.iter().map(|column| format!("{column:?}")).collect::<Vec<_>>().join(", ");
         // Texts that are kept as JSON are those of instructions.
-        Error::data(format!("there is no column {name:?}; there are {quoted}")).help(match self.json {
-            true => "name the columns with data.messages_column, or with data.prompt_column and data.completion_column",
-            false => "name the columns with data.text_column, data.text_pair_column and data.label_column",
+        Error::data(format!("there is no column {name:?}; there are {quoted}")).help(if self.json {
+            "name the columns with data.messages_column, or with data.prompt_column and data.completion_column"
+        } else {
+            "name the columns with data.text_column, data.text_pair_column and data.label_column"
         })
     }
 

@@ -69,18 +69,16 @@ pub(super) fn of_rows(
         let record = record?;
         let get = |name: &str| record.iter().find_map(|(column, value)| (column == name).then_some(value));
         let get = |name: &str| get(name).unwrap_or(&Value::Null);
-        let text = |name: &str| match as_json {
-            true => Ok(json(name, get(name))?.to_string()),
-            false => text(name, get(name)),
-        };
+        let text = |name: &str| if as_json { Ok(json(name, get(name))?.to_string()) } else { text(name, get(name)) };
         let label = |name: &str| match (cell(name, get(name))?, &class_names) {
             (cell, Some(names)) => named(cell, names),
             (cell, None) => Ok(cell),
         };
         let row = || {
-            let (of_text, mut parts) = match columns.words {
-                true => (String::new(), words(&columns.text, cell(&columns.text, get(&columns.text))?)?),
-                false => (text(&columns.text)?, columns.choices.iter().map(|name| text(name)).collect::<Result<_>>()?),
+            let (of_text, mut parts) = if columns.words {
+                (String::new(), words(&columns.text, cell(&columns.text, get(&columns.text))?)?)
+            } else {
+                (text(&columns.text)?, columns.choices.iter().map(|name| text(name)).collect::<Result<_>>()?)
             };
             parts.extend(columns.rest(names.iter().map(String::as_str), |name| json(name, get(name)))?);
             let text_pair = columns.text_pair.as_deref().map(text).transpose()?;

@@ -66,9 +66,10 @@ impl Limits {
         }
         match &example.label {
             Label::Tokens(labels) => {
-                let why = match self.token_labels == self.vocab_size {
-                    true => "the vocabulary has that many tokens",
-                    false => "the model has that many labels",
+                let why = if self.token_labels == self.vocab_size {
+                    "the vocabulary has that many tokens"
+                } else {
+                    "the model has that many labels"
                 };
                 in_range("labels", labels, self.token_labels, why, true)
             }
@@ -141,7 +142,7 @@ impl Extremes {
     /// How many numbers they are.
     pub const NUMBERS: usize = 10;
 
-    /// Those of no row.
+    /// The extremes of no row.
     pub const NONE: Self = Self {
         longest: 0,
         ids: Extent::NONE,
@@ -183,14 +184,14 @@ impl Extremes {
         self.labels != Extent::NONE
     }
 
-    /// As numbers of a column.
+    /// The extremes as numbers of a column.
     pub fn numbers(&self) -> [i64; Self::NUMBERS] {
         let [[a, b], [c, d], [e, f], [g, h]] = [self.ids, self.types, self.labels, self.classes]
             .map(|Extent { least, greatest }| [least, greatest].map(i64::from));
         [self.longest as i64, self.strays as i64, a, b, c, d, e, f, g, h]
     }
 
-    /// Those that gave `numbers`.
+    /// The extremes that [`numbers`](Self::numbers) gave as these numbers.
     pub fn of_numbers([longest, strays, a, b, c, d, e, f, g, h]: [i64; Self::NUMBERS]) -> Self {
         let extent = |least: i64, greatest: i64| Extent { least: least as i32, greatest: greatest as i32 };
         Self {

@@ -58,9 +58,10 @@ impl Unit {
 /// A file that cannot be read or is not UTF-8, malformed JSON, a row that is no example, each with its place; those of
 /// `take`.
 pub(super) fn rows(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Result<()>) -> Result<Unit> {
-    match is_array(file).map_err(|error| read_error(file, &error))? {
-        true => array(file, task, take).map(|()| Unit::Row),
-        false => lines(file, task, take).map(|()| Unit::Line),
+    if is_array(file).map_err(|error| read_error(file, &error))? {
+        array(file, task, take).map(|()| Unit::Row)
+    } else {
+        lines(file, task, take).map(|()| Unit::Line)
     }
 }
 
@@ -176,10 +177,11 @@ impl<'de> Visitor<'de> for Elements<'_> {
 /// The error for a file that is no JSON.
 pub(super) fn malformed(file: &Path, error: &serde_json::Error) -> Error {
     let place = format!("{}: malformed JSON: line {} column {}", file.display(), error.line(), error.column());
-    match error.is_eof() {
-        true => Error::data(format!("{place}: expected JSON that is closed, got the end of the file"))
-            .help("a download or an export that was cut short must be made again"),
-        false => Error::data(format!("{place}: expected JSON, got something else"))
-            .help("JSON has no NaN, no comma before a bracket and nothing after its value"),
+    if error.is_eof() {
+        Error::data(format!("{place}: expected JSON that is closed, got the end of the file"))
+            .help("a download or an export that was cut short must be made again")
+    } else {
+        Error::data(format!("{place}: expected JSON, got something else"))
+            .help("JSON has no NaN, no comma before a bracket and nothing after its value")
     }
 }

@@ -36,7 +36,8 @@ struct Choices {
 /// A line as an example of `task`.
 ///
 /// # Errors
-/// As [`of_value`]; malformed JSON.
+/// Malformed JSON; columns that are missing, unknown, of another type or length, or that the task
+/// does not have.
 pub(super) fn of_line(line: &str, task: Task) -> Result<Example> {
     // Most rows are right and are read at once. Of the others a tree of values tells best what is wrong. A list would pass
     // for a row whose columns come in order.
@@ -253,9 +254,10 @@ pub(super) fn own_labels(input_ids: &[i32], mask: Option<&[bool]>) -> impl Itera
 }
 
 fn same_length(name: &str, got: usize, expected: usize) -> Result<()> {
-    match got == expected {
-        true => Ok(()),
-        false => Err(Error::data(format!("{name}: expected {expected} values, as input_ids has, got {got}"))),
+    if got == expected {
+        Ok(())
+    } else {
+        Err(Error::data(format!("{name}: expected {expected} values, as input_ids has, got {got}")))
     }
 }
 

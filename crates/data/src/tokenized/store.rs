@@ -61,7 +61,8 @@ impl Rows {
     /// The rows of `files` for `task`: from the cache in `folder`, or read now.
     ///
     /// # Errors
-    /// As [`TokenizedData::open`](super::TokenizedData::open).
+    /// A file without rows, malformed JSON (with the line), a row whose columns do not fit together
+    /// or the task, labels in some rows alone; a cache that cannot be written; an interruption.
     pub fn build_or_open(folder: &Path, files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<Self> {
         let sources = Sources::of(files)?;
         let store = FORMAT.build_or_open(folder, key(&sources, task)?, progress, |writer| {

@@ -10,14 +10,14 @@ use super::files::Stated;
 use super::names::{CONFIG, SPECIAL};
 use super::{guarded, unreadable};
 
-/// What a class builds its pipeline around.
+/// The parts from the files around which a class builds its pipeline.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
     /// The vocabulary, as `tokenizer.json` writes it.
     pub(super) vocab: Value,
     /// The merges of a BPE, likewise.
     pub(super) merges: Value,
-    /// What `tokenizer.json` puts around texts.
+    /// `post_processor` of `tokenizer.json`, which puts special tokens around texts.
     pub(super) post_processor: Value,
     /// The id that stands for what is unknown, by a model of SentencePiece.
     pub(super) unk_id: Option<usize>,

@@ -213,15 +213,16 @@ impl Kind {
     }
 }
 
-/// What stands around one text and two.
+/// The post-processor, which puts special tokens around one text and around two.
 pub(super) enum Ends {
-    /// What `tokenizer.json` says; without it, `bos_token` and `eos_token` where `add_bos_token` and `add_eos_token` ask for them.
+    /// `post_processor` of `tokenizer.json`; without it, `bos_token` and `eos_token` where
+    /// `add_bos_token` and `add_eos_token` ask for them.
     Stated,
     /// `bos_token` and `eos_token` where they are asked for, whatever `tokenizer.json` says.
     Asked,
-    /// What the class says: the value of `tokenizer.json`.
+    /// The post-processor of the class, as `tokenizer.json` writes it.
     Class(Value),
-    /// What `tokenizer.json` says, else the class.
+    /// `post_processor` of `tokenizer.json`; without it, that of the class.
     StatedOr(Value),
 }
 
@@ -467,10 +468,12 @@ impl Class {
             | Self::DebertaV2
             | Self::T5
             | Self::XlmRoberta => {
-                let scheme = match self == Self::T5 || args.flag("add_prefix_space")?.unwrap_or(true) {
-                    true => "always",
-                    false if self == Self::DebertaV2 => "first",
-                    false => "never",
+                let scheme = if self == Self::T5 || args.flag("add_prefix_space")?.unwrap_or(true) {
+                    "always"
+                } else if self == Self::DebertaV2 {
+                    "first"
+                } else {
+                    "never"
                 };
                 let metaspace =
                     json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
@@ -517,7 +520,7 @@ impl Class {
         Ok(json!({"model": model, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "decoder": decoder}))
     }
 
-    /// What stands around texts. `role` gives a token of a role and its id.
+    /// The post-processor of the class. `role` gives a token of a role and its id.
     pub(super) fn ends(
         self,
         args: &Arguments<'_>,

@@ -61,7 +61,7 @@ impl Origin {
         Ok(Self { folder: folder.into(), files: files.collect() })
     }
 
-    /// The same with the text of a `tokenizer.json` that it does not have.
+    /// Adds the text of a `tokenizer.json`, which the folder does not have.
     pub(super) fn with_json(mut self, text: String) -> Self {
         self.files.push(("tokenizer.json".into(), text.into_bytes().into()));
         self
@@ -183,7 +183,8 @@ pub(super) struct Stated {
     pub(super) class: Class,
     /// Tokens that the files list with their ids.
     listed: BTreeMap<u32, AddedToken>,
-    /// Those of them that `tokenizer.json` lists, whose ids the library gives anew where its vocabulary has others.
+    /// Ids of the listed tokens that come from `tokenizer.json`: the library gives new ids where
+    /// its vocabulary has others.
     of_json: HashSet<u32>,
     /// Special tokens by role.
     roles: Vec<Role>,
@@ -191,7 +192,7 @@ pub(super) struct Stated {
     pub(super) further: Option<Vec<AddedToken>>,
     /// The side that a text which is too long loses.
     pub(super) truncation: TruncationDirection,
-    /// What Kiln does not follow, one line each.
+    /// Settings that Kiln does not follow, one line each.
     pub(super) told: Vec<String>,
 }
 
@@ -320,10 +321,7 @@ impl Stated {
         let stated = |name: &str, value: &Value| -> std::result::Result<Option<Role>, (String, String)> {
             let found = token(value, true).map_err(|error| (name.to_owned(), format!("{name}: {error}")))?;
             Ok(found.map(|found| {
-                let bare = || match value.is_string() {
-                    true => class.token(name, &found.content),
-                    false => found.clone(),
-                };
+                let bare = || if value.is_string() { class.token(name, &found.content) } else { found.clone() };
                 Role { name: name.to_owned(), token: listed(&found.content).unwrap_or_else(bare) }
             }))
         };
@@ -629,9 +627,10 @@ impl Tokenizer {
 
     /// `model_input_names` of a model.
     fn input_names(&self, model: &ModelConfig) -> Result<Value> {
-        let names: &[&str] = match self.has_types(model)? {
-            true => &["input_ids", "token_type_ids", "attention_mask"],
-            false => &["input_ids", "attention_mask"],
+        let names: &[&str] = if self.has_types(model)? {
+            &["input_ids", "token_type_ids", "attention_mask"]
+        } else {
+            &["input_ids", "attention_mask"]
         };
         Ok(names.into())
     }

@@ -6,7 +6,7 @@ use kiln_core::error::{Error, Result};
 /// The result of `work`; its panic as an error, without the panic's own message on stderr. `work` stays on this thread.
 ///
 /// # Errors
-/// Those of `work`; its panic.
+/// An error or a panic of `work`.
 pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     // Nothing that the panic may have left half-changed is used again: the error ends the work with this tokenizer.
     caught(work).unwrap_or_else(|text| {

@@ -78,7 +78,7 @@ pub struct Tokenizer {
     truncation: TruncationDirection,
     /// Whether the text of ids loses spaces before punctuation.
     cleans_up: bool,
-    /// What its files say and Kiln does not follow, one line each.
+    /// Settings of its files that Kiln does not follow, one line each.
     notes: Vec<String>,
 }
 
@@ -121,9 +121,10 @@ impl Tokenizer {
     }
 
     fn read(path: &Path) -> Result<Self> {
-        let (folder, file) = match path.is_dir() {
-            true => (path, None),
-            false => (path.parent().unwrap_or(Path::new(".")), path.file_name().and_then(|name| name.to_str())),
+        let (folder, file) = if path.is_dir() {
+            (path, None)
+        } else {
+            (path.parent().unwrap_or(Path::new(".")), path.file_name().and_then(|name| name.to_str()))
         };
         let find = |name: &str| {
             let there = folder.join(name);
@@ -145,10 +146,7 @@ impl Tokenizer {
                 let read = BPE::read_file(&vocab.to_string_lossy(), &merges.to_string_lossy());
                 let (pieces, merges) = read.map_err(|error| unreadable(error).at(vocab.display()))?;
                 let has = |token: &str| pieces.contains_key(token);
-                let usual = match has(END_OF_TEXT) || !has("<s>") || !has("</s>") {
-                    true => Class::Gpt2,
-                    false => Class::Roberta,
-                };
+                let usual = if has(END_OF_TEXT) || !has("<s>") || !has("</s>") { Class::Gpt2 } else { Class::Roberta };
                 let pieces = Pieces { vocab: json!(pieces), merges: json!(merges), ..Pieces::default() };
                 let origin = Origin::read(folder, &["tokenizer.json", "vocab.txt"])?;
                 let mut said = Stated::read(&origin, None, usual)?;
@@ -453,7 +451,7 @@ impl Tokenizer {
     /// Cuts questions and their contexts into windows; see [`WindowEncoder::new`].
     ///
     /// # Errors
-    /// As there.
+    /// A stride that leaves nothing new for a window.
     pub fn window_encoder(&self, max_length: usize, doc_stride: usize, token_types: bool) -> Result<WindowEncoder> {
         WindowEncoder::new(&self.inner, self.hash, max_length, doc_stride, token_types)
     }
@@ -587,7 +585,7 @@ fn failed(error: tokenizers::Error) -> Error {
     Error::data(format!("tokenizer: {}", words_of(&error)))
 }
 
-/// What the library `tokenizers` says, in the words of Kiln's own messages.
+/// The message of an error of the library `tokenizers`, in the words of Kiln's own messages.
 fn words_of(error: &tokenizers::Error) -> String {
     let said = error.to_string();
     let Some(error) = error.downcast_ref::<serde_json::Error>() else {

@@ -16,7 +16,8 @@ use crate::masking::Masking;
 use crate::squad::Question;
 use crate::table::Row;
 
-/// Of a longer list or object the entries after these are left as they are: they are read as the ones before them.
+/// Number of entries that are replaced in a long object. The entries after them stay: they are read
+/// in the same way.
 const ENTRIES: usize = 4;
 
 /// Values in the place of others.

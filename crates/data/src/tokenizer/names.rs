@@ -1,4 +1,4 @@
-//! What Kiln does with each name in the files of a tokenizer.
+//! Tables of the names in the files of a tokenizer, with Kiln's treatment of each name.
 
 use kiln_core::names::{Name, NameTable, Unknown};
 use serde_json::json;

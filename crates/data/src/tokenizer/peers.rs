@@ -123,7 +123,7 @@ fn outcome(fixture: &Fixture, folder: &Path) -> Result<Map<String, Value>> {
     Ok(all)
 }
 
-/// What is different between two outcomes.
+/// Differences between two outcomes.
 fn differences(own: &Map<String, Value>, expected: &Map<String, Value>) -> Vec<String> {
     let names = own.keys().chain(expected.keys()).collect::<BTreeSet<_>>();
     let differ = names.into_iter().filter(|name| own.get(*name) != expected.get(*name));
@@ -131,7 +131,7 @@ fn differences(own: &Map<String, Value>, expected: &Map<String, Value>) -> Vec<S
     differ.map(|name| format!("{name}: {}, expected {}", shown(own.get(name)), shown(expected.get(name)))).collect()
 }
 
-/// What is different in a folder of `case` from what `AutoTokenizer` says.
+/// Differences between Kiln and `AutoTokenizer` for a folder of `case`.
 fn disagreements(fixture: &Fixture, case: &Case, folder: &Path) -> Vec<String> {
     let refusal = REFUSED.iter().find(|(part, _)| case.name.contains(part));
     match (outcome(fixture, folder), &case.outcome) {

@@ -17,9 +17,11 @@ pub struct Encoded {
     pub ids: Vec<u32>,
     /// Token types, one a token.
     pub types: Vec<u8>,
-    /// Of a list of words, the word of each token; none for special tokens. Empty for other rows.
+    /// Index of the word of each token in a list of words; none for special tokens. Empty for other
+    /// rows.
     pub words: Vec<Option<u32>>,
-    /// Of a multiple choice, the tokens of each choice, which stand one after the other. Empty for other rows.
+    /// Number of tokens of each choice of a multiple choice, whose tokens stand one choice after
+    /// the other. Empty for other rows.
     pub lens: Vec<usize>,
 }
 
@@ -117,8 +119,9 @@ impl RowEncoder {
         self.inner.post_process(first, second, true)
     }
 
-    /// As much of `text` as has all tokens that a row can have: the library takes a hundred times the memory of a text, and of
-    /// a long one only the beginning stays, or the end where the left side is cut.
+    /// The part of `text` that has all tokens that a row can have: the library takes a hundred
+    /// times the memory of a text, and of a long one only the beginning stays, or the end where the
+    /// left side is cut.
     fn enough<'a>(&self, text: &'a str) -> tokenizers::Result<&'a str> {
         // More than almost every text needs for its tokens.
         let mut bytes = self.max_length.saturating_mul(32);

@@ -59,8 +59,8 @@ struct NormalizerSpec {
     precompiled_charsmap: Option<Vec<u8>>,
 }
 
-/// What `convert_from_spm` of `transformers` 5.24 makes for `class` of `file`, a model of SentencePiece. `said` is what the files
-/// beside it say.
+/// The pieces that `convert_from_spm` of `transformers` 5.24 makes for `class` from `file`, a model
+/// of SentencePiece. `said` is what the files beside it say.
 ///
 /// # Errors
 /// A file that is no unigram model of SentencePiece.
