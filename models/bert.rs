@@ -306,7 +306,8 @@ impl BertOutput {
         self.normalised(self.dense.forward(x, pass), residual, pass)
     }
 
-    /// The same of what the dense layer gives.
+    /// `layer_norm(dropout(x) + residual)` of the output `x` of the dense layer, both
+    /// `[n, hidden_size]`.
     fn normalised(&self, x: Tensor<2>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         let x = dropout(x, self.dropout, pass.rng, pass.ops());
         self.layer_norm.forward_sum(x, residual, pass.ops())

@@ -96,9 +96,10 @@ impl Compute {
 
     /// [`product`](Self::product) of `operands`, which are of the compute type.
     pub(crate) fn product_of(self, operands: Operands, x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
-        match !self.is_f32() && self.rounds(&x) {
-            true => linear::product_in(operands, x, y, self.ops),
-            false => cast(cast(x, self.dtype).matmul(cast(y, self.dtype)), FloatDType::F32),
+        if !self.is_f32() && self.rounds(&x) {
+            linear::product_in(operands, x, y, self.ops)
+        } else {
+            cast(cast(x, self.dtype).matmul(cast(y, self.dtype)), FloatDType::F32)
         }
     }
 }
@@ -127,7 +128,8 @@ impl<'a> Pass<'a> {
         Self { compute, rng: DropoutRng::of(train), copies: None, on_stage: None }
     }
 
-    /// The same pass, with the weights' copies kept in `copies`, which must be those of the model that computes.
+    /// This pass with the copies of weights in `copies`, which must be those of the model that
+    /// computes.
     #[must_use]
     pub fn with_copies(self, copies: &'a Copies) -> Self {
         Self { copies: Some(copies), ..self }
@@ -165,29 +167,30 @@ impl<'a> Pass<'a> {
 
     /// `x W` with a weight as it is stored, in the form of the linear operator: `[n, in]`, `[in, out]` -> `[n, out]`, f32.
     pub fn projection(self, x: Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
-        match self.compute.is_f32() {
-            true => linear::product(x, weight.val(), self.compute.ops),
-            false => {
-                let (factor, operands) = (self.factor(&x, weight), self.operands(&x, weight));
-                self.compute.product_of(operands, x, factor)
-            }
+        if self.compute.is_f32() {
+            linear::product(x, weight.val(), self.compute.ops)
+        } else {
+            let (factor, operands) = (self.factor(&x, weight), self.operands(&x, weight));
+            self.compute.product_of(operands, x, factor)
         }
     }
 
     /// `x W` for the kernel of `reader`: as the product gives it where that kernel reads the compute type, else as
     /// [`projection`](Self::projection).
     pub(crate) fn projection_for(self, reader: Operator, x: Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
-        match self.compute.is_narrow_in(reader, &x) {
-            true => cast(x, self.compute.dtype).matmul(self.weight(weight)),
-            false => self.projection(x, weight),
+        if self.compute.is_narrow_in(reader, &x) {
+            cast(x, self.compute.dtype).matmul(self.weight(weight))
+        } else {
+            self.projection(x, weight)
         }
     }
 
     /// `x W + b` as [`projection`](Self::projection): the bias, whose gradient is a sum over all rows, is added in f32.
     pub fn affine(self, x: Tensor<2>, weight: &Param<Tensor<2>>, bias: Tensor<1>) -> Tensor<2> {
-        match self.compute.is_f32() || self.compute.rounds(&x) {
-            true => linear::linear_in(self.operands(&x, weight), x, weight.val(), bias, self.compute.ops),
-            false => self.compute.product(x, self.weight(weight)) + bias.unsqueeze(),
+        if self.compute.is_f32() || self.compute.rounds(&x) {
+            linear::linear_in(self.operands(&x, weight), x, weight.val(), bias, self.compute.ops)
+        } else {
+            self.compute.product(x, self.weight(weight)) + bias.unsqueeze()
         }
     }
 

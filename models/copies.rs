@@ -31,7 +31,7 @@ impl Clone for Copies {
 #[derive(Debug, Default)]
 struct Kept {
     copies: HashMap<ParamId, Narrow>,
-    /// Those of products of the CPU, which round their operands themselves.
+    /// Packed weights for products on the CPU, which round their operands themselves.
     packed: HashMap<ParamId, Packed>,
     counts: Counts,
 }
@@ -41,7 +41,7 @@ struct Kept {
 struct Narrow {
     /// Without autodiff.
     value: Tensor<2>,
-    /// The same where gradients are wanted, for each use whose gradient has not been taken.
+    /// Leaves of autodiff with this value: one for each use whose gradient has not been taken.
     leaves: Vec<Tensor<2>>,
 }
 

@@ -52,7 +52,7 @@ pub enum Error {
         path: PathBuf,
         /// The expectation, and what was found instead.
         problem: String,
-        /// What asks to accept them.
+        /// The argument of `transformers` that accepts tensors of other sizes.
         allowed_by: AllowedBy,
     },
     /// The operating system refused to read or write.

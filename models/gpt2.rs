@@ -91,7 +91,7 @@ pub struct Gpt2Mlp {
 #[derive(Debug, Clone)]
 #[allow(clippy::large_enum_variant)] // there is one of these in a pass
 pub enum Positions {
-    /// Of each row those that follow so many others.
+    /// Consecutive positions in each row, from this number on.
     From(usize),
     /// `[batch * seq]`
     At(Tensor<1, Int>),
@@ -158,7 +158,8 @@ impl Gpt2Model {
         x
     }
 
-    /// The same of tokens that continue those of `cache`, which takes up their keys and values.
+    /// The hidden states of tokens that continue those of `cache`, which takes up their keys and
+    /// values, before the last normalisation: `input_ids [batch, seq]` -> `[batch * seq, n_embd]`.
     pub fn forward_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Tensor<2> {
         let ([batch, seq], device) = (input_ids.dims(), input_ids.device());
         let hidden = cache.hidden(seq, &device); // [batch or 1, 1, seq, past + seq]
@@ -253,8 +254,8 @@ impl Gpt2Block {
         self.after_attention(attended, x, pass)
     }
 
-    /// The same of tokens that continue those of `cache`; `hidden [batch or 1, 1, seq, past + seq]` is true where a key is
-    /// hidden.
+    /// The output of this block for tokens that continue those of `cache`;
+    /// `hidden [batch or 1, 1, seq, past + seq]` is true where a key is hidden.
     fn forward_cached(
         &self,
         x: Tensor<2>,

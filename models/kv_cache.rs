@@ -120,13 +120,12 @@ fn seen(all: &Tensor<4>, count: usize) -> Tensor<4> {
 /// `all` with `new` behind its first `past` places.
 fn placed(all: Tensor<4>, new: Tensor<4>, past: usize) -> Tensor<4> {
     let ([batch, heads, capacity, head_dim], seq) = (all.dims(), new.dims()[2]);
-    let all = match past + seq > capacity {
-        true => {
-            let larger = room(&new, (2 * capacity).max(past + seq));
-            let kept = all.slice_dim(2, 0..past);
-            larger.slice_assign([0..batch, 0..heads, 0..past, 0..head_dim], kept)
-        }
-        false => all,
+    let all = if past + seq > capacity {
+        let larger = room(&new, (2 * capacity).max(past + seq));
+        let kept = all.slice_dim(2, 0..past);
+        larger.slice_assign([0..batch, 0..heads, 0..past, 0..head_dim], kept)
+    } else {
+        all
     };
     all.slice_assign([0..batch, 0..heads, past..past + seq, 0..head_dim], new)
 }

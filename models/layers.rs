@@ -27,8 +27,8 @@ pub struct Linear {
     pub lora: Option<Lora>,
 }
 
-/// The same mathematics as [`Linear`]; its own type because Hugging Face's GPT-2 files store the weight untransposed.
-/// Reference: `transformers.pytorch_utils.Conv1D`.
+/// `y = x W + b`, as in [`Linear`]; its own type because Hugging Face's GPT-2 files store the
+/// weight untransposed. Reference: `transformers.pytorch_utils.Conv1D`.
 #[derive(Module, Debug)]
 pub struct Conv1D {
     /// `[in, out]`
@@ -93,7 +93,7 @@ impl<'a> From<&'a Conv1D> for Dense<'a> {
 }
 
 impl Dense<'_> {
-    /// The same without its bias.
+    /// This layer without its bias.
     pub(crate) fn unbiased(self) -> Self {
         Self { bias: None, ..self }
     }
@@ -261,12 +261,12 @@ impl LayerNorm {
         ops::layer_norm::layer_norm(x, None, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 
-    /// The same in `dtype`, which the layer that reads it takes.
+    /// Layer normalisation with the result in `dtype`, which the layer that reads it takes.
     pub fn forward_in(&self, dtype: FloatDType, x: Tensor<2>, ops: Ops) -> Tensor<2> {
         ops::layer_norm::layer_norm_in(dtype, x, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 
-    /// The same of `x + residual`, both `[n, features]`.
+    /// Layer normalisation of `x + residual`, both `[n, features]`.
     pub fn forward_sum(&self, x: Tensor<2>, residual: Tensor<2>, ops: Ops) -> Tensor<2> {
         ops::layer_norm::layer_norm(x, Some(residual), self.weight.val(), self.bias.val(), self.eps, ops)
     }

@@ -56,7 +56,7 @@ pub enum LoraBias {
     None,
     /// All biases of the model, those of normalisations among them.
     All,
-    /// Those of the layers with an adapter.
+    /// The biases of the layers with an adapter.
     LoraOnly,
 }
 
@@ -161,7 +161,8 @@ pub static ADAPTER_CONFIG_NAMES: NameTable = NameTable {
 const MERGE_WITH_PEFT: &str = "let peft make a whole model of it, where its kind allows it, and give that folder: \
                                PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)";
 
-/// The same where the adapter's first values were taken from the base: the program that trained it can write a plain one.
+/// The advice for an adapter whose first values were taken from the base: `peft` makes a whole
+/// model of it, or the program that trained it writes a plain one.
 const CONVERT_WITH_PEFT: &str = "let peft make a whole model of it, and give that folder: \
                                  PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder); \
                                  or save the adapter anew where it was trained, with \
@@ -209,10 +210,7 @@ impl LoraConfig {
 
     /// The factor of the product.
     pub fn scaling(&self) -> f64 {
-        match self.use_rslora {
-            true => self.lora_alpha / (self.r as f64).sqrt(),
-            false => self.lora_alpha / self.r as f64,
-        }
+        if self.use_rslora { self.lora_alpha / (self.r as f64).sqrt() } else { self.lora_alpha / self.r as f64 }
     }
 
     /// Whether the linear layer called `module` has an adapter.
@@ -234,9 +232,12 @@ impl LoraConfig {
         let is_saved = is_of_adapter(name)
             || self.saves_module(module)
             || (tensor == "bias" && (self.bias == LoraBias::All || (self.bias == LoraBias::LoraOnly && adapted)));
-        is_saved.then(|| match adapted && !is_of_adapter(name) {
-            true => format!("{PREFIX}{module}.base_layer.{tensor}"),
-            false => format!("{PREFIX}{name}"),
+        is_saved.then(|| {
+            if adapted && !is_of_adapter(name) {
+                format!("{PREFIX}{module}.base_layer.{tensor}")
+            } else {
+                format!("{PREFIX}{name}")
+            }
         })
     }
 

@@ -229,9 +229,10 @@ impl Model {
         config.settled(&all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>())
     }
 
-    /// The same model with new adapters beside its linear layers, as `config` says. Only what learns is saved of it:
-    /// the adapters, and the modules that `config` names beside them. A language model whose embedding or output is among them has
-    /// an output of its own from then on, as `peft` copies the module that it saves and leaves the other one.
+    /// This model with new adapters beside its linear layers, as `config` says. Only what learns is
+    /// saved of it: the adapters, and the modules that `config` names beside them. A language model
+    /// whose embedding or output is among them has an output of its own from then on, as `peft`
+    /// copies the module that it saves and leaves the other one.
     ///
     /// # Errors
     /// A target or a module to save that the model does not have.
@@ -296,7 +297,7 @@ impl Model {
         self.lora.as_ref()
     }
 
-    /// The same model without adapters, whose weights have taken them up: it computes the same, up to rounding.
+    /// This model with its adapters merged into its weights: it computes the same, up to rounding.
     #[must_use]
     pub fn merged(mut self) -> Self {
         self.each_linear(&mut |weight, lora| {
@@ -538,14 +539,15 @@ impl Model {
         self.compute.ops()
     }
 
-    /// The same model, computing in the form `ops`, which its device must have (see [`Ops::fused`]).
+    /// This model, computing in the form `ops`, which its device must have (see [`Ops::fused`]).
     #[must_use]
     pub fn with_ops(self, ops: Ops) -> Self {
         let dtype = self.compute.dtype();
         self.with_compute(Compute::new(ops, dtype))
     }
 
-    /// The same model, computing as `compute` says: a form and a type that its device must have. Parameters stay in f32.
+    /// This model, computing as `compute` says: in a form and a type that its device must have.
+    /// Parameters stay in f32.
     #[must_use]
     pub fn with_compute(mut self, compute: Compute) -> Self {
         self.compute = compute;

@@ -22,7 +22,7 @@ pub struct Rows {
     pub batch: usize,
     /// Which keys each row attends to.
     pub mask: Mask,
-    /// That of the local layers; none where no layer is local.
+    /// The mask of the local layers; none where no layer is local.
     pub(crate) local_mask: Option<Mask>,
     /// The places of the rows that are computed among all `batch * seq`, in order: `[tokens]`; none where all are computed.
     pub(crate) tokens: Option<Tensor<1, Int>>,
@@ -95,9 +95,11 @@ impl Rows {
         Self { batch: lens.len(), mask, local_mask, tokens: None, last_layer: None }
     }
 
-    /// As [`all`](Self::all) without `causal`, where the last layer computes the first token of each sequence, and on the CPU
-    /// the rows of padding are left out. A sequence whose first token is masked is read all the same, so a batch with one
-    /// keeps all rows. `ops` has the fused attention.
+    /// All rows of `batch` sequences of `seq` tokens without causal mask, of which the last layer
+    /// computes the first token of each sequence; on the CPU the rows of padding, which
+    /// `attention_mask [batch, seq]` (true = attend) hides, are left out. A sequence whose first
+    /// token is masked is read all the same, so a batch with one keeps all rows. `ops` has the
+    /// fused attention.
     pub fn first_tokens(shape: [usize; 2], attention_mask: Option<Tensor<2, Bool>>, device: &Device, ops: Ops) -> Self {
         if let Some(mask) = &attention_mask
             && device.clone().without_autodiff() == Device::flex()
@@ -152,7 +154,7 @@ impl Rows {
 }
 
 impl FirstTokens {
-    /// Of sequences with equally many rows.
+    /// First tokens of sequences that have equally many rows.
     pub(crate) const EVENLY: Self = Self(None);
 
     /// `[rows, width] -> [batch, width]`

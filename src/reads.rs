@@ -33,7 +33,7 @@ impl DeviceReads {
         Self(SITES.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// Those of them that `earlier` does not have.
+    /// The reads that `earlier` does not have.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let more = self.0.iter().map(|(site, count)| (*site, count - earlier.0.get(site).copied().unwrap_or(0)));
@@ -85,7 +85,7 @@ pub fn read_scalars(values: Vec<Tensor<1>>) -> Result<Vec<f64>> {
 /// Reads all of one tensor back, in row-major order.
 ///
 /// # Errors
-/// As [`read_scalars`].
+/// An error that the device reports.
 #[track_caller]
 pub fn read_values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
     count_read(Location::caller());
@@ -111,7 +111,7 @@ impl Reads {
     /// Adds `tensor`.
     ///
     /// # Errors
-    /// As [`read_scalars`].
+    /// An error that the device reports.
     #[track_caller]
     pub(crate) fn push<const D: usize>(&mut self, tensor: Tensor<D>) -> Result<()> {
         let (pending, count, size) = std::mem::take(&mut self.pending);
@@ -123,7 +123,7 @@ impl Reads {
     /// The values of each tensor, in the order in which they were added.
     ///
     /// # Errors
-    /// As [`read_scalars`].
+    /// An error that the device reports.
     #[track_caller]
     pub(crate) fn finish(mut self) -> Result<Vec<Vec<f32>>> {
         self.transfer()?;

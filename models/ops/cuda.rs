@@ -18,7 +18,7 @@ pub struct CudaMemory {
 }
 
 impl CudaMemory {
-    /// That of `values`, f32, without autodiff, when the device has computed them.
+    /// The memory of `values` (f32, without autodiff), when the device has computed them.
     ///
     /// # Errors
     /// A tensor on another device or of another type, one whose values have gaps between them, and what the device says.

@@ -63,7 +63,8 @@ pub(super) fn factor(tensor: &FlexTensor) -> Factor<'_> {
     }
 }
 
-/// What [`strided`] has returned as the right factor of a product: packed where `operands` keep it so.
+/// A matrix that [`strided`] has returned, as the right factor of a product: packed where
+/// `operands` keep it so.
 pub(super) fn right_factor<'a>(tensor: &'a FlexTensor, operands: &'a Operands) -> Factor<'a> {
     match &operands.packed {
         Some(packed) => packed.right(factor(tensor), operands.dtype.into()),

@@ -154,8 +154,8 @@ impl Ops {
         .into())
     }
 
-    /// The same, but fused for `operators` alone; plain operators stay plain. [`Ops::Plain`] and [`Ops::Fused`] where that
-    /// leaves none or all of them.
+    /// These forms, fused for `operators` alone; plain operators stay plain. [`Ops::Plain`] and
+    /// [`Ops::Fused`] where that leaves none or all of them.
     #[must_use]
     pub fn only(self, operators: impl IntoIterator<Item = Operator>) -> Self {
         let kept = operators.into_iter().filter(|operator| self.form(*operator) == Form::Fused).collect::<Operators>();

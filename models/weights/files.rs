@@ -216,7 +216,7 @@ fn io(path: &Path, source: std::io::Error) -> Error {
     Error::Io { action: "read", path: path.into(), source }
 }
 
-/// What is wrong with a file that is no safetensors file.
+/// Describes the fault of a file that is no safetensors file.
 pub fn safetensors_words(error: &SafeTensorError) -> String {
     let words = match error {
         SafeTensorError::HeaderTooSmall => "it ends before its header",

@@ -105,7 +105,8 @@ pub struct Misshaped {
     pub was: Vec<usize>,
 }
 
-/// What may differ between a checkpoint and a model. The names are those of `transformers`.
+/// Differences between a checkpoint and a model that are allowed. The names are those of
+/// `transformers`.
 #[derive(Clone, Copy)]
 pub struct LoadOptions<'a> {
     /// The parameters that are kept in another type than f32: frozen weights that do nothing but multiply.
@@ -134,10 +135,13 @@ pub fn load<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
     load_with(model, folder, LoadOptions::default())
 }
 
-/// As [`load`], with `options`.
+/// Loads the weights of the Hugging Face folder `folder` into `model`, with the differences that
+/// `options` allow. Adapters stay as they are.
 ///
 /// # Errors
-/// As [`load`].
+/// A missing tensor outside a new head, a tensor of another shape that `options` do not allow, a
+/// tied pair with two different values, a file that does not hold what its header says; the message
+/// lists them all.
 pub fn load_with<M: StateDict>(model: M, folder: &Path, options: LoadOptions<'_>) -> Result<(M, LoadReport)> {
     let wanted = parameters(&model).into_iter().filter(|parameter| !is_of_adapter(&parameter.name)).collect();
     let ties = model.base_is_tied();
@@ -205,7 +209,9 @@ pub const ALL_WIDE: Narrow<'static> = (FloatDType::F32, &|_| false);
 /// Loads what was saved of a model like `model` into it: all weights, or its adapters with what learnt beside them.
 ///
 /// # Errors
-/// As [`load`], and tensors in the file that the model does not have.
+/// A missing tensor outside a new head, a tensor of another shape, a tied pair with two different
+/// values, a file that does not hold what its header says, and tensors in the file that the model
+/// does not have.
 pub fn load_saved<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
     if model.file() == MODEL_FILE {
         return load(model, folder);
@@ -367,15 +373,16 @@ fn check_tied(
     let other = tied_to(&parameter.name).filter(|other| other != source && is_alias(other));
     let Some(other) = other.filter(|other| checkpoint.contains(other)) else { return Ok(()) };
     let values = checkpoint.read(&other)?;
-    match values.shape == read.shape && values.data == read.data {
-        true => Ok(()),
-        false => Err(Error::Weights {
+    if values.shape == read.shape && values.data == read.data {
+        Ok(())
+    } else {
+        Err(Error::Weights {
             path: checkpoint.folder.clone(),
             problem: format!(
                 "{other} differs from {source}; expected the same values, since the output of the model is its embedding; set \
                  tie_word_embeddings to false in config.json for an output of its own"
             ),
-        }),
+        })
     }
 }
 
@@ -466,13 +473,12 @@ impl Fill<'_> {
     fn values(&self, parameter: &Parameter, source: &str) -> Result<Values> {
         let read = self.checkpoint.read(source)?;
         check_tied(self.checkpoint, parameter, source, &read, self.is_alias)?;
-        Ok(match parameter.transposed {
-            true => transposed(read),
+        Ok(if parameter.transposed {
+            transposed(read)
+        } else {
             // In a model that is tied each of the two names may stand for the other.
-            false => {
-                let is_tied = (self.is_alias)(source);
-                with_rows(read, parameter.shape.first().copied().unwrap_or_default(), is_tied)
-            }
+            let is_tied = (self.is_alias)(source);
+            with_rows(read, parameter.shape.first().copied().unwrap_or_default(), is_tied)
         })
     }
 }

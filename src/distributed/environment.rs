@@ -21,7 +21,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// That of a process alone.
+    /// The place of a process alone.
     pub const ALONE: Self = Self { rank: 0, size: 1, local_rank: 0, local_size: 1 };
 }
 
@@ -210,7 +210,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// As the variables tell; none where they are not set.
+    /// The machines that `SM_HOSTS` and `SM_CURRENT_HOST` name; none where neither is set.
     ///
     /// # Errors
     /// One of them without the other, a list that cannot be read, or that this machine is not in.

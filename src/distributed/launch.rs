@@ -86,7 +86,7 @@ fn per_machine(ranks: usize, machines: usize) -> Result<usize> {
 /// Whose mpirun it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Of a major version.
+    /// Open MPI, of this major version.
     OpenMpi(u32),
     Hydra,
 }

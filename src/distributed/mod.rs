@@ -177,12 +177,14 @@ impl World {
         self.sees_own_devices
     }
 
-    /// The same world, for a thread beside one that computes: [sums](Self::sum) leave the processor to others while they wait.
+    /// This world, for a thread beside one that computes: [sums](Self::sum) leave the processor to
+    /// others while they wait.
     pub(super) fn patient(&self) -> Self {
         Self { is_patient: true, ..self.clone() }
     }
 
-    /// The same world, whose gradients NCCL sums where they lie on CUDA devices, of which `index` is this rank's; all ranks call it.
+    /// This world, whose gradients NCCL sums where they lie on CUDA devices, of which `index` is
+    /// this rank's; all ranks call it.
     ///
     /// # Errors
     /// A config error where there is no NCCL; NCCL's, MPI's and the driver's.
@@ -237,15 +239,12 @@ impl World {
             sent.extend_from_slice(piece);
             sent.resize(part * size, 0.0);
             received.resize(part * size, 0.0);
-            match self.is_patient {
-                true => {
-                    mpi.all_to_all_patiently(&sent, &mut received)?;
-                    mpi.all_gather_patiently(summed(&mut received, part), &mut sent)?;
-                }
-                false => {
-                    mpi.all_to_all(&sent, &mut received)?;
-                    mpi.all_gather(summed(&mut received, part), &mut sent)?;
-                }
+            if self.is_patient {
+                mpi.all_to_all_patiently(&sent, &mut received)?;
+                mpi.all_gather_patiently(summed(&mut received, part), &mut sent)?;
+            } else {
+                mpi.all_to_all(&sent, &mut received)?;
+                mpi.all_gather(summed(&mut received, part), &mut sent)?;
             }
             piece.copy_from_slice(&sent[..piece.len()]);
         }
@@ -427,7 +426,7 @@ impl World {
     /// The value that rank 0 has made with `make`, on each rank. The others wait for as long as rank 0 works.
     ///
     /// # Errors
-    /// That of `make`, and MPI's.
+    /// The error of `make`, and MPI's.
     pub fn made_by_root<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let own = self.by_root(make)?;
         let text = |error| Error::data(format!("what rank 0 tells the others: {error}"));
@@ -442,18 +441,15 @@ impl World {
     /// Does `work` on rank 0 alone, while the others wait for as long as it takes; its result, on rank 0.
     ///
     /// # Errors
-    /// That of `work`, and MPI's.
+    /// The error of `work`, and MPI's.
     pub fn by_root<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
-        match self.is_root() {
-            true => self.working(work).map(Some),
-            false => self.wait().map(|()| None),
-        }
+        if self.is_root() { self.working(work).map(Some) } else { self.wait().map(|()| None) }
     }
 
     /// Does `work` on the first rank of each machine, and then on the others, which find what it has left on that machine.
     ///
     /// # Errors
-    /// That of `work`, and MPI's.
+    /// The error of `work`, and MPI's.
     pub fn first_of_a_machine_first<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.local_rank() != 0 {
             self.wait()?;

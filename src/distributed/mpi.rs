@@ -414,9 +414,10 @@ fn count<T>(values: &[T]) -> Result<c_int> {
 /// # Errors
 /// Too little memory.
 pub(super) fn check_memory() -> Result<()> {
-    match host::refuses(STARTS_IN) {
-        true => Err(no_memory(format_args!("MPI, which takes up to {} MiB, cannot start", STARTS_IN >> 20))),
-        false => Ok(()),
+    if host::refuses(STARTS_IN) {
+        Err(no_memory(format_args!("MPI, which takes up to {} MiB, cannot start", STARTS_IN >> 20)))
+    } else {
+        Ok(())
     }
 }
 

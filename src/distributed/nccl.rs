@@ -118,7 +118,7 @@ impl std::fmt::Debug for Nccl {
 }
 
 impl Functions {
-    /// Those of the library `name`; a sentence of it that fails.
+    /// The functions of the library `name`, or a clause that says why it cannot be used.
     fn load(name: &str) -> std::result::Result<Self, String> {
         // SAFETY: the initialisers of NCCL do nothing but set it up.
         let library = unsafe { Library::new(name) }.map_err(|error| {

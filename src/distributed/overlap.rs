@@ -41,7 +41,7 @@ struct Pass {
     seen: Vec<Option<usize>>,
     /// Whether this rank has a gradient of each parameter.
     has: Vec<bool>,
-    /// Of each part that has come, whether it has values to send.
+    /// Whether each part that has come has values to send.
     parts: Vec<bool>,
     /// All parts have come and are on their way.
     is_sent: bool,
@@ -190,7 +190,7 @@ struct Take<'a> {
     index: usize,
     /// The parameters that are whole with it, and whether each has a gradient.
     own: Vec<(usize, bool)>,
-    /// Those gradients.
+    /// The gradients of the parameters that are whole with the part.
     reads: Reads,
     result: Result<()>,
 }

@@ -50,10 +50,10 @@ pub(super) struct Meeting {
 }
 
 impl Meeting {
-    /// As the variables tell.
+    /// The meeting that the variables of the launcher tell (`MASTER_ADDR`, `MASTER_PORT`).
     ///
     /// # Errors
-    /// One that lacks, and a port that is none.
+    /// A variable that is not set, and a port that is none.
     pub(super) fn find() -> Result<Self> {
         Self::found_in(|name| std::env::var(name).ok().filter(|value| !value.trim().is_empty()))
     }

@@ -27,7 +27,7 @@ pub struct Shard {
 /// The sums over the ranks of the gradients of a [`Shard`].
 #[derive(Debug)]
 pub struct ShardGradients {
-    /// Those of the shard's values.
+    /// The sums of the gradients of the shard's values.
     sums: Vec<f32>,
     /// Whether each parameter has a gradient on any rank.
     has_any: Vec<bool>,
@@ -116,9 +116,10 @@ impl Shard {
             let has_some = |part: &Range<usize>| !part.is_empty() || place.is_empty();
             let owner = parts.iter().position(has_some).unwrap_or(0);
             let part = &parts[self.world.rank()];
-            let mut whole = match part.is_empty() {
-                true => Vec::new(),
-                false => grads.sums[part.start - own.start..part.end - own.start].to_vec(),
+            let mut whole = if part.is_empty() {
+                Vec::new()
+            } else {
+                grads.sums[part.start - own.start..part.end - own.start].to_vec()
             };
             if parts[owner].len() < place.len() {
                 let lengths = parts.iter().map(Range::len).collect::<Vec<_>>();
@@ -187,7 +188,7 @@ fn common(part: &Range<usize>, place: &Range<usize>) -> Range<usize> {
     start..part.end.clamp(start, place.end)
 }
 
-/// The same among those of the parameter at `place`.
+/// The values that are in `part` and in `place`, among those of the parameter at `place`.
 fn within(part: &Range<usize>, place: &Range<usize>) -> Range<usize> {
     let common = common(part, place);
     common.start - place.start..common.end - place.start

@@ -32,7 +32,7 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// That of device `index`.
+    /// The parts that CUDA needs on this machine, and device `index`.
     ///
     /// # Errors
     /// The driver's; a library or headers that are missing; a driver that is too old; a device that NVRTC does not compile for.

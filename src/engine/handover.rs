@@ -203,7 +203,8 @@ pub fn hand_over(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) ->
 /// arguments.
 ///
 /// # Errors
-/// As [`hand_over`].
+/// An executable of the other engine that is missing, is another engine, of another version or
+/// without the device; each with the way out.
 pub fn become_engine(wanted: Engine, kind: DeviceKind, more: &[String]) -> Result<()> {
     if wanted == Engine::this() {
         return Ok(());
@@ -233,26 +234,26 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Those for a device of kind `kind`: on the CPU this program is both; elsewhere the other engine is looked for as
-    /// [`hand_over`] does, and asked what it is.
+    /// The executables for a device of kind `kind`: on the CPU this program is both; elsewhere the
+    /// other engine is looked for as [`hand_over`] does, and asked what it is.
     ///
     /// # Errors
-    /// As [`hand_over`].
+    /// An executable of the other engine that is missing, is another engine, of another version or
+    /// without the device; each with the way out.
     pub fn find(kind: DeviceKind) -> Result<Self> {
-        let of = |wanted| match kind == DeviceKind::Cpu || wanted == Engine::this() {
-            true => this_program(),
-            false => sibling(wanted, kind),
+        let of = |wanted| {
+            if kind == DeviceKind::Cpu || wanted == Engine::this() { this_program() } else { sibling(wanted, kind) }
         };
         Ok(Self { native: of(Engine::Native)?, compiled: of(Engine::Compiled)? })
     }
 
-    /// The same with `program` for the compiled mode, whatever it is.
+    /// These executables, with `program` for the compiled mode, whatever it is.
     #[must_use]
     pub fn with_compiled(self, program: PathBuf) -> Self {
         Self { compiled: program, ..self }
     }
 
-    /// That of a mode.
+    /// The executable of a mode.
     pub fn of(&self, mode: CompilerMode) -> &Path {
         match mode {
             CompilerMode::Native => &self.native,
@@ -272,10 +273,11 @@ fn sibling(wanted: Engine, kind: DeviceKind) -> Result<PathBuf> {
 fn find(this: &Path, wanted: Engine, kind: DeviceKind) -> Result<PathBuf> {
     let build = wanted.build_command(kind);
     if let Some(path) = std::env::var_os(wanted.variable()).filter(|path| !path.is_empty()).map(PathBuf::from) {
-        return match path.is_file() {
-            true => Ok(path),
-            false => Err(Error::config(format!("{}: no file {}", wanted.variable(), path.display()))
-                .help(format!("let it name the {wanted} engine, or unset it; `{build}` builds one"))),
+        return if path.is_file() {
+            Ok(path)
+        } else {
+            Err(Error::config(format!("{}: no file {}", wanted.variable(), path.display()))
+                .help(format!("let it name the {wanted} engine, or unset it; `{build}` builds one")))
         };
     }
     let places = places(this, wanted);
@@ -370,7 +372,8 @@ pub fn is_unfused(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -
 /// Tells Burn and CubeCL what [`settings`] says, before a device is used. Native engine and CPU: nothing to tell.
 ///
 /// # Errors
-/// As [`settings`], and a process that has been settled otherwise: Burn reads its settings once.
+/// A setting that is asked for by name and that the device lacks, and a process that has been
+/// settled otherwise: Burn reads its settings once.
 pub fn settle(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Result<()> {
     let Some(settings) = settings(compiler, kind)? else { return Ok(()) };
     #[cfg(feature = "compiler")]

@@ -61,7 +61,7 @@ pub struct Packed {
 }
 
 impl Manifest {
-    /// Of this build on this machine, with `files`.
+    /// The manifest of this build on this machine, with `files`.
     fn here(devices: &[String], files: Vec<Packed>) -> Self {
         Self {
             schema: SCHEMA.into(),

@@ -69,7 +69,7 @@ impl PrecisionPlan {
         }
     }
 
-    /// Those of the fused operators `ops` that compute in this precision on a device of kind `kind`.
+    /// The fused operators among `ops` that compute in this precision on a device of kind `kind`.
     pub fn ops(&self, ops: Ops, kind: DeviceKind) -> Ops {
         let on_request = FusedOps::from(Switch::On);
         ops.only(operators::fused(&on_request, kind, self.dtype()))
@@ -95,9 +95,10 @@ impl PrecisionPlan {
 
 /// The note of the plan on the unit that multiplies in a run in bf16 whose products are fused on the CPU.
 fn bf16_note(unit: Unit) -> String {
-    match unit.is_faster_than_f32() {
-        true => format!("products by {unit}"),
-        false => format!("products by {unit}, of rounded operands: {}", no_faster()),
+    if unit.is_faster_than_f32() {
+        format!("products by {unit}")
+    } else {
+        format!("products by {unit}, of rounded operands: {}", no_faster())
     }
 }
 
@@ -112,16 +113,18 @@ fn no_faster() -> String {
     }
 }
 
-/// The same in f16.
+/// The note of the plan on the unit that multiplies in a run in f16 whose products are fused on the
+/// CPU.
 fn f16_note(unit: Unit) -> String {
     let f32 = Unit::F32;
-    match unit.is_faster_than_f32() {
-        true => format!("products by {f32}, of rounded operands: bf16 is the fast type here, by {unit}"),
+    if unit.is_faster_than_f32() {
+        format!("products by {f32}, of rounded operands: bf16 is the fast type here, by {unit}")
+    } else {
         // Measured: 1.4 times a step in bf16 (benches/results/2026-11-23-cpu-products.md).
-        false => format!(
+        format!(
             "products by {f32}, of rounded operands: bf16 is the faster of the two here, with the same products, more fused \
              operators and no loss scale"
-        ),
+        )
     }
 }
 

@@ -68,7 +68,7 @@ impl GradientPass<'_> {
     /// ([`by_blocks`](Self::by_blocks)).
     ///
     /// # Errors
-    /// Those of `loss`.
+    /// The errors of `loss`.
     pub fn run<M: Module>(
         &self,
         model: &M,
@@ -92,10 +92,11 @@ impl GradientPass<'_> {
         Pass { compute: self.compute, rng, copies: self.copies, on_stage: Some(on_stage) }
     }
 
-    /// As [`run`](Self::run) for a loss in `stages`, with the gradients of the whole model.
+    /// The sum of a loss in `stages`, `[1]`, without autodiff, and the gradients of `scaled` of it
+    /// for the whole model.
     ///
     /// # Errors
-    /// Those of the loss.
+    /// The errors of the loss.
     pub fn by_blocks<M: Module>(
         &self,
         model: &M,
@@ -110,12 +111,14 @@ impl GradientPass<'_> {
         Ok((loss, accumulator.grads()))
     }
 
-    /// As [`run`](Self::run) for a loss in `stages`, whose gradients `on_part` gets part by part: those of the loss, of each block from
-    /// the last to the first, and of the embeddings. With [`ActivationCheckpointing::Blocks`] the forward pass keeps nothing but what
-    /// goes into each block, which is then computed again with its gradients; otherwise it keeps what the backward pass needs.
+    /// The sum of a loss in `stages`, `[1]`, without autodiff; the gradients of `scaled` of it go
+    /// to `on_part` part by part: those of the loss, of each block from the last to the first, and
+    /// of the embeddings. With [`ActivationCheckpointing::Blocks`] the forward pass keeps nothing
+    /// but what goes into each block, which is then computed again with its gradients; otherwise it
+    /// keeps what the backward pass needs.
     ///
     /// # Errors
-    /// Those of the loss, and of `on_part`.
+    /// The errors of the loss, and of `on_part`.
     pub fn in_parts<M: Module>(
         &self,
         model: &M,

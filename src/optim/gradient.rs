@@ -22,10 +22,7 @@ pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> T
         return norm(list);
     }
     let device = model.devices().into_iter().next().unwrap_or_default().inner();
-    match sums.is_empty() {
-        true => Tensor::zeros([1], &device),
-        false => Tensor::cat(sums, 0).sum().sqrt(),
-    }
+    if sums.is_empty() { Tensor::zeros([1], &device) } else { Tensor::cat(sums, 0).sum().sqrt() }
 }
 
 /// [`global_norm`] of gradients that are divided among ranks, on each of them: on the CPU the same bits; the fused operator of
@@ -39,9 +36,8 @@ pub fn global_norm_of_shards(shard: &Shard, grads: &ShardGradients, ops: Ops, de
         Tensor::<1>::from_data(TensorData::new(values, [n]), device)
     };
     let is_fused = ops.form(Operator::AdamW) == Form::Fused && !updates_together(device);
-    let sums = shard.of_gradients(grads, |grad| match is_fused {
-        true => tensor(vec![sum_of_squares(&grad)]),
-        false => tensor(grad).square().sum(),
+    let sums = shard.of_gradients(grads, |grad| {
+        if is_fused { tensor(vec![sum_of_squares(&grad)]) } else { tensor(grad).square().sum() }
     })?;
     Ok(if sums.is_empty() { Tensor::zeros([1], device) } else { tensor(sums).sum().sqrt() })
 }
@@ -65,8 +61,9 @@ pub fn scale_and_norm_by(sum_norm: Tensor<1>, per_term: Tensor<1>, max_norm: Opt
     (scale, norm)
 }
 
-/// As [`scale_and_norm`] for gradients of a loss that was multiplied by `loss_scale`, `[1]`, as well: both results are those
-/// of the loss itself.
+/// The factor that turns summed gradients of a loss that was multiplied by `loss_scale`, `[1]`,
+/// into the clipped mean gradient of the loss itself, and the norm of that mean before clipping
+/// (see [`scale_and_norm`]).
 pub fn unscale_and_norm(
     sum_norm: Tensor<1>,
     loss_scale: Tensor<1>,

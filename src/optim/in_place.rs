@@ -71,9 +71,9 @@ enum How {
 const IDLE: [f32; 4] = [0.0, 1.0, 1.0, 1.0];
 
 impl Optimizer {
-    /// The same optimizer in place; none for one that [cannot be](OptimizerConfig::can_be_in_place). Its numbers are idle until
-    /// [`begin_in_place`](Self::begin_in_place). With `skips`, an update may be told that it is skipped, if the optimizer
-    /// [can skip](OptimizerConfig::can_skip) one.
+    /// This optimizer in place; none for one that [cannot be](OptimizerConfig::can_be_in_place).
+    /// Its numbers are idle until [`begin_in_place`](Self::begin_in_place). With `skips`, an update
+    /// may be told that it is skipped, if the optimizer [can skip](OptimizerConfig::can_skip) one.
     pub fn in_place(&self, device: &Device, skips: bool) -> Option<InPlace> {
         if !self.config.can_be_in_place() || skips && !self.config.can_skip() {
             return None;

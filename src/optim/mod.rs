@@ -45,7 +45,7 @@ struct Update<'a, 'b> {
     grad: Tensor<1>,
     /// The parameter's shape, as Kiln lays it out.
     shape: &'a [usize],
-    /// The same as Hugging Face stores it: turned around for torch's `Linear`.
+    /// The parameter's shape, as Hugging Face stores it: transposed for torch's `Linear`.
     hf_shape: &'a [usize],
     /// The learning rate of this parameter in this step.
     lr: f64,

@@ -258,16 +258,16 @@ impl Optimizer {
         }
     }
 
-    /// The same optimizer, computing in the form `ops`: with [`Ops::Fused`] AdamW updates a parameter in one pass over it,
-    /// its gradient and its moments. The other optimizers have one form.
+    /// This optimizer, computing in the form `ops`: with [`Ops::Fused`] AdamW updates a parameter
+    /// in one pass over it, its gradient and its moments. The other optimizers have one form.
     #[must_use]
     pub fn with_ops(mut self, ops: Ops) -> Self {
         self.ops = ops;
         self
     }
 
-    /// The same optimizer for the part `shard` of the parameters, before it has a state. It updates what
-    /// [`Shard::cut`] gives it, and its moments are those of that part.
+    /// This optimizer for the part `shard` of the parameters, before it has a state. It updates
+    /// what [`Shard::cut`] gives it, and its moments are those of that part.
     #[must_use]
     pub fn with_shard(mut self, shard: Shard) -> Self {
         self.shard = Some(shard);

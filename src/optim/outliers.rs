@@ -15,9 +15,9 @@ pub const WINDOW: usize = 128;
 /// The z-scores above which a step is not applied; none for those that are not looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OutlierLimits {
-    /// Of the loss.
+    /// Largest z-score of the loss.
     pub loss: Option<f64>,
-    /// Of the gradient norm before clipping.
+    /// Largest z-score of the gradient norm before clipping.
     pub grad_norm: Option<f64>,
 }
 
@@ -59,9 +59,10 @@ impl OutlierState {
                 return Err(format!("outliers.{name}: expected at most {WINDOW} finite numbers"));
             }
         }
-        match self.skipped > steps {
-            true => Err(format!("outliers.skipped: expected at most {steps}, got {}", self.skipped)),
-            false => Ok(()),
+        if self.skipped > steps {
+            Err(format!("outliers.skipped: expected at most {steps}, got {}", self.skipped))
+        } else {
+            Ok(())
         }
     }
 }

@@ -106,7 +106,7 @@ fn step(optimizer: &mut Optimizer, model: Layers, grads: &Values, lr: f64) -> La
     optimizer.step(model, grads, &scale, lr)
 }
 
-/// As [`step`], but the device decides by `scaler` whether it counts.
+/// One step of `optimizer`, of which the device decides by `scaler` whether it counts.
 fn step_unless(optimizer: &mut Optimizer, scaler: &mut LossScaler, model: Layers, grads: &Values, lr: f64) -> Layers {
     let (grads, scale) = gradients(&model, grads);
     let verdict = scaler.judge(global_norm(&model, &grads, Ops::Plain));

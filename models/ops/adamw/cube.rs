@@ -116,10 +116,8 @@ pub(in crate::ops) fn adamw(
 ) -> [Vec<CubeTensor>; 3] {
     let (scale, factors) = (into_contiguous(scale), into_contiguous(factors));
     let grads = grads.into_iter().map(into_contiguous).collect::<Vec<_>>();
-    let [values, exp_avgs, exp_avg_sqs] = [values, exp_avgs, exp_avg_sqs].map(|tensors| match in_place {
-        true => tensors,
-        false => tensors.into_iter().map(own).collect(),
-    });
+    let [values, exp_avgs, exp_avg_sqs] = [values, exp_avgs, exp_avg_sqs]
+        .map(|tensors| if in_place { tensors } else { tensors.into_iter().map(own).collect() });
     assert!(values.iter().all(CubeTensor::is_contiguous), "weights are row-major");
     let Shape { units, each } = Shape::new(&values);
     let at_once = at_once(&scale, 4, 3); // the scale, the factors, and what the kernel is told of sizes

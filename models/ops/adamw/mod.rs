@@ -42,7 +42,8 @@ pub struct Update {
 /// the second's, the factor of its root, epsilon, the rate.
 pub(super) type Factors = [f32; 8];
 
-/// Those that leave weights and moments what they are, bit for bit, whatever finite gradient they meet.
+/// Factors that leave weights and moments what they are, bit for bit, whatever finite gradient they
+/// meet.
 #[cfg(feature = "compiler")]
 pub(super) const IDLE: Factors = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0];
 

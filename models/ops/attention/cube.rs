@@ -98,9 +98,10 @@ impl Split {
     fn part(&self, (start, end): (usize, usize)) -> Part {
         Part {
             qkv: self.qkv.each_ref().map(|x| self.rows(x, (start, end))),
-            keys: match self.by.padded && self.chunks.len() > 1 {
-                true => Cube::int_slice(self.keys.clone(), &[Slice::from(start..end)]),
-                false => self.keys.clone(),
+            keys: if self.by.padded && self.chunks.len() > 1 {
+                Cube::int_slice(self.keys.clone(), &[Slice::from(start..end)])
+            } else {
+                self.keys.clone()
             },
             by: Scores { first: start, ..self.by },
         }

@@ -64,7 +64,8 @@ pub struct Mask {
     unseen: Option<(Unseen, Tensor<4, Bool>)>,
 }
 
-/// What a query attends to that sees no key, for example one before the first token of a row that is padded on the left.
+/// The attention of a query that sees no key, for example one before the first token of a row that
+/// is padded on the left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unseen {
     /// Evenly to the keys up to its own that a causal mask shows it, as in GPT-Neo of `transformers`: the most negative number is
@@ -109,11 +110,13 @@ impl Mask {
         Self { form, is_causal: causal, seq, batch, unseen: None }
     }
 
-    /// As a causal [`new`](Self::new) where a query sees at most `window` keys, its own among them. There is no fused form, except
-    /// where all of a sequence lies in the window and the mask is the causal one.
+    /// A causal mask for sequences of `seq` tokens where a query sees at most `window` keys, its
+    /// own among them; `attention_mask [batch, seq]` (true = attend) hides padding. There is no
+    /// fused form, except where all of a sequence lies in the window and the mask is the causal
+    /// one.
     ///
     /// # Panics
-    /// As [`new`](Self::new).
+    /// For no token, and for an `attention_mask` of another length.
     pub fn local(
         seq: usize,
         window: usize,
@@ -188,7 +191,7 @@ pub(super) enum Rows {
     Full,
     /// All, and the mask hides some.
     Padded,
-    /// Those that the mask shows.
+    /// The rows that the mask shows.
     Unpadded,
 }
 
@@ -227,7 +230,9 @@ impl Attention<'_> {
     /// else gives the inputs' type.
     ///
     /// # Panics
-    /// As [`forward`](Self::forward).
+    /// For sizes that do not fit together: those of the tensors, of the mask, and the fields of
+    /// this; in the fused form for tensors of different types, of another than f32, f16 and bf16,
+    /// or on different devices.
     pub fn forward_in(self, dtype: FloatDType, qkv: Qkv, mask: &Mask) -> Tensor<2> {
         let device = self.check(&qkv, mask);
         match &mask.form {

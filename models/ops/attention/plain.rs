@@ -53,9 +53,10 @@ pub fn attention(
     let [batch, heads, seq, _] = query.dims();
     let keys = key.dims()[2];
     let dtype = FloatDType::from(query.dtype());
-    let (query, key) = match dtype == FloatDType::F16 && scale >= 1.0 {
-        true => (query.cast(FloatDType::F32), key.cast(FloatDType::F32)),
-        false => (query, key),
+    let (query, key) = if dtype == FloatDType::F16 && scale >= 1.0 {
+        (query.cast(FloatDType::F32), key.cast(FloatDType::F32))
+    } else {
+        (query, key)
     };
     let mut scores = (query * scale).matmul(key.swap_dims(2, 3)); // [batch, heads, seq, keys]
     if dtype != FloatDType::F32 {
@@ -82,7 +83,9 @@ pub fn causal_mask(seq: usize, past: usize, device: &Device) -> Tensor<4, Bool> 
     keys.expand([1, 1, seq, past + seq]).greater(queries.expand([1, 1, seq, past + seq]))
 }
 
-/// As [`causal_mask`], and true where `j <= past + i - window` too: a query sees `window` keys, its own among them.
+/// True where query `past + i` must not see key `j` in local attention: where `j > past + i`, and
+/// where `j <= past + i - window`, so that a query sees `window` keys, its own among them:
+/// `[1, 1, seq, past + seq]`.
 pub fn local_mask(seq: usize, past: usize, window: usize, device: &Device) -> Tensor<4, Bool> {
     let shape = [1, 1, seq, past + seq];
     let keys = Tensor::<1, Int>::arange(0..(past + seq) as i64, device).reshape([1, 1, 1, past + seq]);

@@ -57,10 +57,7 @@ impl CrossEntropyKernel for Cube {
         for start in (0..n).step_by(chunk) {
             let rows = Slice::from(start..(start + chunk).min(n));
             let whole = chunk >= n;
-            let part = |x: &FusedTensor| match whole {
-                true => x.clone(),
-                false => Self::float_slice(x.clone(), &[rows]),
-            };
+            let part = |x: &FusedTensor| if whole { x.clone() } else { Self::float_slice(x.clone(), &[rows]) };
             let hidden = part(&x);
             let target = if whole { target.clone() } else { Self::int_slice(target.clone(), &[rows]) };
             let logits = product(plain(hidden.clone()), transposed(weight.clone()));

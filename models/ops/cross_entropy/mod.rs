@@ -204,14 +204,14 @@ pub(super) struct Gradient<F> {
 pub(super) struct Wanted {
     /// Any.
     pub any: bool,
-    /// That of the weight.
+    /// The gradient of the weight.
     pub weight: bool,
 }
 
 impl Wanted {
     const NONE: Self = Self { any: false, weight: false };
 
-    /// Of inputs of which the second is the weight.
+    /// The gradients of the inputs that are `tracked`; the second input is the weight.
     fn of(tracked: &[bool]) -> Self {
         Self { any: tracked.contains(&true), weight: tracked.get(1) == Some(&true) }
     }
@@ -331,14 +331,13 @@ impl CrossEntropyKernel for Flex {
         let (mut logits, mut dweight) = (Vec::new(), Vec::new());
         let mut total = 0.0f64;
         for rows in counted.chunks(chunk) {
-            let hidden = match all {
-                true => &flex::values(&x)[rows[0] * features..][..rows.len() * features],
-                false => {
-                    for (&row, hidden) in rows.iter().zip(gathered.chunks_exact_mut(features)) {
-                        hidden.copy_from_slice(&flex::values(&x)[row * features..][..features]);
-                    }
-                    &gathered[..rows.len() * features]
+            let hidden = if all {
+                &flex::values(&x)[rows[0] * features..][..rows.len() * features]
+            } else {
+                for (&row, hidden) in rows.iter().zip(gathered.chunks_exact_mut(features)) {
+                    hidden.copy_from_slice(&flex::values(&x)[row * features..][..features]);
                 }
+                &gathered[..rows.len() * features]
             };
             let hidden = Matrix::new(hidden, rows.len(), features);
             if logits.is_empty() {
@@ -363,9 +362,10 @@ impl CrossEntropyKernel for Flex {
             if !gradients {
                 continue;
             }
-            let dlogits = match is_narrow {
-                true => Factor::Bf16(flex::narrowed_rows(logits, classes)),
-                false => Factor::F32(Matrix::new(logits, rows.len(), classes)),
+            let dlogits = if is_narrow {
+                Factor::Bf16(flex::narrowed_rows(logits, classes))
+            } else {
+                Factor::F32(Matrix::new(logits, rows.len(), classes))
             };
             if all {
                 let dx = &mut dx[rows[0] * features..][..rows.len() * features];

@@ -41,10 +41,8 @@ pub(in crate::ops) fn product(a: Factor, b: Factor) -> FusedTensor {
     if f32s && vector_width(&a.matrix.device()).is_some() {
         return Cube::tiled_product(a.matrix, b.matrix, a.transposed, b.transposed);
     }
-    let [a, b] = [a, b].map(|Factor { matrix, transposed }| match transposed {
-        true => Cube::float_transpose(matrix),
-        false => matrix,
-    });
+    let [a, b] =
+        [a, b].map(|Factor { matrix, transposed }| if transposed { Cube::float_transpose(matrix) } else { matrix });
     Cube::float_matmul(a, b)
 }
 

@@ -291,7 +291,7 @@ struct Saved<I> {
 }
 
 impl<B: DropoutKernel> Differentiate<B> for Saved<IntTensor<B>> {
-    /// Those of `x`, `bias` and `residual`, or of `x` alone.
+    /// The gradients of `x`, `bias` and `residual`, or of `x` alone.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let &[x, bias, _] = tracked else { return vec![Some(B::masked(dy, self.seed, self.p))] };
         let masked = |dy: FloatTensor<B>| if self.p > 0.0 { B::masked(dy, self.seed, self.p) } else { dy };

@@ -47,7 +47,8 @@ pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> T
 /// gradient of `x` is then also in `dtype`: `x` must be what a product gives, and nothing else may read it.
 ///
 /// # Panics
-/// As [`bias_gelu`].
+/// For tensors of other shapes; in the fused form on the CPU for another type than f32, and for
+/// tensors on different devices.
 pub fn bias_gelu_in(dtype: FloatDType, x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
     let form = ops.form(Operator::Gelu);
     let has_no_kernel = form == Form::Plain || x.device() != Device::flex() || dtype == FloatDType::F16;

@@ -36,20 +36,20 @@ pub fn overwrite<const D: usize>(target: &Tensor<D>, values: Tensor<D>) -> Writt
     Written(Box::new(<Dispatch as InPlaceOp>::overwrite(target, values)))
 }
 
-/// As [`overwrite`], for whole numbers.
+/// Whole numbers `values` in the memory of `target`; the shapes are the same.
 ///
 /// # Panics
-/// As [`overwrite`].
+/// For tensors of different shapes, of different types or on different devices.
 pub fn overwrite_ints<const D: usize>(target: &Tensor<D, Int>, values: Tensor<D, Int>) -> Written {
     same("overwrite_ints", target, &values);
     let (target, values) = (target.clone().into_dispatch(), values.into_dispatch());
     Written(Box::new(<Dispatch as InPlaceOp>::overwrite_ints(target, values)))
 }
 
-/// As [`overwrite`], for truth values.
+/// Truth values `values` in the memory of `target`; the shapes are the same.
 ///
 /// # Panics
-/// As [`overwrite`].
+/// For tensors of different shapes, of different types or on different devices.
 pub fn overwrite_bools<const D: usize>(target: &Tensor<D, Bool>, values: Tensor<D, Bool>) -> Written {
     same("overwrite_bools", target, &values);
     let (target, values) = (target.clone().into_dispatch(), values.into_dispatch());
@@ -71,13 +71,13 @@ fn same<const D: usize, K: Basic>(operator: &'static str, target: &Tensor<D, K>,
 pub struct DeviceUpdates(Tensor<1>);
 
 impl DeviceUpdates {
-    /// Those of `updates`.
+    /// The numbers of `updates`, in the memory of `device`.
     pub fn new(updates: &[Update], device: &Device) -> Self {
         Self(adamw::factors(updates, device))
     }
 
-    /// Those of updates of `kinds` kinds that leave weights and moments what they are, bit for bit, whatever finite gradient
-    /// they meet.
+    /// The numbers of updates of `kinds` kinds that leave weights and moments what they are, bit
+    /// for bit, whatever finite gradient they meet.
     pub fn idle(kinds: usize, device: &Device) -> Self {
         let values = adamw::IDLE.repeat(kinds);
         let n = values.len();

@@ -42,7 +42,8 @@ pub fn layer_norm(
 /// [`layer_norm`] of `x` with the result in `dtype`, for a product of that type. Fused in bf16, and on wgpu and CUDA in f16.
 ///
 /// # Panics
-/// As [`layer_norm`].
+/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
+/// different devices.
 pub fn layer_norm_in(
     dtype: FloatDType,
     x: Tensor<2>,
@@ -195,7 +196,8 @@ impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
 }
 
 impl<B: LayerNormKernel> Differentiate<B> for Saved<FloatTensor<B>> {
-    /// Those of `x` and of `residual`, if there is one, are the same.
+    /// The gradients of the weight, the bias, `x`, and `residual` if there is one; the last two are
+    /// the same.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let [dx, dweight, dbias] = B::backward(self, dy);
         let mut gradients = vec![Some(dweight), Some(dbias)];

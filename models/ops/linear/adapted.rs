@@ -237,7 +237,7 @@ struct Saved<F, I> {
 }
 
 impl<B: LinearKernel + DropoutKernel> Differentiate<B> for Saved<FloatTensor<B>, IntTensor<B>> {
-    /// Those of `x`, `weight`, `a`, `b`, and of the bias where there is one.
+    /// The gradients of `x`, `weight`, `a`, `b`, and of the bias where there is one.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let is_tracked = |input: usize| tracked.get(input) == Some(&true);
         let Self { inputs: Inputs { x, weight, a, b, dropout, scaling, operands: Operands { dtype, .. } }, low } = self;

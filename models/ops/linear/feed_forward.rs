@@ -93,7 +93,7 @@ pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
     }
 }
 
-/// What is no tensor among the fields of [`FeedForward`].
+/// The fields of [`FeedForward`] that are not tensors.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Settings {
     activation: Activation,
@@ -226,7 +226,8 @@ struct Saved<F> {
     x: Option<F>,
     weights: [F; 2],
     inner_bias: F,
-    /// What [`FeedForwardKernel::inner`] keeps; none where nothing before the second product learns.
+    /// The value that [`FeedForwardKernel::inner`] keeps; none where nothing before the second
+    /// product learns.
     u: Option<F>,
     /// `activation(x W1 + b1)`, where the second weight learns.
     h: Option<F>,
@@ -251,7 +252,7 @@ impl<F: Clone> Saved<F> {
 }
 
 impl<B: FeedForwardKernel> Differentiate<B> for Saved<FloatTensor<B>> {
-    /// Those of `x`, `W1`, `b1`, `W2`, and of `b2` where there is one.
+    /// The gradients of `x`, `W1`, `b1`, `W2`, and of `b2` where there is one.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let Self { x, weights: [first, second], inner_bias, u, h, settings } = self;
         let dtype = settings.operands[0].dtype;

@@ -35,7 +35,8 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Ten
 /// weight may be stored in that type, and so may `x`. Fused in bf16 and f16 on the CPU alone.
 ///
 /// # Panics
-/// As [`linear`].
+/// For tensors of other shapes; in the fused form for types that a product does not take, and for
+/// tensors on different devices.
 pub fn linear_in(
     operands: impl Into<Operands>,
     x: Tensor<2>,
@@ -61,7 +62,8 @@ pub fn linear_in(
 /// `x W`: `x [n, in]`, `weight [in, out]` -> `[n, out]`.
 ///
 /// # Panics
-/// As [`linear`].
+/// For tensors of other shapes; in the fused form for another type of `x` than f32 and for tensors
+/// on different devices.
 pub fn product(x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
     product_in(FloatDType::F32, x, weight, ops)
 }
@@ -69,7 +71,8 @@ pub fn product(x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
 /// [`product`] of `operands`, as [`linear_in`] has them.
 ///
 /// # Panics
-/// As [`linear`].
+/// For tensors of other shapes; in the fused form for types that a product does not take, and for
+/// tensors on different devices.
 pub fn product_in(operands: impl Into<Operands>, x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
     let operands = operands.into();
     let dtype = operands.dtype;

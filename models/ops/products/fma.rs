@@ -178,7 +178,9 @@ kernel! {
 /// A block of at most 12 x 32.
 ///
 /// # Safety
-/// As the kernels; what is beyond `rows`, filled up to 4, 8 or 12, is neither read nor written.
+/// The panels must have `steps` steps, at least one; what `start` names must be readable, and the
+/// block at `c`, whose rows are `stride` elements apart, writable; and the CPU must have AVX-512 F.
+/// The rows beyond `rows`, filled up to 4, 8 or 12, are neither read nor written.
 #[inline(always)]
 unsafe fn kernel(a: *const u8, b: *const u8, steps: usize, start: Start, (c, stride): (*mut f32, usize), rows: usize) {
     // SAFETY: the caller's promise.

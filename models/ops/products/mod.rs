@@ -188,7 +188,8 @@ pub(super) fn multiply<'a>(
     unsafe { multiply_into(Destination::new(out.as_mut_ptr(), cols), a, b, into, rounding, true) }
 }
 
-/// As [`multiply`] on this thread alone, for a destination that starts at `out` and whose rows are `row_stride` apart.
+/// `out = a b`, `a b + bias` or `out + a b` on this thread alone, of operands rounded to
+/// `rounding`, for a destination that starts at `out` and whose rows are `row_stride` apart.
 ///
 /// # Safety
 /// The rows of the product at `out` must be valid for writing and accessed by nobody else meanwhile; for [`Output::Add`] they
@@ -302,10 +303,12 @@ fn is_parallel(rows: usize, inner: usize, cols: usize, rounding: Rounding) -> bo
     whole(rows).saturating_mul(whole(cols)).saturating_mul(inner) >= PARALLEL_FROM
 }
 
-/// As [`multiply_into`], by the `gemm` crate on operands that are rounded before.
+/// The product by the `gemm` crate, of operands that are rounded before, over all threads if
+/// `threads` is set.
 ///
 /// # Safety
-/// As [`multiply_into`].
+/// The rows of the product at `out` must be valid for writing and accessed by nobody else
+/// meanwhile; for [`Output::Add`] they must be initialised.
 unsafe fn multiply_by_gemm(
     out: Destination,
     a: Factor<'_>,

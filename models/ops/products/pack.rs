@@ -319,7 +319,8 @@ fn fetch<T>(at: *const T) {
 /// 16 x 16 pairs are transposed.
 ///
 /// # Safety
-/// As [`pack_tiles`].
+/// `part` must lie within `view`, its panels within the memory at `to`, which starts at a cache
+/// line; and the CPU must have AVX-512 F, BW and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn runs_of_rows<T: Narrow, const TRANSPOSE: bool>(view: View<T>, part: Part, to: *mut u8, stride: usize) {
     let Part { panels: (p0, p1), inner: (k0, k1) } = part;
@@ -350,7 +351,8 @@ unsafe fn runs_of_rows<T: Narrow, const TRANSPOSE: bool>(view: View<T>, part: Pa
 /// Right tiles from rows that are contiguous: two rows are interleaved. With `TRANSPOSE`, left tiles from columns that are.
 ///
 /// # Safety
-/// As [`pack_tiles`].
+/// `part` must lie within `view`, its panels within the memory at `to`, which starts at a cache
+/// line; and the CPU must have AVX-512 F, BW and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn pairs_of_rows<T: Narrow, const TRANSPOSE: bool>(view: View<T>, part: Part, to: *mut u8, stride: usize) {
     const LOW: [u16; 32] = interleaving(0);

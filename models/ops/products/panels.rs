@@ -109,7 +109,8 @@ impl Method {
     }
 
     /// # Safety
-    /// As [`fma::run`] and [`tiles::run`].
+    /// The panels must have `steps` steps, the blocks of the target that they give must be this
+    /// call's alone, and the method must have been asked of the CPU.
     unsafe fn run(self, target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -123,10 +124,12 @@ impl Method {
         }
     }
 
-    /// The same of all steps of the inner dimension, by tiles, with each block given to `finish`.
+    /// The product of `a` and `b` over all steps of the inner dimension, by tiles, with each block
+    /// given to `finish`.
     ///
     /// # Safety
-    /// As [`tiles::finish`].
+    /// The panels must have `steps` steps, at least one, and the method must have been asked of the
+    /// CPU.
     unsafe fn finish(self, size: (usize, usize), a: Panels, b: Panels, steps: usize, finish: &Finish<'_>) {
         let Self::Tiles { kernel, is_amx } = self else { unreachable!("`finished` is called for tiles") };
         // SAFETY: the caller's promise.
@@ -158,7 +161,8 @@ fn view<T>(matrix: Matrix<'_, T>, side: Side) -> View<T> {
 }
 
 /// # Safety
-/// As [`pack::pack_f32`].
+/// `part` must lie within `view`, its panels within the memory at `to`; and the CPU must have
+/// AVX-512 (F and BW).
 unsafe fn wide<E: Wide>(view: View<E::Of>, side: Side, part: Part, to: *mut u8, stride: usize) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -198,7 +202,7 @@ pub(super) struct Target {
     pub cols: usize,
     /// Whether it is added to what is there.
     add: bool,
-    /// As many numbers as whole panels have columns, or null.
+    /// The bias, with as many numbers as whole panels have columns, or null.
     bias: *const f32,
 }
 
@@ -227,10 +231,7 @@ impl Target {
         kernel: impl FnOnce(Start, (*mut f32, usize)),
     ) {
         let fresh = is_first && !self.add;
-        let bias = match self.bias.is_null() {
-            true => Start::ZERO,
-            false => Start { at: self.bias.wrapping_add(col), stride: 0 },
-        };
+        let bias = if self.bias.is_null() { Start::ZERO } else { Start { at: self.bias.wrapping_add(col), stride: 0 } };
         let Destination { at, row_stride } = self.out;
         // SAFETY: the caller's promise.
         unsafe {
@@ -275,16 +276,15 @@ pub(super) fn even(count: usize, most: usize) -> usize {
 
 /// Calls `f` for each number below `n`, over all threads if it is `parallel`.
 fn for_each(parallel: bool, n: usize, f: impl Fn(usize) + Send + Sync) {
-    match parallel {
-        true => (0..n).into_par_iter().with_max_len(1).for_each(f),
-        false => (0..n).for_each(f),
-    }
+    if parallel { (0..n).into_par_iter().with_max_len(1).for_each(f) } else { (0..n).for_each(f) }
 }
 
 /// `a b` to `out`, over all threads if it is `parallel`.
 ///
 /// # Safety
-/// As [`super::multiply_into`], and `method` must have been asked of the CPU. The inner dimension must not be 0.
+/// The rows of the product at `out` must be valid for writing and accessed by nobody else
+/// meanwhile; for [`Output::Add`] they must be initialised. `method` must have been asked of the
+/// CPU. The inner dimension must not be 0.
 pub(super) unsafe fn multiply(
     method: Method,
     out: Destination,
@@ -470,9 +470,10 @@ unsafe fn pack_all(
     let place = usize::from(side == Side::Right);
     let (panels, step, bytes) = (outer.div_ceil(method.block()[place]), method.step(), method.bytes()[place]);
     let at = |s: usize| (s * step).min(inner);
-    let (across, down) = match inner_is_contiguous(factor, side) {
-        true => ((BYTES / ((s1 - s0) * bytes)).max(1), s1 - s0),
-        false => (32, (BYTES / (32 * bytes)).max(1)),
+    let (across, down) = if inner_is_contiguous(factor, side) {
+        ((BYTES / ((s1 - s0) * bytes)).max(1), s1 - s0)
+    } else {
+        (32, (BYTES / (32 * bytes)).max(1))
     };
     let columns = panels.div_ceil(across);
     for_each(parallel, columns * (s1 - s0).div_ceil(down), |block| {

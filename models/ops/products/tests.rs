@@ -41,10 +41,8 @@ unsafe fn emulated(
     let bf16_at = |at: *const u8, i: usize| unsafe { at.cast::<bf16>().add(i).read().to_f32() };
     for row in 0..rows {
         for col in 0..32 {
-            let mut sum = match start.at.is_null() {
-                true => 0.0,
-                false => unsafe { start.at.add(row * start.stride + col).read() },
-            };
+            let mut sum =
+                if start.at.is_null() { 0.0 } else { unsafe { start.at.add(row * start.stride + col).read() } };
             for step in 0..steps {
                 // Rows 16 and more are in the second tile of `a`, columns 16 and more in that of `b`.
                 let (a, b) = unsafe {

@@ -47,7 +47,7 @@ impl Unit {
     }
 }
 
-/// As in plans: `amx-bf16: 2 threads`.
+/// The unit and its number of threads, for plans: `amx-bf16: 2 threads`.
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let threads = rayon::current_num_threads();
@@ -80,7 +80,7 @@ pub fn unit() -> Result<Unit> {
 /// CPU has none, and where `KILN_CPU_PRODUCTS` has chosen.
 ///
 /// # Errors
-/// As [`unit()`].
+/// A `KILN_CPU_PRODUCTS` that names no unit, or one that is not permitted here.
 pub fn slower_unit() -> Result<Option<Unit>> {
     chosen().map(|(_, slower)| slower)
 }
@@ -138,7 +138,7 @@ fn is_permitted(unit: Unit) -> bool {
 /// together, in GFLOP/s: of operands that stay in the first-level caches, nothing of them packed.
 ///
 /// # Errors
-/// As [`unit()`].
+/// A `KILN_CPU_PRODUCTS` that names no unit, or one that is not permitted here.
 pub fn peak_gflops(dtype: FloatDType) -> Result<(Unit, f64)> {
     let unit = if dtype == FloatDType::BF16 { unit()? } else { Unit::F32 };
     // The threads begin a little apart, and two of them may share a core: the best window of some has all of them at work.

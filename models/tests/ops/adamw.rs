@@ -86,7 +86,8 @@ fn many_updates_of_many_sizes() {
     assert_eq!(read(held), start[4], "an update in place must not change what others hold");
 }
 
-/// As above in the tensors' own memory, told its numbers through the device; an idle update changes no bit.
+/// Many updates in the memory of the weights and moments, told their factors through the device; an
+/// idle update changes no bit.
 #[test]
 #[cfg(feature = "compiler")]
 fn updates_where_the_parameters_lie() {

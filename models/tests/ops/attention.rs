@@ -41,22 +41,18 @@ impl Case {
         let padding = self.padding?;
         let key = |i: usize| {
             let (sequence, key) = ((i / self.seq) as isize, (i % self.seq) as isize);
-            match padding >= 0 {
-                true => key < self.seq as isize - padding - sequence,
-                false => key >= -padding + sequence,
-            }
+            if padding >= 0 { key < self.seq as isize - padding - sequence } else { key >= -padding + sequence }
         };
         Some((0..self.batch * self.seq).map(key).collect())
     }
 
     fn inputs(&self) -> Vec<Input> {
         let rows = self.batch * self.seq;
-        match self.packed {
-            true => vec![input(rows, 3 * self.width(), 1.5, 1)],
-            false => {
-                let rows = [self.batch * self.queries, rows, rows];
-                (1..=3).zip(rows).map(|(seed, rows)| input(rows, self.width(), 1.5, seed)).collect()
-            }
+        if self.packed {
+            vec![input(rows, 3 * self.width(), 1.5, 1)]
+        } else {
+            let rows = [self.batch * self.queries, rows, rows];
+            (1..=3).zip(rows).map(|(seed, rows)| input(rows, self.width(), 1.5, seed)).collect()
         }
     }
 
@@ -72,12 +68,11 @@ impl Case {
                 .map(|keys| Tensor::<2, Bool>::from_data(TensorData::new(keys, [self.batch, self.seq]), &device));
             let mask = Mask::new(self.seq, self.causal, keys, &device, ops);
             let mut inputs = inputs.into_iter();
-            let qkv = match self.packed {
-                true => Qkv::Packed(inputs.next().unwrap()),
-                false => {
-                    let [query, key, value] = [0, 1, 2].map(|_| inputs.next().unwrap());
-                    Qkv::Separate { query, key, value }
-                }
+            let qkv = if self.packed {
+                Qkv::Packed(inputs.next().unwrap())
+            } else {
+                let [query, key, value] = [0, 1, 2].map(|_| inputs.next().unwrap());
+                Qkv::Separate { query, key, value }
             };
             let attention = Attention {
                 batch: self.batch,
@@ -95,9 +90,12 @@ impl Case {
     fn host(self, factor: impl Fn(usize, usize, usize) -> f64) -> impl Fn(&[Vec<f64>]) -> Vec<f64> {
         move |values| {
             let (d, width) = (self.head_dim, self.width());
-            let part = |which: usize, row: usize, column: usize| match self.packed {
-                true => values[0][row * 3 * width + which * width + column],
-                false => values[which][row * width + column],
+            let part = |which: usize, row: usize, column: usize| {
+                if self.packed {
+                    values[0][row * 3 * width + which * width + column]
+                } else {
+                    values[which][row * width + column]
+                }
             };
             let keys = self.keys();
             let mut out = vec![0.0; self.batch * self.queries * width];
@@ -323,10 +321,7 @@ fn narrow_operands_round_the_results_alone() {
         if !crate::device().supports_dtype(dtype) {
             continue; // WGSL has no bf16
         }
-        let cases = match crate::on_cpu() {
-            true => [cases(2, 3, 7, 4), cases(1, 2, 5, 5)].concat(),
-            false => few(2, 3, 7, 5),
-        };
+        let cases = if crate::on_cpu() { [cases(2, 3, 7, 4), cases(1, 2, 5, 5)].concat() } else { few(2, 3, 7, 5) };
         for case in cases {
             let mut inputs = case.inputs();
             // Numbers of 6 bits are themselves in both types.

@@ -12,7 +12,7 @@ use crate::{Input, close, input, on_cpu, read, run, tensor, vector, wide};
 const BF16: FloatDType = FloatDType::BF16;
 const KINDS: [Activation; 2] = [Activation::GeluTanh, Activation::GeluErf];
 
-/// Of `x`, `W1`, `b1`, `W2` and `b2` where there is a fifth input.
+/// The feed-forward block of the inputs `x`, `W1`, `b1`, `W2`, and `b2` where there is a fifth one.
 fn block(kind: Activation, mut inputs: Vec<Tensor<2>>, operands: [Operands; 2], ops: Ops) -> Tensor<1> {
     let bias = (inputs.len() == 5).then(|| vector(inputs.pop().unwrap()));
     let [x, first, inner_bias, second] = inputs.try_into().unwrap();
@@ -26,7 +26,7 @@ fn joined(kind: Activation, inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     block(kind, inputs, [BF16, BF16].map(Operands::from), ops)
 }
 
-/// The same by the operators that it joins.
+/// The feed-forward block composed of the operators that the fused one joins.
 fn one_by_one(kind: Activation, mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let bias = (inputs.len() == 5).then(|| vector(inputs.pop().unwrap()));
     let [x, first, inner_bias, second] = inputs.try_into().unwrap();
@@ -166,7 +166,7 @@ fn it_keeps_its_bits_without_autodiff_with_packed_weights_and_on_any_number_of_t
     }
 }
 
-/// What does not learn has no gradient, and those of the others stay what they are.
+/// A frozen input has no gradient, and the gradients of the other inputs stay what they are.
 #[test]
 fn frozen_inputs_have_no_gradient() {
     if !on_cpu() {

@@ -53,7 +53,7 @@ pub(crate) struct Input {
 /// An operator of several inputs; its result is flattened.
 pub(crate) type Op<'a> = &'a dyn Fn(Vec<Tensor<2>>, Ops) -> Tensor<1>;
 
-/// The same in f64 on the host, with the inputs in the same order.
+/// An operator computed in f64 on the host, with its inputs in the order of [`Op`].
 pub(crate) type Host<'a> = &'a dyn Fn(&[Vec<f64>]) -> Vec<f64>;
 
 /// Numbers in `[-1, 1)` that depend on `seed` (SplitMix64).

@@ -36,7 +36,7 @@ impl Decision {
         if self.mode == CompilerMode::Compiled { Engine::Compiled } else { Engine::Native }
     }
 
-    /// As text, for the engine that computes by it.
+    /// This decision as JSON, for the engine that computes by it.
     ///
     /// # Errors
     /// A number that JSON cannot hold.
