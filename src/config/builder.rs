@@ -125,7 +125,7 @@ impl RunConfigBuilder {
     /// model, data and tokenizer.
     ///
     /// # Errors
-    /// As [`RunConfig::validate_own`].
+    /// A config error with the first rule that is broken.
     pub fn build_own(self) -> Result<RunConfig> {
         self.config.validate_own()?;
         Ok(self.config)
@@ -134,7 +134,7 @@ impl RunConfigBuilder {
     /// The config, checked as a file would be.
     ///
     /// # Errors
-    /// As [`RunConfig::validate`].
+    /// A config error that names the key, what is expected and what was given.
     pub fn build(self) -> Result<RunConfig> {
         self.config.validate()?;
         Ok(self.config)

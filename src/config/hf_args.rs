@@ -257,9 +257,10 @@ impl Document {
         let older = self.trainer("gradient_checkpointing").is_some()
             && self.place_of("gradient_checkpointing").order() >= place;
         let value = if on { "blocks" } else { "none" };
-        match on || !older {
-            true => drop(self.section("trainer").insert(NAME.into(), value.into())),
-            false => drop(self.take(NAME)),
+        if on || !older {
+            drop(self.section("trainer").insert(NAME.into(), value.into()))
+        } else {
+            drop(self.take(NAME))
         }
     }
 

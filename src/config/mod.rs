@@ -112,7 +112,9 @@ impl RunConfig {
     /// TOML, so lists and tables work; what is not valid TOML is a string.
     ///
     /// # Errors
-    /// As [`load`](Self::load), and for an override that has another form.
+    /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong
+    /// type, a value that makes no sense or an override of another form; an io error when the
+    /// system refuses to read the file.
     pub fn load_with(path: impl AsRef<Path>, overrides: &[String]) -> Result<Self> {
         Self::load_with_hf_args(path, None, overrides)
     }
@@ -122,8 +124,9 @@ impl RunConfig {
     /// asks for nothing.
     ///
     /// # Errors
-    /// As [`load_with`](Self::load_with); a config error for a file that is no JSON object, that has a name which
-    /// `TrainingArguments` has not, or that asks for something that Kiln does not have.
+    /// Any error of [`load_with`](Self::load_with); a config error for a file that is no JSON
+    /// object, that has a name which `TrainingArguments` has not, or that asks for something that
+    /// Kiln does not have.
     pub fn load_with_hf_args(path: impl AsRef<Path>, hf_args: Option<&Path>, overrides: &[String]) -> Result<Self> {
         let path = path.as_ref();
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -138,7 +141,8 @@ impl RunConfig {
     /// `run.output_dir` must be given.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// A config error for text that is not TOML, an unknown key, a wrong type or a value that makes
+    /// no sense.
     pub fn parse(text: &str, origin: &str) -> Result<Self> {
         Self::from_text(text, origin, None, None, &[], &[])
     }
@@ -211,10 +215,12 @@ impl RunConfig {
             && document.table.get("data").and_then(|data| data.get("format")).is_none()
         {
             let is_answering = config.data.task == Task::QuestionAnswering;
-            config.data.format = match is_answering {
-                true => DataFormat::Squad,
-                false if config.data.is_saved_dataset() => DataFormat::Arrow,
-                false => DataFormat::Parquet,
+            config.data.format = if is_answering {
+                DataFormat::Squad
+            } else if config.data.is_saved_dataset() {
+                DataFormat::Arrow
+            } else {
+                DataFormat::Parquet
             };
         }
         check::check(&config).map_err(|complaint| document.locate(complaint))?;

@@ -142,7 +142,7 @@ choices! {
         Warning = "warning",
         /// Neither plan nor notices.
         Error = "error",
-        /// As `error`.
+        /// Neither plan nor notices.
         Critical = "critical",
         /// The default of the application, which is `info`.
         Passive = "passive",

@@ -18,7 +18,7 @@ choices! {
         CosineWithRestarts = "cosine_with_restarts",
         /// Warm-up, then a polynomial of degree `power` to `lr_end`.
         Polynomial = "polynomial",
-        /// The same rate throughout; takes no warm-up.
+        /// A constant rate; takes no warm-up.
         Constant = "constant",
         /// Warm-up, then the same rate.
         ConstantWithWarmup = "constant_with_warmup",
@@ -90,7 +90,7 @@ pub struct SchedulerKwargs {
     /// Learning rate at the end of the schedules with a minimum; this or `min_lr_rate` must be given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_lr: Option<f64>,
-    /// The same as a part of `learning_rate`.
+    /// Learning rate at the end of the schedules with a minimum, as a part of `learning_rate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_lr_rate: Option<f64>,
     /// Where the warm-up of `cosine_warmup_with_min_lr` starts, as a part of `learning_rate` (default one step's

@@ -142,7 +142,8 @@ impl RunConfig {
     /// The config in `text`, a file called `origin`, with `settings` laid over it. There may be no file: no text then.
     ///
     /// # Errors
-    /// As [`load`](Self::load); what a setting breaks is told by its origin.
+    /// Text that is not TOML, an unknown key, a wrong type or a value that makes no sense; an error
+    /// about a setting names its origin.
     pub fn with_settings(text: &str, origin: &str, settings: &[Setting]) -> Result<Self> {
         Self::from_text(text, origin, None, None, settings, &[])
     }

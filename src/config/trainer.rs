@@ -83,7 +83,8 @@ pub struct TrainerSection {
     /// applies all. A device that works asynchronously is read from in every step for it. Default: not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip_update_lossz: Option<f64>,
-    /// The same for the gradient norm before clipping (`-sg` of llm.c). Default: not given.
+    /// A step is not applied where its gradient norm before clipping has a z-score above this among
+    /// those of the last 128 steps (`-sg` of llm.c); 0 applies all. Default: not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip_update_gradz: Option<f64>,
     /// Part of a target's probability that is spread evenly over all classes, in training and in `eval_loss`: for language
@@ -154,8 +155,8 @@ pub struct TrainerSection {
     /// Seed of the order of samples alone. Default: `seed`.
     #[serde(with = "seed::some", skip_serializing_if = "Option::is_none")]
     pub data_seed: Option<u64>,
-    /// The same config gives the same run, bit for bit. On the CPU it always does; on other devices, where kernels add in an
-    /// order of their own, this is refused. Default: false.
+    /// Makes every run of a config the same, bit for bit. On the CPU it always is; on other
+    /// devices, where kernels add in an order of their own, this is refused. Default: false.
     pub full_determinism: bool,
     /// Leaves out the last batch of an epoch when it is not full. Default: false.
     pub dataloader_drop_last: bool,

@@ -8,9 +8,10 @@ use super::{
 };
 
 impl RunConfig {
-    /// The same training in the folder `output_dir` (new: [`OnExisting::Fail`]) and nothing else: no evaluation or prediction,
-    /// checkpoint, limit of time, sample of text, report to other programs or check of the compiler, and a log row every
-    /// `logging_steps` steps. Every weight of every step is what it was. A caller that needs one of these sets it again.
+    /// The training of this run in the folder `output_dir` (new: [`OnExisting::Fail`]) and nothing
+    /// else: no evaluation or prediction, checkpoint, limit of time, sample of text, report to
+    /// other programs or check of the compiler, and a log row every `logging_steps` steps. Every
+    /// weight of every step is what it was. A caller that needs one of these sets it again.
     #[must_use]
     pub fn training_only(&self, output_dir: impl Into<PathBuf>, logging_steps: usize) -> Self {
         let given = self.clone();

@@ -183,26 +183,29 @@ impl<'de> Deserialize<'de> for Validation {
             }
 
             fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Validation, E> {
-                match value > 0.0 && value < 1.0 {
-                    true => Ok(Validation::Share(value)),
-                    false => Err(E::invalid_value(Unexpected::Float(value), &"a share between 0 and 1")),
+                if value > 0.0 && value < 1.0 {
+                    Ok(Validation::Share(value))
+                } else {
+                    Err(E::invalid_value(Unexpected::Float(value), &"a share between 0 and 1"))
                 }
             }
 
             fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Validation, E> {
                 let first = value.strip_prefix("train[:").and_then(|rest| rest.strip_suffix("%]"));
                 if let Some(percent) = first.and_then(|number| number.trim().parse::<f64>().ok()) {
-                    return match percent > 0.0 && percent < 100.0 {
-                        true => Ok(Validation::First(percent)),
-                        false => Err(E::invalid_value(Unexpected::Str(value), &"a share between \"0%\" and \"100%\"")),
+                    return if percent > 0.0 && percent < 100.0 {
+                        Ok(Validation::First(percent))
+                    } else {
+                        Err(E::invalid_value(Unexpected::Str(value), &"a share between \"0%\" and \"100%\""))
                     };
                 }
                 let Some(percent) = value.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok()) else {
                     return Ok(Validation::Files(vec![value.to_owned()]));
                 };
-                match percent > 0.0 && percent < 100.0 {
-                    true => Ok(Validation::Share(percent / 100.0)),
-                    false => Err(E::invalid_value(Unexpected::Str(value), &"a share between \"0%\" and \"100%\"")),
+                if percent > 0.0 && percent < 100.0 {
+                    Ok(Validation::Share(percent / 100.0))
+                } else {
+                    Err(E::invalid_value(Unexpected::Str(value), &"a share between \"0%\" and \"100%\""))
                 }
             }
 
@@ -298,10 +301,7 @@ where
         }
 
         fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Option<u64>, E> {
-            match value == -1.0 {
-                true => Ok(None),
-                false => CountReader.visit_f64(value).map(Some),
-            }
+            if value == -1.0 { Ok(None) } else { CountReader.visit_f64(value).map(Some) }
         }
     }
     let value = deserializer.deserialize_any(Reader)?;
@@ -348,9 +348,12 @@ pub(crate) mod seed {
             }
 
             fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<u64, E> {
-                let refused = |error: E| match value.fract() == 0.0 && value > 0.0 {
-                    true => E::custom(format!("expected a whole number from 0 to {}, got {value}", u64::MAX)),
-                    false => error,
+                let refused = |error: E| {
+                    if value.fract() == 0.0 && value > 0.0 {
+                        E::custom(format!("expected a whole number from 0 to {}, got {value}", u64::MAX))
+                    } else {
+                        error
+                    }
                 };
                 CountReader.visit_f64(value).map_err(refused)
             }
@@ -363,7 +366,7 @@ pub(crate) mod seed {
         deserializer.deserialize_any(Reader)
     }
 
-    /// The same for a key that may be absent.
+    /// The serialised form of a seed that may be absent.
     pub(crate) mod some {
         use serde::{Deserializer, Serializer};
 
@@ -399,9 +402,10 @@ impl Visitor<'_> for CountReader {
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<u64, E> {
         // Above 2^53 a float no longer says which whole number was meant.
-        match value >= 0.0 && value.fract() == 0.0 && value <= 9_007_199_254_740_992.0 {
-            true => Ok(value as u64),
-            false => Err(E::invalid_type(Unexpected::Float(value), &self)),
+        if value >= 0.0 && value.fract() == 0.0 && value <= 9_007_199_254_740_992.0 {
+            Ok(value as u64)
+        } else {
+            Err(E::invalid_type(Unexpected::Float(value), &self))
         }
     }
 }

@@ -72,10 +72,8 @@ pub fn evaluate<T: TrainingTask>(
         let is_done = loaded.is_none();
         if let Some(loaded) = loaded {
             let is_own = batches % world.size() as u64 == world.rank() as u64;
-            let values = match is_own {
-                true => task.evaluate(&model, &task.to_device(&loaded.batch, device)?, pass)?,
-                false => Vec::new(),
-            };
+            let values =
+                if is_own { task.evaluate(&model, &task.to_device(&loaded.batch, device)?, pass)? } else { Vec::new() };
             pending.push((loaded.batch, values));
             samples += loaded.examples as u64;
             batches += 1;

@@ -77,10 +77,12 @@ pub fn forward(
     Ok(out)
 }
 
-/// As [`forward`], written to `path` as safetensors.
+/// Runs `batch` through the model without dropout, like [`forward`], and writes the result to
+/// `path` as safetensors.
 ///
 /// # Errors
-/// As [`forward`], and the operating system's.
+/// Ids, labels or lengths that the model does not have; gradients asked for without labels; the
+/// operating system's.
 pub fn forward_to_file(
     folder: &ModelFolder,
     task: Task,

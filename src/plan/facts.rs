@@ -57,7 +57,7 @@ pub struct ModelFacts {
 }
 
 impl ModelFacts {
-    /// Those of `model`, a `kind` of which nothing else is known.
+    /// The facts about `model`, a `kind` of which nothing else is known.
     pub fn of<M: StateDict>(kind: &str, model: &M) -> Self {
         let parameters = parameters(model);
         Self {
@@ -114,7 +114,7 @@ impl SplitFacts {
 }
 
 impl DataFacts {
-    /// Those of `train`, which is drawn in `batches`, and of `validation`.
+    /// The facts about `train`, which is drawn in `batches`, and about `validation`.
     pub fn new<E: Fingerprint>(train: &dyn Dataset<E>, validation: Option<&dyn Dataset<E>>, batches: Batches) -> Self {
         Self {
             train: SplitFacts::of(train),

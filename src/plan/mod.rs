@@ -430,9 +430,10 @@ fn documents(config: &RunConfig, device: DeviceKind) -> Option<String> {
         DataFormat::Text => "line",
         _ => "row",
     };
-    Some(match data.marks_ends() {
-        true => format!("a {unit} is a document, and end-of-text follows each (data.document_end)"),
-        false => format!("{unit}s are joined without end-of-text, as {script} joins rows (data.document_end)"),
+    Some(if data.marks_ends() {
+        format!("a {unit} is a document, and end-of-text follows each (data.document_end)")
+    } else {
+        format!("{unit}s are joined without end-of-text, as {script} joins rows (data.document_end)")
     })
 }
 
@@ -556,10 +557,7 @@ fn check_tokens(trainer: &TrainerSection, train_tokens: u64) -> Result<()> {
 /// accumulated batches; epochs may have fractions.
 fn step_plan(config: &RunConfig, batch: &BatchPlan, data: &DataPlan) -> Result<StepPlan> {
     let (trainer, examples) = (&config.trainer, data.train_examples);
-    let batches = match trainer.dataloader_drop_last {
-        true => examples / batch.micro,
-        false => examples.div_ceil(batch.micro),
-    };
+    let batches = if trainer.dataloader_drop_last { examples / batch.micro } else { examples.div_ceil(batch.micro) };
     if batches == 0 {
         return Err(Error::config(format!(
             "trainer.dataloader_drop_last = true: {examples} examples do not fill one batch of {}",

@@ -51,7 +51,7 @@ pub struct RunSettings {
 }
 
 impl RunSettings {
-    /// Those of `config`.
+    /// The settings that `config` has for its run.
     pub fn of(config: &RunConfig) -> Self {
         let (run, trainer) = (&config.run, &config.trainer);
         Self {

@@ -173,7 +173,8 @@ pub(crate) struct Adapters {
 }
 
 impl Adapters {
-    /// Those that `config` asks for in `model`: new ones by `[lora]`, or those of the folder `model.from`.
+    /// The adapters that `config` asks for in `model`: new ones by `[lora]`, or those of the folder
+    /// `model.from`.
     ///
     /// # Errors
     /// Settings that do not fit the model, and both at once.

@@ -85,7 +85,7 @@ impl BuiltIn {
         Ok(ModelFacts { built_in, from, lora, adapter, ..model_facts(self)? })
     }
 
-    /// The same with `adapters` on the model.
+    /// The task with `adapters` on its model.
     pub(super) fn with_adapters(self, adapters: Adapters) -> Self {
         Self { lora: adapters.config, adapter: adapters.from, ..self }
     }

@@ -109,7 +109,7 @@ struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    /// That of `folder`, or of the base of an adapter; empty where there is none.
+    /// Reads the file of `folder`, or of the base of an adapter; empty where there is none.
     fn read(folder: &'a ModelFolder) -> Result<Self> {
         let at = |path: &Path| {
             Ok::<_, Error>(read_file(path, GENERATION_CONFIG)?.map(|(_, bytes)| (path.to_owned(), bytes)))

@@ -149,7 +149,7 @@ impl<T: TrainingTask> Session<T> {
     /// from them.
     ///
     /// # Errors
-    /// That of `change`, and settings that contradict one another or the facts.
+    /// The error of `change`, and settings that contradict one another or the facts.
     pub fn derive(&self, change: impl FnOnce(&mut RunConfig, &mut Facts) -> Result<()>) -> Result<Self> {
         let (mut config, mut facts) = (self.config.clone(), self.facts.clone());
         change(&mut config, &mut facts)?;
@@ -177,7 +177,7 @@ impl<T: TrainingTask> Session<T> {
     /// The session in the mode that `decision` names.
     ///
     /// # Errors
-    /// As [`with`](Self::with).
+    /// Settings that contradict one another or the facts.
     pub fn decided(&self, decision: Decision) -> Result<Self> {
         self.derive(|_, facts| {
             facts.decision = Some(decision);
@@ -275,9 +275,8 @@ impl<T: TrainingTask> Session<T> {
         let found = device::select(config.device.kind, config.device.index)?;
         let batch = BatchPlan::of(&config, None)?;
         let trainer = &config.trainer;
-        let limit = |data: Arc<dyn Dataset<T::Example>>, limits: bool, size| match limits {
-            true => Arc::new(Subset::first(data, size)),
-            false => data,
+        let limit = |data: Arc<dyn Dataset<T::Example>>, limits: bool, size| {
+            if limits { Arc::new(Subset::first(data, size)) } else { data }
         };
         let train = limit(train, trainer.overfit_one_batch || trainer.fast_dev_run, batch.global);
         let validation = validation.map(|data| limit(data, trainer.fast_dev_run, trainer.per_device_eval_batch_size));
@@ -329,10 +328,11 @@ impl Session {
         Self::open_with_progress(config, &mut |_| ControlFlow::Continue(()))
     }
 
-    /// As [`open`](Self::open); `progress` is told how far tokenising has come and may interrupt it.
+    /// Opens what `config` names and derives the plan, like [`open`](Self::open); `progress` is
+    /// told how far tokenising has come and may interrupt it.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Inputs that cannot be used, and settings that contradict one another or the inputs.
     pub fn open_with_progress(
         config: RunConfig,
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
@@ -340,10 +340,12 @@ impl Session {
         Self::open_for(config, None, progress)
     }
 
-    /// As [`open`](Self::open), where evaluations have `metrics` beside the figures of the task.
+    /// Opens what `config` names and derives the plan, like [`open`](Self::open); evaluations have
+    /// `metrics` beside the figures of the task.
     ///
     /// # Errors
-    /// As there, and a task whose predictions are not collected (`clm`, `mlm` and `question-answering`).
+    /// Inputs that cannot be used, settings that contradict one another or the inputs, and a task
+    /// whose predictions are not collected (`clm`, `mlm` and `question-answering`).
     pub fn open_with_metrics(config: RunConfig, metrics: ComputeMetrics) -> Result<Self> {
         Self::open_for(config, Some(metrics), &mut |_| ControlFlow::Continue(()))
     }
@@ -397,7 +399,7 @@ impl RunConfig {
     /// The plan of this run. Its inputs are opened to derive it and closed again; [`Session::open`] keeps them open.
     ///
     /// # Errors
-    /// Those of [`Session::open`].
+    /// Inputs that cannot be used, and settings that contradict one another or the inputs.
     pub fn plan(self) -> Result<RunPlan> {
         Session::open(self).map(Session::into_plan)
     }

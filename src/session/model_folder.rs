@@ -78,7 +78,7 @@ impl ModelFolder {
         Ok(Self { path, base: source.base, config, model, notes })
     }
 
-    /// The same model, computing as `compute` says.
+    /// Makes the model compute as `compute` says.
     #[must_use]
     pub fn with_compute(mut self, compute: Compute) -> Self {
         self.model = self.model.with_compute(compute);

@@ -26,7 +26,7 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     type Example: Fingerprint;
     /// Examples of a micro-batch, put together on the host.
     type Batch: Send + 'static;
-    /// The same on the device: a tensor, or a tuple or structure of tensors.
+    /// Examples of a micro-batch on the device: a tensor, or a tuple or structure of tensors.
     type DeviceBatch: TensorTree;
 
     /// The model with random weights, drawn from the generator of `device` and from nothing else. `compute` says in which
@@ -83,7 +83,7 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// its [metrics](Self::metrics) are means of.
     ///
     /// # Errors
-    /// Those of [`loss`](Self::loss).
+    /// A batch without labels.
     fn evaluate(&self, model: &Self::Model, batch: &Self::DeviceBatch, pass: Pass<'_>) -> Result<Vec<Tensor<1>>> {
         Ok(vec![self.loss(model, batch, pass)?])
     }
@@ -170,7 +170,7 @@ pub struct BatchSize {
 
 /// Tensors that belong together, each of which can be replaced by another of the same shape.
 pub trait TensorTree: Clone + 'static {
-    /// The same structure with what `mapper` makes of every tensor, always in the same order.
+    /// Replaces every tensor by what `mapper` makes of it, always in the same order.
     #[must_use]
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self;
 }

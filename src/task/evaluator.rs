@@ -235,10 +235,7 @@ impl Predictions {
             Task::Clm | Task::Mlm | Task::MultipleChoice => None,
         };
         // The logits of a vocabulary are what evaluation takes most memory for: no copy outlives its last use.
-        let smoothed = match options.is_plain() {
-            true => None,
-            false => Some(batch.training_loss(logits.clone(), &options)?.sum),
-        };
+        let smoothed = if options.is_plain() { None } else { Some(batch.training_loss(logits.clone(), &options)?.sum) };
         let sum = batch.loss(logits)?.sum;
         let smoothed = smoothed.unwrap_or_else(|| sum.clone());
         let right = right.unwrap_or_else(|| sum.zeros_like());

@@ -41,7 +41,7 @@ pub enum Reduction {
     Exact,
     /// Each is divided by the number of its own terms, and these means are added.
     SumOfMeans,
-    /// As that, and the sum of the means is divided by their number.
+    /// Each sum is divided by the number of its own terms, and the mean of these means is taken.
     MeanOfMeans,
 }
 
@@ -114,10 +114,8 @@ impl LossOptions {
             Some(weights) => Some(in_order(weights, model.labels())?),
         };
         let as_in_transformers = trainer.accumulation == Accumulation::Transformers;
-        let reduction = match as_in_transformers {
-            true => Reduction::of_transformers(task, label_smoothing),
-            false => Reduction::Exact,
-        };
+        let reduction =
+            if as_in_transformers { Reduction::of_transformers(task, label_smoothing) } else { Reduction::Exact };
         // `GPT2LMHeadModel` has no `loss_type` by which the Trainer would know that its labels are shifted; GPT-Neo's has.
         let counts_first_labels = as_in_transformers && task == Task::Clm && model.model_type() == ModelType::Gpt2;
         Ok(Self { label_smoothing, class_weights, reduction, counts_first_labels })
@@ -242,7 +240,8 @@ impl DeviceBatch {
         self.training_loss(model.head(x, &self.input, rows, pass), options)
     }
 
-    /// As [`loss`](Self::loss), with `options`. The sum is to be divided by [`LossOptions::total_weight`].
+    /// The loss sum of `logits` with `options`, which is to be divided by
+    /// [`LossOptions::total_weight`].
     ///
     /// # Errors
     /// A batch without labels.
@@ -270,8 +269,8 @@ impl DeviceBatch {
 }
 
 impl DeviceBatch {
-    /// The same with the weights of the classes of `options` beside it, which would otherwise be copied to the device when the loss is
-    /// computed: a captured step cannot do that.
+    /// Puts the class weights of `options` on `device` beside the batch. They would otherwise be
+    /// copied when the loss is computed, which a captured step cannot do.
     #[must_use]
     pub fn with_class_weights(self, options: &LossOptions, device: &Device) -> Self {
         Self { class_weights: options.class_weights.as_ref().map(|weights| on_device(weights, device)), ..self }

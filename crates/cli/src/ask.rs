@@ -27,7 +27,8 @@ pub(super) fn answer(term: &Term, question: &str, usual: Option<&str>) -> Result
 /// The value that `read` makes of `given`, else of an answer to `question`, which is asked until `read` takes the answer.
 ///
 /// # Errors
-/// Those of [`answer`], and of `read` for `given`.
+/// A terminal that cannot be written or read, the end of its input, and an error of `read` for
+/// `given`.
 pub(super) fn until_read<T>(
     term: &Term,
     (question, usual): (&str, Option<&str>),

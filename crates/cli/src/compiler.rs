@@ -176,20 +176,15 @@ pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
                 parity.difference.as_ref().map_or_else(String::new, |difference| format!(" ({difference})"));
             let fused = Operator::ALL.into_iter().filter(|it| parity.fused.iter().any(|name| name == it.name()));
             let fused = fused.collect::<Vec<_>>();
-            let (what, help) = match columns.is_empty() {
-                true => (
-                    "though no single part of the compiler is to blame".to_owned(),
-                    "train with --compiler native".into(),
-                ),
-                false => {
-                    let settings = match together {
-                        true => columns::settings(&columns, &fused),
-                        false => {
-                            columns.chunks(1).map(|one| columns::settings(one, &fused)).collect::<Vec<_>>().join(" or ")
-                        }
-                    };
-                    (format!("because of {names}"), format!("train with {settings}, or with --compiler native"))
-                }
+            let (what, help) = if columns.is_empty() {
+                ("though no single part of the compiler is to blame".to_owned(), "train with --compiler native".into())
+            } else {
+                let settings = if together {
+                    columns::settings(&columns, &fused)
+                } else {
+                    columns.chunks(1).map(|one| columns::settings(one, &fused)).collect::<Vec<_>>().join(" or ")
+                };
+                (format!("because of {names}"), format!("train with {settings}, or with --compiler native"))
             };
             Err(Error::differs(format!("compiled differs from native, {what}{difference}")).help(help))
         }

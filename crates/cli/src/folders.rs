@@ -50,9 +50,10 @@ pub(super) fn describe(run: &Path, json: bool) -> Result<()> {
         Error::data(format!("{}: there is no run of Kiln's in this folder", run.display()))
             .help("`kiln runs FOLDER` lists the runs in a folder")
     })?;
-    match json {
-        true => say(serde_json::to_string_pretty(&run).expect("texts and figures are JSON")),
-        false => show(terminal::runs::description(&run).trim_end()),
+    if json {
+        say(serde_json::to_string_pretty(&run).expect("texts and figures are JSON"))
+    } else {
+        show(terminal::runs::description(&run).trim_end())
     }
 }
 

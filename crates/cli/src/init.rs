@@ -27,7 +27,8 @@ pub struct Checked {
 /// it is known by its name as far as that tells.
 ///
 /// # Errors
-/// Those of loading the model, but for its weights, and a model of a family without such a head.
+/// A model or configuration that cannot be loaded, and a model of a family without a head for
+/// `task`.
 pub fn check_model(task: Task, model: &str, settings: &HubSettings) -> Result<Checked> {
     let (kind, checked) = match glimpse(model, settings)? {
         Glimpse::Config(folder) => {
@@ -175,9 +176,12 @@ impl Data {
         }
         let longest = positions.map_or(LONGEST_BLOCK, |positions| LONGEST_BLOCK.min(positions));
         let shares = || SHARES.map(Validation::Share).to_vec();
-        let open = |patterns: &[String], documents| match format.is_table() {
-            true => Corpus::of_table(Table::open(patterns, format, columns.clone())?),
-            false => Corpus::open(patterns, documents),
+        let open = |patterns: &[String], documents| {
+            if format.is_table() {
+                Corpus::of_table(Table::open(patterns, format, columns.clone())?)
+            } else {
+                Corpus::open(patterns, documents)
+            }
         };
         // One file has no share of files, but one of lines.
         let documents = [Documents::File, Documents::Line];

@@ -165,11 +165,10 @@ fn lines(run: &Path) -> Result<Vec<String>> {
         return lines(&log);
     }
     let rows = runs::rows(run);
-    match rows.is_empty() {
-        true => {
-            Err(Error::config(format!("{}: no run folder: it has neither {} nor rows", run.display(), run_log::FILE)))
-        }
-        false => Ok(rows.iter().map(|row| row.to_dict()).collect()),
+    if rows.is_empty() {
+        Err(Error::config(format!("{}: no run folder: it has neither {} nor rows", run.display(), run_log::FILE)))
+    } else {
+        Ok(rows.iter().map(|row| row.to_dict()).collect())
     }
 }
 

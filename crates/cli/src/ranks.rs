@@ -283,10 +283,10 @@ fn watch_over_all(commands: Vec<(usize, std::process::Command)>, grace: Duration
         // A rank that is left alone hears of it within seconds, unless it waits for one that has never come.
         let over = [told.map(|(_, since)| since + grace), failed.map(|(_, _, since)| since + 2 * STAYS)];
         if let Some(over) = over.into_iter().flatten().min().filter(|over| Instant::now() > *over) {
-            match is_ending {
-                false => send(&mut children, signals::Signal::Terminate.number()),
-                true if Instant::now() > over + KILLED_AFTER => send(&mut children, Signal::KILL.as_raw()),
-                true => {}
+            if !is_ending {
+                send(&mut children, signals::Signal::Terminate.number());
+            } else if Instant::now() > over + KILLED_AFTER {
+                send(&mut children, Signal::KILL.as_raw());
             }
             is_ending = true;
         }
@@ -457,7 +457,7 @@ pub(super) struct OtherRank {
 /// The world of the launcher, if there is one, with the device that this process of it has for `config`.
 ///
 /// # Errors
-/// Those of [`World::join`], and fewer devices than ranks of a machine.
+/// An error of [`World::join`], and fewer devices than ranks of a machine.
 pub(super) fn world(config: &mut RunConfig) -> Result<World> {
     let world = World::join()?;
     config.device.index = device::index_of_rank(config.device.kind, config.device.index, &world)?;
@@ -482,7 +482,8 @@ fn check_mode(mode: CompilerMode, kind: DeviceKind) -> Result<()> {
 /// a temporary run folder.
 ///
 /// # Errors
-/// Those of [`world`], and a mode that ranks cannot choose.
+/// A world that cannot be joined, fewer devices than ranks of a machine, and a mode that ranks
+/// cannot choose.
 pub(super) fn join(config: &mut RunConfig) -> Result<Ranks> {
     if environment::find()?.is_some() && config.compiler_mode() == CompilerMode::Auto {
         check_mode(CompilerMode::Auto, device::select(config.device.kind, config.device.index)?.kind)?;
@@ -538,7 +539,8 @@ impl<M> Callback<M> for MoveLog {
 /// The stderr that a rank besides 0 was started with, and the beginning of what it says there.
 static STDERR: OnceLock<(File, String)> = OnceLock::new();
 
-/// That, for a rank whose own stderr is its log.
+/// The stderr of the launcher and the beginning of what is said there, for a rank whose own stderr
+/// is its log.
 #[cfg(unix)]
 pub(super) fn stderr() -> Option<(&'static File, &'static str)> {
     STDERR.get().map(|(stderr, begin)| (stderr, begin.as_str()))

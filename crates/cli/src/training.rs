@@ -294,10 +294,7 @@ pub(super) struct EvalArgs {
 }
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
-    let mut config = match args.config.file.is_dir() {
-        true => of_run(&args.config)?,
-        false => args.config.load()?,
-    };
+    let mut config = if args.config.file.is_dir() { of_run(&args.config)? } else { args.config.load()? };
     if let Some(mode) = args.compiler {
         config.set_compiler(mode);
     }
@@ -563,10 +560,11 @@ fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
                 .help("name the one whose rows are to be predicted")),
         };
     }
-    match path.is_file() {
-        true => Ok(Some(path)),
-        false => Err(Error::data(format!("data.test: {}: no such file", path.display()))
-            .help("paths are relative to where kiln is started")),
+    if path.is_file() {
+        Ok(Some(path))
+    } else {
+        Err(Error::data(format!("data.test: {}: no such file", path.display()))
+            .help("paths are relative to where kiln is started"))
     }
 }
 

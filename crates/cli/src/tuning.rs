@@ -120,9 +120,8 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
         handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
     }
     let elsewhere = two_engines && modes.len() > 1;
-    let search = |mode: &CompilerMode| match elsewhere {
-        true => search_in_its_engine(&config, *mode, args),
-        false => search(&config, *mode, &options),
+    let search = |mode: &CompilerMode| {
+        if elsewhere { search_in_its_engine(&config, *mode, args) } else { search(&config, *mode, &options) }
     };
     let found = modes.iter().map(search).collect::<Result<Vec<_>>>()?;
     if let (Some(out), [found]) = (&args.out, &found[..]) {
@@ -155,7 +154,7 @@ pub(super) fn size_of(config: &RunConfig) -> Result<Option<usize>> {
     Ok(Some(micro_batch(config, found.batch)))
 }
 
-/// The same command for one mode, in a process that becomes that mode's engine.
+/// Runs `kiln tune-batch` for one mode, in a process that becomes that mode's engine.
 fn search_in_its_engine(config: &RunConfig, mode: CompilerMode, args: &TuneArgs) -> Result<Stored> {
     let folder = scratch()?;
     let out = folder.path().join("found.json");

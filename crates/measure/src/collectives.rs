@@ -122,7 +122,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Of the times in seconds of all-reduce and of gradients by bytes, among `ranks`.
+    /// The link between `ranks`, fitted to the seconds that all-reduce and the exchange of
+    /// gradients take by their bytes.
     fn of(all_reduce: &[(usize, f64)], gradients: &[(usize, f64)], gamma: f64, ranks: usize) -> Self {
         let others = (ranks - 1) as f64;
         let share = others / ranks as f64;

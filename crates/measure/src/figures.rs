@@ -75,7 +75,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of `values`; none of nothing.
+    /// The spread of `values`; none where there are no values.
     pub fn of(values: &[f64]) -> Option<Self> {
         (!values.is_empty()).then(|| Self {
             median: median(values),

@@ -10,8 +10,9 @@ use kiln::config::Precision;
 /// differences through the updates.
 const LIMIT: f64 = 1e-3;
 
-/// As [`LIMIT`] with matrix products in f16 or bf16, whose last digits are 2^-11 and 2^-8 of a number: a loss is a mean over
-/// many, so a few of those.
+/// Relative difference of a loss that is allowed, without dropout, with matrix products in f16 (in
+/// bf16: [`LIMIT_BF16`]). Their last digits are 2^-11 and 2^-8 of a number; a loss is a mean over
+/// many numbers, so a few last digits are enough.
 const LIMIT_F16: f64 = 5e-3;
 
 /// See [`LIMIT_F16`].

@@ -91,7 +91,7 @@ pub struct Prediction {
     pub devices: usize,
     /// Milliseconds of a step.
     pub step_ms: f64,
-    /// Of these, for exchanges.
+    /// Milliseconds of a step that go to exchanges between the devices.
     pub communicate_ms: f64,
     /// Throughput over that of as many devices that exchange nothing.
     pub efficiency: f64,

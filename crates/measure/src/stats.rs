@@ -106,7 +106,8 @@ impl Random {
         (self.next() % n as u64) as usize
     }
 
-    /// As many values as `from` has, in circular blocks of about the cube root of that number, into `into`.
+    /// Fills `into` with a block bootstrap sample of `from`: equally many values, drawn in circular
+    /// blocks of about the cube root of their number.
     pub fn blocks(&mut self, from: &[f64], into: &mut Vec<f64>) {
         let n = from.len();
         let length = (n as f64).cbrt().round().max(1.0) as usize;

@@ -93,10 +93,11 @@ pub(super) fn check(data: &DataSection) -> Checked {
 pub(super) fn streaming(config: &RunConfig) -> Checked {
     let (data, trainer) = (&config.data, &config.trainer);
     if !data.streaming {
-        return match data.shuffle_buffer_size == DataSection::default().shuffle_buffer_size {
-            true => Ok(()),
-            false => Err(Complaint::new("data.shuffle_buffer_size", "has no effect without data.streaming = true")
-                .help("without streaming, `sampler = \"random\"` shuffles all examples")),
+        return if data.shuffle_buffer_size == DataSection::default().shuffle_buffer_size {
+            Ok(())
+        } else {
+            Err(Complaint::new("data.shuffle_buffer_size", "has no effect without data.streaming = true")
+                .help("without streaming, `sampler = \"random\"` shuffles all examples"))
         };
     }
     at_least("data.shuffle_buffer_size", data.shuffle_buffer_size, 1)?;

@@ -583,17 +583,11 @@ const MAX_BATCH: usize = 1 << 20;
 const MAX_RANK: usize = 1 << 20;
 
 fn at_most(key: &str, value: usize, most: usize) -> Checked {
-    match value > most {
-        true => Err(Complaint::new(key, format!("expected at most {most}, got {value}"))),
-        false => Ok(()),
-    }
+    if value > most { Err(Complaint::new(key, format!("expected at most {most}, got {value}"))) } else { Ok(()) }
 }
 
 fn at_least(key: &str, value: usize, least: usize) -> Checked {
-    match value < least {
-        true => Err(Complaint::new(key, format!("expected {least} or more, got {value}"))),
-        false => Ok(()),
-    }
+    if value < least { Err(Complaint::new(key, format!("expected {least} or more, got {value}"))) } else { Ok(()) }
 }
 
 fn not_empty(key: &str, value: Option<&str>) -> Checked {

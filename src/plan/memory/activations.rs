@@ -141,9 +141,11 @@ impl Activations {
         // Where the head reads first tokens alone, the last layer has keys and values of the others.
         let reads_first =
             is_bert && !matches!(task, Task::Clm | Task::Mlm | Task::QuestionAnswering | Task::TokenClassification);
-        let last = match reads_first && !is_plain(Operator::Attention) {
-            true => (operand * 2 + if takes_f32 { 0 } else { operand * 2 }) * width, // each casts its own operand
-            false => kept,
+        let last = if reads_first && !is_plain(Operator::Attention) {
+            // Each casts its own operand.
+            (operand * 2 + if takes_f32 { 0 } else { operand * 2 }) * width
+        } else {
+            kept
         };
 
         // Above and below the layers: the norm, its result, and in the plain form the norm's division. The width there is that of

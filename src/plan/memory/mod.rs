@@ -55,13 +55,13 @@ pub struct MemoryInputs<'a> {
 pub struct Values {
     /// Parameters of the model.
     pub parameters: usize,
-    /// Of these, the ones that learn.
+    /// Trainable parameters.
     pub trained: usize,
     /// Frozen weights of linear layers under adapters: they do nothing but multiply, so they are kept in the type of matrix
     /// products.
     #[serde(default)]
     pub multiplying: usize,
-    /// Of the parameters that learn, those of the largest tensor.
+    /// Parameters of the largest trainable tensor.
     pub largest: usize,
     /// Values of the optimizer's state.
     pub state: usize,
@@ -79,7 +79,7 @@ pub struct Host {
 /// The estimated bytes of a run by their use, at the moment of the largest sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct MemoryEstimate {
-    /// That moment.
+    /// The moment of the largest sum.
     pub peak: Peak,
     /// Weights, f32.
     pub weights: u64,

@@ -98,11 +98,12 @@ pub(super) fn with_vocabulary(
             model.vocab_size(),
             tokenizer.token(last).unwrap_or_default()
         ))
-        .help(match pretrained {
-            true => "set model.resize_token_embeddings = true to append rows to the model's embedding, or use the tokenizer \
-                     that belongs to the model"
-                .into(),
-            false => format!("set model.vocab_size = {size}, or use the tokenizer that belongs to the model"),
+        .help(if pretrained {
+            "set model.resize_token_embeddings = true to append rows to the model's embedding, or use the tokenizer \
+             that belongs to the model"
+                .into()
+        } else {
+            format!("set model.vocab_size = {size}, or use the tokenizer that belongs to the model")
         }));
     }
     // A new model pads as its tokenizer does. RoBERTa counts positions from its padding, so there the model decides.

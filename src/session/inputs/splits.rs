@@ -19,7 +19,8 @@ pub(super) enum Held {
 }
 
 impl Held {
-    /// As a share between 0 and 1, for data of which the config allows no other.
+    /// The validation data's share of the training data, between 0 and 1, where the config allows
+    /// no other form.
     pub(super) fn share(self) -> f64 {
         match self {
             Self::Share(share) => share,

@@ -94,7 +94,7 @@ fn columns(data: &DataSection) -> Columns {
 /// The encoder of rows with these columns.
 ///
 /// # Errors
-/// As [`Tokenizer::row_encoder`].
+/// A length that has no room for a token of each text beside the special ones.
 pub(crate) fn encoder(
     tokenizer: &Tokenizer,
     task: Task,

@@ -25,9 +25,10 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let Opening { config, used, .. } = opening;
     let seed = config.trainer.seed;
     let corpora = Splits::open(config, used, |patterns| {
-        let corpus = match config.data.format.is_table() {
-            true => Table::open(patterns, config.data.format, text_column(config)).and_then(Corpus::of_table),
-            false => Corpus::open(patterns, config.data.documents),
+        let corpus = if config.data.format.is_table() {
+            Table::open(patterns, config.data.format, text_column(config)).and_then(Corpus::of_table)
+        } else {
+            Corpus::open(patterns, config.data.documents)
         };
         corpus.map(|corpus| corpus.with_ends(config.data.marks_ends()))
     })?;

@@ -30,9 +30,10 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     })?;
     // Rows that are tokenized need no tokenizer: one of a class that is not implemented is kept as it is.
     let has_other = |folder: &PathBuf| Tokenizer::is_in(folder) && !Tokenizer::is_read(folder);
-    let tokenizer = match config.tokenizer.from.is_none() && opening.model_from.as_ref().is_some_and(has_other) {
-        true => None,
-        false => opening.optional_tokenizer()?,
+    let tokenizer = if config.tokenizer.from.is_none() && opening.model_from.as_ref().is_some_and(has_other) {
+        None
+    } else {
+        opening.optional_tokenizer()?
     };
     if let Some(tokenizer) = tokenizer.as_ref().filter(|_| config.model.resize_token_embeddings) {
         opening.settle_vocabulary(tokenizer)?;

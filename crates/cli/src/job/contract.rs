@@ -201,7 +201,7 @@ impl Contract {
     /// Expands the variables in `path`, those of the job first.
     ///
     /// # Errors
-    /// As [`expand`](kiln_core::variables::expand).
+    /// An unset variable without a default, an unclosed `${`, no home folder.
     pub(super) fn expand(&self, path: &str) -> Result<PathBuf> {
         let own = self.variables();
         let variable = |name: &str| {

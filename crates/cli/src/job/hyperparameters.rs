@@ -135,7 +135,7 @@ struct Reader<'a> {
     refused: Vec<String>,
     /// The hyperparameter that sets a key.
     set_by: BTreeMap<String, String>,
-    /// Those that are read with others.
+    /// The hyperparameters that are read together with others, by name.
     more: BTreeMap<String, Json>,
 }
 

@@ -26,7 +26,7 @@ const WINDOW: i64 = 384;
 /// The percentage of the training data that `run_clm.py` and `run_mlm.py` evaluate on where there are no validation data.
 const SPLIT_PERCENTAGE: f64 = 5.0;
 
-/// What is set so far: the hyperparameters and channels of a job over its config file.
+/// The settings so far: the hyperparameters and channels of a job over its config file.
 pub(super) struct Known<'a> {
     pub(super) contract: &'a Contract,
     pub(super) base: &'a Table,
@@ -122,7 +122,7 @@ enum Kind {
 /// The settings that `script` makes where neither hyperparameters nor config have them, and lines for people.
 ///
 /// # Errors
-/// What the script does and Kiln does not.
+/// A feature of the script that Kiln does not have.
 pub(super) fn settings(
     script: Script,
     glue: Option<&Glue>,
@@ -234,10 +234,7 @@ fn classification(script: Script, glue: Option<&Glue>, known: &mut Known<'_>) ->
 fn texts_of<'a>(names: &'a [String], label: &str) -> Vec<&'a str> {
     let texts = names.iter().map(String::as_str).filter(|name| *name != label).collect::<Vec<_>>();
     let pair = ["sentence1", "sentence2"];
-    match pair.iter().all(|name| texts.contains(name)) {
-        true => pair.to_vec(),
-        false => texts.into_iter().take(2).collect(),
-    }
+    if pair.iter().all(|name| texts.contains(name)) { pair.to_vec() } else { texts.into_iter().take(2).collect() }
 }
 
 /// Refuses a model whose labels are those of the task in another order: `run_glue.py` gives the rows their numbers.

@@ -198,7 +198,7 @@ impl Glue {
         GLUE.iter().find(|glue| glue.task == name)
     }
 
-    /// What a row has.
+    /// The task that is learned: regression without labels, else classification.
     pub(super) fn learns(&self) -> Task {
         if self.labels.is_empty() { Task::Regression } else { Task::SequenceClassification }
     }

@@ -38,7 +38,7 @@ pub(super) struct JobStatus {
     pub(super) secondary_status: String,
     /// Why it failed or stopped.
     pub(super) message: Option<String>,
-    /// That of its last start, when it has ended.
+    /// Exit code of the last start, when it has ended.
     pub(super) exit_code: Option<u8>,
     /// The kind of its runner: `process`, `docker` or `podman`.
     pub(super) runner: String,

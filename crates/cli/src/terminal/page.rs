@@ -231,14 +231,11 @@ impl Page {
         });
         let form = figures.first().map_or(significant as fn(f64) -> String, |figure| figure.2);
         let mut chart = Chart::new(datasets.collect()).block(block).legend_position(None);
-        chart = match room.height >= 7 && room.width >= 30 {
-            true => {
-                let steps = x.map(|step| format!("{step:.0}"));
-                chart
-                    .x_axis(Axis::default().bounds(x).labels(steps))
-                    .y_axis(Axis::default().bounds(y).labels(y.map(form)))
-            }
-            false => chart.x_axis(Axis::default().bounds(x)).y_axis(Axis::default().bounds(y)),
+        chart = if room.height >= 7 && room.width >= 30 {
+            let steps = x.map(|step| format!("{step:.0}"));
+            chart.x_axis(Axis::default().bounds(x).labels(steps)).y_axis(Axis::default().bounds(y).labels(y.map(form)))
+        } else {
+            chart.x_axis(Axis::default().bounds(x)).y_axis(Axis::default().bounds(y))
         };
         frame.render_widget(chart, room);
     }

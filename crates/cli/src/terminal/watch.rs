@@ -56,10 +56,11 @@ impl<W: Write + AsFd> Drop for Screen<W> {
 
 /// Refuses to show a page without a terminal.
 fn check_terminal(what: &str) -> Result<()> {
-    match stdin().is_terminal() && stdout().is_terminal() {
-        true => Ok(()),
-        false => Err(Error::config(format!("{what}: expected a terminal on stdin and stdout"))
-            .help("`kiln describe RUN` tells without a terminal how a run stands")),
+    if stdin().is_terminal() && stdout().is_terminal() {
+        Ok(())
+    } else {
+        Err(Error::config(format!("{what}: expected a terminal on stdin and stdout"))
+            .help("`kiln describe RUN` tells without a terminal how a run stands"))
     }
 }
 
@@ -154,9 +155,10 @@ struct Said {
 impl Said {
     fn pass(is_error: bool, bytes: &[u8]) {
         // A stream that cannot be written to misses the output: run.log has it.
-        let _ = match is_error {
-            true => std::io::stderr().write_all(bytes),
-            false => stdout().write_all(bytes).and_then(|()| stdout().flush()),
+        let _ = if is_error {
+            std::io::stderr().write_all(bytes)
+        } else {
+            stdout().write_all(bytes).and_then(|()| stdout().flush())
         };
     }
 

@@ -43,7 +43,8 @@ pub struct CaseReport {
     pub about: String,
     /// Processes that wanted to run in the mean of the last minute, before it began (1 a core is a busy machine).
     pub load_before: Option<f64>,
-    /// The same after it, its own work included.
+    /// Processes that wanted to run in the mean of the last minute, after the case ended; its own
+    /// are among them.
     pub load_after: Option<f64>,
     /// Whether the contestants lived side by side and took turns.
     pub together: bool,

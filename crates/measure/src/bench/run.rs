@@ -187,9 +187,10 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&CaseReport) -> Result<()>) ->
         machine: host::cpu_name(),
         gemm_gflops: None,
         cases: Vec::new(),
-        notes: vec![match is_cpu {
-            true => "peak memory is what the process had resident, its start and its compiler included".into(),
-            false => "peak memory is that of the device's pools".into(),
+        notes: vec![if is_cpu {
+            "peak memory is what the process had resident, its start and its compiler included".into()
+        } else {
+            "peak memory is that of the device's pools".into()
         }],
     };
     let cases = match &options.subject {
@@ -241,7 +242,7 @@ impl Turns {
         Ok(())
     }
 
-    /// Those that live side by side.
+    /// The contestants in groups that live side by side.
     fn groups(self, contestants: &[Participant]) -> std::slice::Chunks<'_, Participant> {
         contestants.chunks(if self.together { contestants.len() } else { 1 })
     }

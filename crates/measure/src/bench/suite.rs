@@ -66,7 +66,7 @@ pub enum Lengths {
     /// All as long as is allowed.
     #[default]
     Full,
-    /// As movie reviews are; see `suites.toml`.
+    /// Lengths drawn from those of movie reviews; see `suites.toml`.
     Reviews,
 }
 
@@ -131,7 +131,7 @@ impl Case {
     /// Its description, in a line.
     ///
     /// # Errors
-    /// As [`Case::model_config`].
+    /// Fields that are no fields of the family.
     pub fn describe(&self) -> Result<String> {
         let config = self.model_config()?;
         let (width, layers, heads, _) = config.shape();
@@ -217,7 +217,7 @@ fn unknown<'a>(option: &str, what: &str, given: &str, known: impl Iterator<Item 
         .help(format!("{near}expected one of {}", known.join(", ")))
 }
 
-/// The same model with every dropout at 0.
+/// Sets every dropout of `config` to 0.
 fn without_dropout(config: &mut ModelConfig) {
     match config {
         ModelConfig::Gpt2(config) => (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (0.0, 0.0, 0.0),

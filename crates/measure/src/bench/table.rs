@@ -55,9 +55,10 @@ pub fn terminal(report: &CaseReport) -> String {
     }
     for ratio in &report.ratios {
         // Two rounds tell next to nothing about how much rounds differ.
-        let interval = match report.rounds > 2 {
-            true => format!(" ({:.2} to {:.2})", ratio.found.low, ratio.found.high),
-            false => String::new(),
+        let interval = if report.rounds > 2 {
+            format!(" ({:.2} to {:.2})", ratio.found.low, ratio.found.high)
+        } else {
+            String::new()
         };
         lines.push(format!("{} / {}: {:.2}{interval}", ratio.of, ratio.against, ratio.found.ratio));
     }

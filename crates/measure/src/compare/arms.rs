@@ -129,7 +129,8 @@ impl Wanted {
 /// again last; and what the reader must know about arms that are left out.
 ///
 /// # Errors
-/// As [`Wanted::check`]; a batch that is not known; nothing to ablate.
+/// Arms that do not exist or that need a batch which was not given; a batch that is not known;
+/// nothing to ablate.
 pub fn arms(base: &RunConfig, wanted: &Wanted, planned: &RunPlan) -> Result<(Vec<PlannedArm>, Vec<String>)> {
     wanted.check()?;
     let wants = |name: &str| wanted.arms.is_empty() || wanted.arms.iter().any(|wanted| wanted == name);

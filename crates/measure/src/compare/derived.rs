@@ -23,7 +23,8 @@ pub struct Derived {
     /// Steps after which the compiled run is ahead: what it takes more beside its steady steps in the first run, nothing
     /// tuned, over what a step takes less. None when it is not measurably faster.
     pub break_even_step: Option<f64>,
-    /// The same with what earlier runs have tuned.
+    /// Steps after which a later compiled run is ahead, with the kernels that earlier runs have
+    /// tuned. None when it is not measurably faster.
     pub break_even_step_later: Option<f64>,
     /// The most that any compiler could give at this batch: `step / (step - forward - backward - update)` (Amdahl); on a GPU
     /// the wait for the device counts as computing.

@@ -23,7 +23,8 @@ use crate::turns::participant::Failure;
 /// Steps without a new shape after which the warm-up is over, on the CPU, where nothing is tuned.
 const QUIET_STEPS: usize = 3;
 
-/// The same on devices whose kernels are tuned and captured.
+/// Steps without a new shape after which the warm-up is over, on devices whose kernels are tuned
+/// and captured.
 const QUIET_STEPS_TUNED: usize = 20;
 
 /// The advice for a run that is damaged.
@@ -70,12 +71,12 @@ impl Unreadable {
     const HELP: &str = "make the run again, or, where another build of Kiln wrote the file, remove it: reports then leave out the \
                         batch and the learning rate of the run";
 
-    /// As the failure of one arm among others.
+    /// The failure of one arm among others whose saved plan cannot be read.
     pub(super) fn failure(&self) -> Failure {
         Failure::of_data(format!("{}; {}", self.0, Self::HELP))
     }
 
-    /// As the error of a report.
+    /// The error of a report on a run whose saved plan cannot be read.
     pub(super) fn error(&self) -> Error {
         Error::data(&self.0).help(Self::HELP)
     }

@@ -185,14 +185,14 @@ pub struct ArmReport {
     pub budget_ms: Option<Parts>,
     /// Seconds of training before the steady state in the first run; whether kernels were kept before it is in the notes.
     pub warmup_seconds_first: Option<f64>,
-    /// The same in the later runs, median.
+    /// Seconds of training before the steady state in the later runs, median.
     pub warmup_seconds_later: Option<f64>,
     /// Seconds of the process outside of training: start, model, data, writing the model; median.
     pub startup_seconds: Option<f64>,
     /// Seconds that the first run takes beyond its steady steps: start and end of the process, and of the warm-up what it takes
     /// longer than so many steady steps.
     pub overhead_seconds_first: Option<f64>,
-    /// The same of the later runs, median.
+    /// Seconds that a later run takes beyond its steady steps, median.
     pub overhead_seconds_later: Option<f64>,
     /// Seconds of an evaluation.
     pub evaluation_seconds: Option<f64>,

@@ -13,7 +13,7 @@ use crate::turns::participant::{Answer, Group, Participant};
 /// threads cold and is left out of the figures ([`super::measured`]).
 pub(super) const TURN: usize = 5;
 
-/// The same of an arm that has the machine for itself: an answer now and then, for signals.
+/// Steps of a turn of an arm that has the machine for itself: it answers now and then, for signals.
 const TURN_ALONE: usize = 50;
 
 /// Where the steps of a run are not given: as many as take this long in the first arm, at least so many on the CPU, and at

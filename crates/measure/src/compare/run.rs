@@ -197,12 +197,10 @@ impl Round<'_> {
                     arm.runs.runs.push(relative);
                     arm.runs.process_seconds.push(seconds);
                     let read = super::measured::MeasuredRun::read(&folder)?;
-                    let speed = match read.steady.is_empty() {
-                        true => "no steady state".into(),
-                        false => format!(
-                            "{:.1} ms a step",
-                            median(&read.steady.iter().map(Window::step_ms).collect::<Vec<_>>())
-                        ),
+                    let speed = if read.steady.is_empty() {
+                        "no steady state".into()
+                    } else {
+                        format!("{:.1} ms a step", median(&read.steady.iter().map(Window::step_ms).collect::<Vec<_>>()))
                     };
                     say(&format!("{place} {speed:>18}, {seconds:.1} s in all"))?;
                 }

@@ -34,7 +34,7 @@ const ROUNDS: usize = 2;
 /// The mode for the run of `session`: that of the process that began the run, or else what a trial in this process says.
 ///
 /// # Errors
-/// Those of the run.
+/// An earlier decision that cannot be read, and an error of the trial.
 pub fn decide<T: TrainingTask>(session: &Session<T>) -> Result<Decision> {
     let plan = session.plan();
     if let Some(decision) = kept(plan)? {
@@ -64,13 +64,10 @@ pub fn decide<T: TrainingTask>(session: &Session<T>) -> Result<Decision> {
 /// compiler where `compiler.verify` asks for it.
 ///
 /// # Errors
-/// Those of a trial of the modes, and of [`Trainer::new`].
+/// An error of the trial of the modes, and one of [`Trainer::new`].
 pub fn trainer<T: TrainingTask>(session: Session<T>) -> Result<Trainer<T>> {
     let plan = session.plan();
-    let session = match plan.engine.is_undecided() {
-        true => session.clone().decided(decide(&session)?)?,
-        false => session,
-    };
+    let session = if plan.engine.is_undecided() { session.clone().decided(decide(&session)?)? } else { session };
     Ok(Trainer::new(session)?.with_verifier(InProcess))
 }
 
@@ -78,7 +75,7 @@ pub fn trainer<T: TrainingTask>(session: Session<T>) -> Result<Trainer<T>> {
 /// its mode. A mode in which the device fails or its memory runs out is not chosen, provided that the other one works.
 ///
 /// # Errors
-/// Those that the run would have in both modes, or before a device is used.
+/// An error that the run would have in both modes, or before a device is used.
 pub fn between_engines(session: &Session, runner: &mut Runner<'_>) -> Result<Decision> {
     let mut failed = None;
     let tried = try_engines(session, &mut |config, steps, look| {

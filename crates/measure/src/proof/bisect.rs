@@ -46,7 +46,7 @@ pub enum Finding {
 /// `runner` makes the probes; `said` is told every one.
 ///
 /// # Errors
-/// Those of the probes; a compiled mode of which nothing is on.
+/// An error of a probe; a compiled mode of which nothing is on.
 pub fn bisect(
     config: &RunConfig,
     steps: usize,
@@ -85,9 +85,10 @@ pub fn bisect(
     };
     if parity.difference.is_some() {
         let mut same = |config: &RunConfig, what: String, may_compute: bool| -> Result<bool> {
-            let probes = match computed {
-                true => (runner(config, steps, Look::Figures)?, None),
-                false => computed_and_captured(config, steps, runner)?,
+            let probes = if computed {
+                (runner(config, steps, Look::Figures)?, None)
+            } else {
+                computed_and_captured(config, steps, runner)?
             };
             if !computed && !may_compute && probes.1.is_none() {
                 said(&format!("{what}: no step is captured"));

@@ -73,7 +73,7 @@ pub(super) fn in_mode(config: &RunConfig, mode: CompilerMode) -> RunConfig {
 /// Compares the first `steps` steps of the run of `config` in both modes; `runner` makes the probes.
 ///
 /// # Errors
-/// Those of the probes, and modes that have not seen the same number of steps.
+/// An error of a probe, and modes that have not seen the same number of steps.
 pub fn parity(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Result<Report> {
     let native = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
     let again = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
@@ -88,7 +88,7 @@ pub struct Modes {
     pub report: Report,
     /// Milliseconds of a median step, native.
     pub native_ms: f64,
-    /// The same, compiled.
+    /// Milliseconds of a median step, compiled.
     pub compiled_ms: f64,
 }
 

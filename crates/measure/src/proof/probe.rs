@@ -26,7 +26,8 @@ pub enum Look {
     /// Loss, gradients and weight changes of every step, without dropout, which the modes draw differently. Reading them
     /// takes time, so nothing is timed, and no step is captured.
     Figures,
-    /// The same but for the gradients, which steps that are captured keep to themselves: these are captured where the run's are.
+    /// Loss and weight changes of every step, without dropout, where the steps are captured if the
+    /// run's are. The gradients are left out: captured steps keep them to themselves.
     Captured,
     /// Loss and time of every step, as the run makes it, but all of the first one's examples: a shape that is new takes longer.
     Times,

@@ -87,10 +87,11 @@ pub fn verify(config: &RunConfig, runner: &Runner<'_>) -> Result<Report> {
     verify_in(config, [config.compiler_mode(); 2], runner)
 }
 
-/// As [`verify`], for the four ways to go from one of the compiler's modes to one of them, each with its name.
+/// Compares a run of `config` with one that is stopped and resumed, for the four ways to go from
+/// one of the compiler's modes to one of them, each with its name.
 ///
 /// # Errors
-/// As [`verify`].
+/// Any error of the runs.
 pub fn across_modes(config: &RunConfig, runner: &Runner<'_>) -> Result<Vec<(String, Report)>> {
     let (n, c) = (CompilerMode::Native, CompilerMode::Compiled);
     let ways = [[n, n], [c, c], [n, c], [c, n]];
@@ -115,9 +116,10 @@ fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) 
     let straight = folder.path().join("straight");
     let plan = serde_json::from_slice::<RunPlan>(&read(&straight.join(plan::FILE))?);
     let engine = plan.map_err(|error| Error::data(format!("{}: {error}", plan::FILE)))?.engine;
-    let rounded = match modes[0] == modes[1] && engine.device.kind == DeviceKind::Cpu {
-        true => None,
-        false => Some(Limits::of(engine.precision.precision, engine.device.has_tf32())),
+    let rounded = if modes[0] == modes[1] && engine.device.kind == DeviceKind::Cpu {
+        None
+    } else {
+        Some(Limits::of(engine.precision.precision, engine.device.has_tf32()))
     };
     compare(&straight, &folder.path().join("stopped"), [before, all], rounded)
 }
@@ -152,14 +154,13 @@ fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], rounded: Op
         names.extend(b.names().into_iter().filter(|name| a.tensor(name).is_err()));
         report.tensors += names.len();
         if let Some(limits) = narrow {
-            let figures = match file == model {
-                true => {
-                    let start = Path::new(checkpoint::FOLDER).join(checkpoint::name(before));
-                    let start = read(&stopped.join(start).join(file))?;
-                    let start = tensors(file, &start)?;
-                    [&a, &b].map(|end| vec![StepFigures { changes: changes(&start, end), ..StepFigures::default() }])
-                }
-                false => [&a, &b].map(moments),
+            let figures = if file == model {
+                let start = Path::new(checkpoint::FOLDER).join(checkpoint::name(before));
+                let start = read(&stopped.join(start).join(file))?;
+                let start = tensors(file, &start)?;
+                [&a, &b].map(|end| vec![StepFigures { changes: changes(&start, end), ..StepFigures::default() }])
+            } else {
+                [&a, &b].map(moments)
             };
             let (_, difference) = figures::compare(&figures[0], &figures[1], &limits);
             report.differences.extend(difference.map(|difference| format!("{file}: {}", difference.what)));

@@ -18,7 +18,7 @@ use crate::sweep::Sweep;
 /// A drawn chart.
 #[derive(Serialize)]
 pub(super) struct Chart {
-    /// Of its files.
+    /// Name of the files of the chart.
     pub(super) name: &'static str,
     /// Its subject.
     pub(super) title: &'static str,

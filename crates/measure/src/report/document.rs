@@ -156,7 +156,8 @@ impl Section {
 pub(super) struct Matrix {
     pub(super) caption: String,
     pub(super) labels: Vec<String>,
-    /// Of every label how often each was predicted, and the share of it in percent.
+    /// Rows of the confusion matrix: a label, and for each prediction its count and its share of
+    /// the row in percent.
     pub(super) rows: Vec<(String, Vec<(u64, u64)>)>,
 }
 
@@ -179,7 +180,8 @@ pub(super) struct Document {
     pub(super) made_at: String,
     /// The main result, in a sentence.
     pub(super) answer: Option<Statement>,
-    /// Of every comparison and of the noise; of a run, its warnings.
+    /// Sentences on each comparison and on the noise; for a run, its warnings; for a sweep, the
+    /// time that compiling saved.
     pub(super) statements: Vec<Statement>,
     /// The heading over them.
     pub(super) statements_title: &'static str,

@@ -69,7 +69,7 @@ pub fn page_of_run(folder: &Path) -> Result<()> {
 /// Writes the page of `run` into the folder `out`; what a terminal of `width` columns shows of it.
 ///
 /// # Errors
-/// As [`page_of_run`].
+/// A `report.html` in `out` that is not Kiln's, the operating system's.
 pub fn write_run(run: &Run, out: &Path, width: usize) -> Result<String> {
     write_page(run.document(clock::rfc3339()), &charts::of_run(run)?, out, width)
 }
@@ -77,7 +77,7 @@ pub fn write_run(run: &Run, out: &Path, width: usize) -> Result<String> {
 /// Writes the page of `sweep` into the folder `out`; what a terminal of `width` columns shows of it.
 ///
 /// # Errors
-/// As [`page_of_run`].
+/// A `report.html` in `out` that is not Kiln's, the operating system's.
 pub fn write_sweep(sweep: &Sweep, out: &Path, width: usize) -> Result<String> {
     write_page(sweep::document(sweep, clock::rfc3339()), &charts::of_sweep(sweep)?, out, width)
 }

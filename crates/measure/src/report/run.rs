@@ -389,9 +389,10 @@ impl Run {
     fn step_times(&self) -> (&'static str, Vec<f64>) {
         let calm = self.steps.iter().filter(|step| !step.new_shape && step.new_kernels == 0);
         let calm = calm.map(|step| step.step_ms).collect::<Vec<_>>();
-        match calm.is_empty() {
-            false => ("", calm),
-            true => (" of log windows", self.windows().map(|(_, ms, _)| ms).filter(|ms| ms.is_finite()).collect()),
+        if calm.is_empty() {
+            (" of log windows", self.windows().map(|(_, ms, _)| ms).filter(|ms| ms.is_finite()).collect())
+        } else {
+            ("", calm)
         }
     }
 

@@ -49,9 +49,10 @@ pub(super) fn document(sweep: &Sweep, made_at: String) -> Document {
 /// The time that compiling saved over the whole search, from the seconds of the runs in both modes.
 fn saved((native, compiled): (f64, f64)) -> Statement {
     let (difference, share) = (native - compiled, (native - compiled) / native * 100.0);
-    let (tone, what) = match difference >= 0.0 {
-        true => (Tone::Good, format!("compiling saved {difference:.1} s ({share:.1} %) over the whole search")),
-        false => (Tone::Bad, format!("compiling cost {:.1} s ({:.1} %) over the whole search", -difference, -share)),
+    let (tone, what) = if difference >= 0.0 {
+        (Tone::Good, format!("compiling saved {difference:.1} s ({share:.1} %) over the whole search"))
+    } else {
+        (Tone::Bad, format!("compiling cost {:.1} s ({:.1} %) over the whole search", -difference, -share))
     };
     Statement::new(tone, format!("{what}: {compiled:.1} s compiled, {native:.1} s native."))
 }

@@ -384,10 +384,11 @@ pub fn kept(out: &Path) -> Result<Option<Sweep>> {
         return read_json(&file).map(Some);
     }
     let is_used = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some());
-    match is_used {
-        true => Err(Error::config(format!("{} is not empty and holds no search", out.display()))
-            .help("give the search a folder of its own: --out FOLDER, or sweep.output_dir")),
-        false => Ok(None),
+    if is_used {
+        Err(Error::config(format!("{} is not empty and holds no search", out.display()))
+            .help("give the search a folder of its own: --out FOLDER, or sweep.output_dir"))
+    } else {
+        Ok(None)
     }
 }
 

@@ -281,14 +281,13 @@ fn drawn(choices: &[(String, Choice)], seed: u64, trial: u64) -> Parameters {
             Choice::Range { min, max, is_log, is_whole } => {
                 // A whole number has the stretch up to the next one.
                 let max = if *is_whole { max + 1.0 } else { *max };
-                let number = match is_log {
-                    true => (min.ln() + draw * (max.ln() - min.ln())).exp(),
-                    false => min + draw * (max - min),
-                };
-                match is_whole {
-                    true => Value::Integer((number.floor() as i64).clamp(*min as i64, max as i64 - 1)),
-                    // As many digits as anybody reads.
-                    false => Value::Float(format!("{:.5e}", number.clamp(*min, max)).parse().unwrap_or(number)),
+                let number =
+                    if *is_log { (min.ln() + draw * (max.ln() - min.ln())).exp() } else { min + draw * (max - min) };
+                if *is_whole {
+                    Value::Integer((number.floor() as i64).clamp(*min as i64, max as i64 - 1))
+                } else {
+                    // Nobody reads more digits.
+                    Value::Float(format!("{:.5e}", number.clamp(*min, max)).parse().unwrap_or(number))
                 }
             }
         };

@@ -119,9 +119,10 @@ mod tests {
     /// A machine on which `limit` samples fit and each takes 10 MiB over 100.
     fn machine(limit: usize) -> impl FnMut(usize) -> Result<Outcome> {
         move |batch| {
-            Ok(match batch <= limit {
-                true => Outcome::Fits { peak_mib: Some(100.0 + 10.0 * batch as f64), step_ms: None },
-                false => Outcome::TooLarge("too large".into()),
+            Ok(if batch <= limit {
+                Outcome::Fits { peak_mib: Some(100.0 + 10.0 * batch as f64), step_ms: None }
+            } else {
+                Outcome::TooLarge("too large".into())
             })
         }
     }

@@ -25,7 +25,7 @@ use crate::bench::operators::Shapes;
 /// Trains `session` by turns until it is told to end; with `writes_model` it then writes a model as any run does.
 ///
 /// # Errors
-/// Those of the run, and a line that is no command.
+/// An error of the training, and a line that is no command.
 pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
     let turns = Arc::new(Mutex::new(Turns {
         times: session.plan().run.output_dir.join(laps::FILE),
