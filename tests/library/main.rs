@@ -17,6 +17,7 @@ mod own_model;
 mod parity;
 mod plan;
 mod saving;
+mod words;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -160,7 +160,7 @@ fn shards_and_pickles_that_lie() {
         place.write("model/model.safetensors.index.json", text);
         place.untrained("from.toml", &[], 3, &[&["model.safetensors"], parts].concat());
     };
-    index("{", &["not JSON"]);
+    index("{", &["line 1, column 1: the JSON ends within an object"]);
     index("{\"weight_map\": 3}", &["weight_map"]);
     index("{\"weight_map\": {\"a\": \"../secret.safetensors\"}}", &["../secret.safetensors"]);
     index("{\"weight_map\": {\"a\": \"none.safetensors\"}}", &["none.safetensors"]);
