@@ -256,7 +256,7 @@ fn a_name_in_dataset_info_that_nobody_knows_is_told_once() {
     let mut object = json(&info);
     object["tomorrow"] = 1.into();
     fs::write(&info, object.to_string()).unwrap();
-    leave_out(path, &["validation = "]);
+    leave_out(path, &["validation = ", "eval_strategy = "]);
     let said = warnings(&mut train(path, &["data.format=arrow", "data.train=[\"saved\"]", "trainer.max_steps=1"]));
     assert_eq!(said.matches("dataset_info.json: tomorrow is not known and not followed").count(), 1, "{said}");
 }
