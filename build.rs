@@ -1,6 +1,7 @@
-//! Kiln's build script: tells the program which commit its sources are of (`KILN_COMMIT`, for [`Provenance`] of runs), as far
-//! as git knows: twelve digits, with `-modified` where they differ from that commit; `unknown` in a build that is not of a
-//! checkout. Nothing else of the build depends on it.
+//! Kiln's build script: tells the program which commit its sources are of (`KILN_COMMIT`, for
+//! [`Provenance`] of runs), as far as git knows: twelve digits, with `-modified` where they differ
+//! from that commit; `unknown` in a build that is not of a checkout. Nothing else of the build
+//! depends on it.
 //!
 //! [`Provenance`]: src/session/provenance.rs
 
@@ -11,16 +12,17 @@ use std::process::Command;
 const SOURCES: [&str; 6] = ["src", "models", "crates", "Cargo.toml", "Cargo.lock", "build.rs"];
 
 fn main() {
-    // Every change that compiles the crate anew also looks up the commit anew, so the program names the right commit.
-    // Crates above this one change without it in builds for tests, whose commit then is that of the last change below.
+    // Every change that compiles the crate anew also looks up the commit anew, so the program names
+    // the right commit. Crates above this one change without it in builds for tests, whose commit
+    // then is that of the last change below.
     let is_release = std::env::var("PROFILE").as_deref() == Ok("release");
     let watched = SOURCES.into_iter().filter(|source| is_release || *source != "crates");
     for source in watched.filter(|source| Path::new(source).exists()) {
         println!("cargo::rerun-if-changed={source}");
     }
     println!("cargo::rustc-env=KILN_COMMIT={}", commit().unwrap_or_else(|| "unknown".into()));
-    // A commit of what is built already changes only its name. Builds that are measured take it up; builds for tests would
-    // compile everything again for it.
+    // A commit of what is built already changes only its name. Builds that are measured take it up;
+    // builds for tests would compile everything again for it.
     if is_release
         && let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists())
     {

@@ -1,5 +1,6 @@
-//! The overhead of `Trainer` over the bare work: the same model, batches and optimizer run once as a loop of forward, backward
-//! and update with nothing else, and once through `Trainer`. The two alternate, and the result is the median of the repeats.
+//! The overhead of `Trainer` over the bare work: the same model, batches and optimizer run once as
+//! a loop of forward, backward and update with nothing else, and once through `Trainer`. The two
+//! alternate, and the result is the median of the repeats.
 //!
 //!     cargo bench --bench loop_overhead
 #![allow(clippy::unwrap_used)]

@@ -1,6 +1,7 @@
-//! Tokenising streams: how much the peak memory of a process rises while a large text becomes a token store. Half of the
-//! text is one file, the rest files of 4 MiB. The vocabulary is learned from a sample by another process, so that the memory
-//! it frees does not hide what tokenising takes. Fails when the rise is 300 MB or more.
+//! Tokenising streams: how much the peak memory of a process rises while a large text becomes a
+//! token store. Half of the text is one file, the rest files of 4 MiB. The vocabulary is learned
+//! from a sample by another process, so that the memory it frees does not hide what tokenising
+//! takes. Fails when the rise is 300 MB or more.
 //!
 //!     cargo bench --bench tokenize_memory            1024 MiB of text
 //!     cargo bench --bench tokenize_memory -- 256     as many MiB

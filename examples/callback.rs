@@ -1,5 +1,5 @@
-//! Callbacks, with Hugging Face's events: one watches the gradient norm without making the device wait, one ends the run
-//! when the loss is low enough.
+//! Callbacks, with Hugging Face's events: one watches the gradient norm without making the device
+//! wait, one ends the run when the loss is low enough.
 //!
 //!     cargo run --release --example callback
 

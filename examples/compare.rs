@@ -1,5 +1,6 @@
-//! The two modes of a run against each other, in this process: the same losses, gradients and weight changes, and how long a
-//! step takes in each. Works for a model of one's own too (see `own_model`).
+//! The two modes of a run against each other, in this process: the same losses, gradients and
+//! weight changes, and how long a step takes in each. Works for a model of one's own too (see
+//! `own_model`).
 //!
 //!     cargo run --release --example compare
 

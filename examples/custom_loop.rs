@@ -1,5 +1,5 @@
-//! A loop of one's own from Kiln's pieces, without the Trainer: model, data, loss, gradients, schedule and optimizer, each
-//! used by itself. The task is to continue a repeating sequence.
+//! A loop of one's own from Kiln's pieces, without the Trainer: model, data, loss, gradients,
+//! schedule and optimizer, each used by itself. The task is to continue a repeating sequence.
 //!
 //!     cargo run --release --example custom_loop
 

@@ -1,5 +1,6 @@
-//! Fine-tuning: a GPT-2 that has read Kiln's source code learns to tell code from comments. Without a network the
-//! pretrained model is a small one that is made here; with one, `ModelSection::from_pretrained("gpt2")` is all there is to it.
+//! Fine-tuning: a GPT-2 that has read Kiln's source code learns to tell code from comments. Without
+//! a network the pretrained model is a small one that is made here; with one,
+//! `ModelSection::from_pretrained("gpt2")` is all there is to it.
 //!
 //!     cargo run --release --example fine_tune
 

@@ -1,5 +1,6 @@
-//! A model that Kiln does not ship, in both modes: a small Llama-like decoder (RMSNorm, rotary positions, SwiGLU) learns to
-//! continue progressions. Attention, cross-entropy, embedding, dropout and AdamW are Kiln's operators, which `compiled` fuses.
+//! A model that Kiln does not ship, in both modes: a small Llama-like decoder (RMSNorm, rotary
+//! positions, SwiGLU) learns to continue progressions. Attention, cross-entropy, embedding, dropout
+//! and AdamW are Kiln's operators, which `compiled` fuses.
 //!
 //!     cargo run --release --example own_model
 
@@ -40,7 +41,8 @@ fn rms_norm(x: Tensor<2>, weight: &Param<Tensor<1>>) -> Tensor<2> {
     x.clone() / (x.square().mean_dim(1) + 1e-6).sqrt() * weight.val().unsqueeze()
 }
 
-/// Rotates halves of each head of `[batch * seq, width]` by its position, as Llama does (Su et al. 2021).
+/// Rotates halves of each head of `[batch * seq, width]` by its position, as Llama does (Su et al.
+/// 2021).
 fn rotary(x: Tensor<2>, batch: usize) -> Tensor<2> {
     let ([rows, width], device, half) = (x.dims(), x.device(), WIDTH / HEADS / 2);
     let position = Tensor::<1, Int>::arange(0..(rows / batch) as i64, &device).float().reshape([1, rows / batch, 1, 1]);

@@ -1,4 +1,5 @@
-//! A training script in one screen: a small GPT-2 learns Kiln's own source code, logs as it goes, and writes a sample.
+//! A training script in one screen: a small GPT-2 learns Kiln's own source code, logs as it goes,
+//! and writes a sample.
 //!
 //!     cargo run --release --example quickstart
 

@@ -1,5 +1,6 @@
-//! BERT (Devlin et al. 2018), with Hugging Face's names: `transformers/models/bert/modeling_bert.py` is the reference.
-//! Learned positions and token types, post-LayerNorm blocks, erf GELU, padding mask. RoBERTa, DistilBERT, ELECTRA and ALBERT are
+//! BERT (Devlin et al. 2018), with Hugging Face's names:
+//! `transformers/models/bert/modeling_bert.py` is the reference. Learned positions and token types,
+//! post-LayerNorm blocks, erf GELU, padding mask. RoBERTa, DistilBERT, ELECTRA and ALBERT are
 //! variants: what they do otherwise is asked of [`BertVariant`] here. The heads are in `model.rs`.
 
 use burn::module::Module;
@@ -14,14 +15,14 @@ use crate::ops::attention::{Attention, Qkv};
 use crate::ops::dropout::dropout;
 use crate::rows::{FirstTokens, Rows};
 
-/// The transformer body: token ids to hidden states, and the pooled first token where the head wants it. Reference:
-/// `BertModel`.
+/// The transformer body: token ids to hidden states, and the pooled first token where the head
+/// wants it. Reference: `BertModel`.
 #[derive(Module, Debug)]
 pub struct BertModel {
     /// Word, position and token-type embeddings.
     pub embeddings: BertEmbeddings,
-    /// To `hidden_size`, where the embeddings have another width. Reference: `ElectraModel.embeddings_project`,
-    /// `AlbertTransformer.embedding_hidden_mapping_in`.
+    /// To `hidden_size`, where the embeddings have another width. Reference:
+    /// `ElectraModel.embeddings_project`, `AlbertTransformer.embedding_hidden_mapping_in`.
     embeddings_project: Option<Linear>,
     encoder: BertEncoder,
     pooler: Option<BertPooler>,
@@ -38,19 +39,22 @@ pub struct BertEmbeddings {
     token_type_embeddings: Option<Embedding>,
     layer_norm: LayerNorm,
     dropout: f64,
-    /// RoBERTa's padding id: its row of the position table is padding's, the tokens' follow. None in the others.
+    /// RoBERTa's padding id: its row of the position table is padding's, the tokens' follow. None
+    /// in the others.
     #[module(skip)]
     position_padding: Option<usize>,
 }
 
-/// The stack of layers. Reference: `BertEncoder`, and `AlbertTransformer`, which passes through its one layer many times.
+/// The stack of layers. Reference: `BertEncoder`, and `AlbertTransformer`, which passes through its
+/// one layer many times.
 #[derive(Module, Debug)]
 pub struct BertEncoder {
     layer: Vec<BertLayer>,
     num_layers: usize,
 }
 
-/// One layer: attention and feed-forward, each added to its input and then normalised. Reference: `BertLayer`.
+/// One layer: attention and feed-forward, each added to its input and then normalised. Reference:
+/// `BertLayer`.
 #[derive(Module, Debug)]
 pub struct BertLayer {
     attention: BertAttention,
@@ -92,9 +96,10 @@ pub struct BertOutput {
     dropout: f64,
 }
 
-/// `tanh(W h_0 + b)` of the first token. In the variants it is the first half of the classification head: RoBERTa's
-/// drops out its input too (not for multiple choice), DistilBERT's has `relu` for `tanh`, and ELECTRA's does both, with `gelu`.
-/// Reference: `BertPooler`, `RobertaClassificationHead.dense`, `DistilBertForSequenceClassification.pre_classifier`,
+/// `tanh(W h_0 + b)` of the first token. In the variants it is the first half of the classification
+/// head: RoBERTa's drops out its input too (not for multiple choice), DistilBERT's has `relu` for
+/// `tanh`, and ELECTRA's does both, with `gelu`. Reference: `BertPooler`,
+/// `RobertaClassificationHead.dense`, `DistilBertForSequenceClassification.pre_classifier`,
 /// `ElectraClassificationHead.dense` and `ElectraSequenceSummary`.
 #[derive(Module, Debug)]
 pub struct BertPooler {
@@ -110,8 +115,8 @@ impl BertModel {
         self.variant
     }
 
-    /// Random weights as `transformers` draws them, `N(0, initializer_range)`; with a pooler where the head needs one, which
-    /// drops out its input with the probability `pooler`.
+    /// Random weights as `transformers` draws them, `N(0, initializer_range)`; with a pooler where
+    /// the head needs one, which drops out its input with the probability `pooler`.
     pub fn new(config: &BertConfig, pooler: Option<f64>, device: &Device) -> Self {
         let (d, std, variant) = (config.hidden_size, config.initializer_range, config.variant);
         let embedding_size = config.embedding_size();
@@ -159,8 +164,9 @@ impl BertModel {
         }
     }
 
-    /// The hidden states: `input_ids`, `token_type_ids` `[batch, seq]` (none means all 0; DistilBERT reads none) -> one row for
-    /// each that `rows` has the last layer compute, `[batch * seq, hidden_size]` where that is all of them.
+    /// The hidden states: `input_ids`, `token_type_ids` `[batch, seq]` (none means all 0;
+    /// DistilBERT reads none) -> one row for each that `rows` has the last layer compute, `[batch *
+    /// seq, hidden_size]` where that is all of them.
     pub fn forward(
         &self,
         input_ids: Tensor<2, Int>,
@@ -201,7 +207,8 @@ impl BertModel {
         }
     }
 
-    /// The input of the first layer: `[batch, seq]` ids -> the computed `rows`, `[rows, hidden_size]`.
+    /// The input of the first layer: `[batch, seq]` ids -> the computed `rows`, `[rows,
+    /// hidden_size]`.
     pub fn embed(
         &self,
         input_ids: Tensor<2, Int>,
@@ -216,7 +223,8 @@ impl BertModel {
         }
     }
 
-    /// Layer `index`: `[rows, hidden_size]` -> the same; the last layer gives the rows that `rows` wants of it.
+    /// Layer `index`: `[rows, hidden_size]` -> the same; the last layer gives the rows that `rows`
+    /// wants of it.
     pub fn layer(&self, index: usize, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let is_last = index + 1 == self.num_layers();
         let only = rows.last_layer.as_ref().filter(|_| is_last);
@@ -224,7 +232,8 @@ impl BertModel {
         layer[if layer.len() == *num_layers { index } else { 0 }].forward(x, rows, only, pass)
     }
 
-    /// The first tokens of the sequences pooled, `[batch, hidden_size]` -> the same; as they are when the model has no pooler.
+    /// The first tokens of the sequences pooled, `[batch, hidden_size]` -> the same; as they are
+    /// when the model has no pooler.
     pub fn pooled(&self, first: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         match &self.pooler {
             Some(pooler) => {
@@ -263,15 +272,16 @@ impl BertEmbeddings {
     }
 }
 
-/// `padding + 1 + i` for the `i`-th token of a row that is not padding, `padding` for padding itself
-/// (`create_position_ids_from_input_ids`): `[batch, seq] -> [batch, seq]`.
+/// `padding + 1 + i` for the `i`-th token of a row that is not padding, `padding` for padding
+/// itself (`create_position_ids_from_input_ids`): `[batch, seq] -> [batch, seq]`.
 fn roberta_positions(input_ids: Tensor<2, Int>, padding: usize) -> Tensor<2, Int> {
     let is_token = input_ids.not_equal_scalar(padding as i64).int();
     is_token.clone().cumsum(1) * is_token + padding as i64
 }
 
 impl BertLayer {
-    /// `[rows, hidden_size]` -> the same, or `[batch, hidden_size]` where it computes `only` the first tokens.
+    /// `[rows, hidden_size]` -> the same, or `[batch, hidden_size]` where it computes `only` the
+    /// first tokens.
     fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
         let attended = self.attention.forward(x, rows, only, pass);
         let BertIntermediate { dense, activation } = &self.intermediate;
@@ -282,7 +292,8 @@ impl BertLayer {
 }
 
 impl BertAttention {
-    /// `[rows, hidden_size]` -> the same, or `[batch, hidden_size]` where it computes `only` the first tokens.
+    /// `[rows, hidden_size]` -> the same, or `[batch, hidden_size]` where it computes `only` the
+    /// first tokens.
     fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
         let BertSelfAttention { query, key, value, num_heads: heads, dropout } = &self.self_;
         let project = |linear: &Linear, x: &Tensor<2>| pass.compute.narrow(linear.forward(x.clone(), pass));

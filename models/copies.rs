@@ -1,14 +1,18 @@
-//! Copies of the weights in the type of matrix products, kept from one product to the next: without them every product casts
-//! its weight, in every micro-batch, in every block that is computed again, and in every batch of an evaluation.
+//! Copies of the weights in the type of matrix products, kept from one product to the next: without
+//! them every product casts its weight, in every micro-batch, in every block that is computed
+//! again, and in every batch of an evaluation.
 //!
-//! Fused products on the CPU round their operands themselves. Where nothing learns (evaluation, prediction, generation) they keep the
-//! weight as they have packed it, in bf16: two bytes an element.
+//! Fused products on the CPU round their operands themselves. Where nothing learns (evaluation,
+//! prediction, generation) they keep the weight as they have packed it, in bf16: two bytes an
+//! element.
 //!
-//! A copy is made when it is first asked for and holds until [`Copies::clear`], which whoever changes the weights calls
-//! (`kiln`'s optimizer keeps the copies, and clears them at every update). With autodiff every use of it is a leaf of its own:
-//! the backward pass of a product uses the same values as the forward pass and leaves the gradient there, in the narrow type;
-//! who wants the gradient of the weight widens them and adds them to the weight's own ([`Copies::take_gradients`]), so that
-//! nothing is added up in the narrow type where a weight is used many times.
+//! A copy is made when it is first asked for and holds until [`Copies::clear`], which whoever
+//! changes the weights calls (`kiln`'s optimizer keeps the copies, and clears them at every
+//! update). With autodiff every use of it is a leaf of its own: the backward pass of a product uses
+//! the same values as the forward pass and leaves the gradient there, in the narrow type; who wants
+//! the gradient of the weight widens them and adds them to the weight's own
+//! ([`Copies::take_gradients`]), so that nothing is added up in the narrow type where a weight is
+//! used many times.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +22,8 @@ use burn::tensor::{FloatDType, Gradients, Tensor};
 
 use crate::ops::products::Packed;
 
-/// The copies of one model's weights. A clone begins without any: what it is used with may soon have other weights.
+/// The copies of one model's weights. A clone begins without any: what it is used with may soon
+/// have other weights.
 #[derive(Debug, Default)]
 pub struct Copies(Mutex<Kept>);
 
@@ -62,13 +67,15 @@ impl Copies {
         kept.packed.clear();
     }
 
-    /// Takes the gradients of the copies, in their type, out of those of a backward pass, by weight: one for each use, the last
-    /// first, which is the order in which autodiff adds the gradients of a weight.
+    /// Takes the gradients of the copies, in their type, out of those of a backward pass, by
+    /// weight: one for each use, the last first, which is the order in which autodiff adds the
+    /// gradients of a weight.
     pub fn take_gradients(&self, grads: &mut Gradients) -> Vec<(ParamId, Tensor<2>)> {
         let mut taken = Vec::new();
         for (id, narrow) in &mut self.kept().copies {
             let before = taken.len();
-            // A use without a gradient is waiting for the backward pass of another part of the model.
+            // A use without a gradient is waiting for the backward pass of another part of the
+            // model.
             narrow.leaves.retain(|leaf| match leaf.grad_remove(grads) {
                 Some(gradient) => {
                     taken.push((*id, gradient));
@@ -90,9 +97,10 @@ impl Copies {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where fused products of the CPU keep `weight` packed. None where gradients are wanted: a weight that learns is packed for one
-    /// product before it changes, which costs more than it saves (measured with 1,024 and 128 tokens), and the packed forms of both
-    /// passes would take as much memory as the weight.
+    /// Where fused products of the CPU keep `weight` packed. None where gradients are wanted: a
+    /// weight that learns is packed for one product before it changes, which costs more than it
+    /// saves (measured with 1,024 and 128 tokens), and the packed forms of both passes would take
+    /// as much memory as the weight.
     pub(crate) fn packed(&self, weight: &Param<Tensor<2>>) -> Option<Packed> {
         (!weight.val().is_autodiff()).then(|| self.kept().packed.entry(weight.id).or_default().clone())
     }
@@ -112,7 +120,8 @@ impl Copies {
         });
         let tracked = |learns: bool| {
             let copy = Tensor::from_inner(narrow.value.clone());
-            // `from_inner` gives the default strategy, and autodiff refuses two of them in one graph.
+            // `from_inner` gives the default strategy, and autodiff refuses two of them in one
+            // graph.
             match strategy {
                 Some(strategy) => copy.with_gradient_checkpointing_strategy(strategy).set_require_grad(learns),
                 None => copy.set_require_grad(learns),

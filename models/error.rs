@@ -1,4 +1,5 @@
-//! Errors of a model's configuration and of its files. Every message says what was expected and what was found.
+//! Errors of a model's configuration and of its files. Every message says what was expected and
+//! what was found.
 
 use std::path::PathBuf;
 
@@ -20,7 +21,8 @@ pub enum AllowedBy {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A model configuration or a file of another program that is wrong, or asks for what Kiln does not compute.
+    /// A model configuration or a file of another program that is wrong, or asks for what Kiln does
+    /// not compute.
     #[error(transparent)]
     Config(#[from] kiln_core::Error),
     /// An environment variable that is wrong, or asks for what this machine lacks.
@@ -44,8 +46,8 @@ pub enum Error {
         /// The expectation, and what was found instead.
         problem: String,
     },
-    /// Weights of which some tensors have another size than those of the model, as `transformers` accepts them where it is asked
-    /// to.
+    /// Weights of which some tensors have another size than those of the model, as `transformers`
+    /// accepts them where it is asked to.
     #[error("{}: {problem}", path.display())]
     OtherSizes {
         /// The folder.

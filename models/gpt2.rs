@@ -1,5 +1,6 @@
-//! GPT-2 (Radford et al. 2019), with Hugging Face's names: `transformers/models/gpt2/modeling_gpt2.py` is the reference.
-//! Learned positions, pre-LayerNorm blocks, tanh GELU, causal attention. GPT-Neo is a variant: what it does otherwise is asked of
+//! GPT-2 (Radford et al. 2019), with Hugging Face's names:
+//! `transformers/models/gpt2/modeling_gpt2.py` is the reference. Learned positions, pre-LayerNorm
+//! blocks, tanh GELU, causal attention. GPT-Neo is a variant: what it does otherwise is asked of
 //! [`Gpt2Variant`] here (`modeling_gpt_neo.py`). The heads are in `model.rs`.
 
 use burn::module::Module;
@@ -34,7 +35,8 @@ pub struct Gpt2Model {
     window: Option<usize>,
 }
 
-/// One block: attention and feed-forward, each after a LayerNorm and added to its input. Reference: `GPT2Block`.
+/// One block: attention and feed-forward, each after a LayerNorm and added to its input. Reference:
+/// `GPT2Block`.
 #[derive(Module, Debug)]
 pub struct Gpt2Block {
     ln_1: LayerNorm,
@@ -55,7 +57,8 @@ pub struct Gpt2Attention {
     resid_pdrop: f64,
 }
 
-/// The projections to query, key and value. The names of tensors leave out the field that holds this.
+/// The projections to query, key and value. The names of tensors leave out the field that holds
+/// this.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)] // there is one of these in a layer
 enum Projections {
@@ -105,8 +108,8 @@ impl Positions {
 }
 
 impl Gpt2Model {
-    /// Random weights as `transformers` draws them: `N(0, initializer_range)`, GPT-2's two projections that write to the
-    /// residual stream scaled by `1 / sqrt(2 n_layer)`.
+    /// Random weights as `transformers` draws them: `N(0, initializer_range)`, GPT-2's two
+    /// projections that write to the residual stream scaled by `1 / sqrt(2 n_layer)`.
     pub fn new(config: &Gpt2Config, device: &Device) -> Self {
         let std = config.initializer_range;
         Self {
@@ -125,8 +128,9 @@ impl Gpt2Model {
         self.variant
     }
 
-    /// The weights of a query that sees no key, in the attention that `transformers` has for the model by default: GPT-2's is
-    /// PyTorch's `scaled_dot_product_attention`, GPT-Neo's a masked softmax of its own.
+    /// The weights of a query that sees no key, in the attention that `transformers` has for the
+    /// model by default: GPT-2's is PyTorch's `scaled_dot_product_attention`, GPT-Neo's a masked
+    /// softmax of its own.
     pub(crate) fn unseen(&self) -> Unseen {
         match self.variant {
             Gpt2Variant::Gpt2 => Unseen::Nothing,
@@ -139,8 +143,9 @@ impl Gpt2Model {
         self.window.filter(|_| self.h.iter().any(|block| block.attn.is_local))
     }
 
-    /// The hidden states of whole sequences, before the last normalisation: `input_ids`, `position_ids` `[batch, seq]` (none means
-    /// those of one document a row) -> `[batch * seq, n_embd]`.
+    /// The hidden states of whole sequences, before the last normalisation: `input_ids`,
+    /// `position_ids` `[batch, seq]` (none means those of one document a row) -> `[batch * seq,
+    /// n_embd]`.
     pub fn forward(
         &self,
         input_ids: Tensor<2, Int>,
@@ -200,7 +205,8 @@ impl Gpt2Model {
         self.ln_f.forward(x, pass.ops())
     }
 
-    /// The input of the first block, for ids `[batch, seq]` at `positions`: `[batch * seq, n_embd]`.
+    /// The input of the first block, for ids `[batch, seq]` at `positions`: `[batch * seq,
+    /// n_embd]`.
     pub fn embed(&self, input_ids: Tensor<2, Int>, positions: Positions, pass: Pass<'_>) -> Tensor<2> {
         let [batch, seq] = input_ids.dims();
         let tokens = self.wte.forward(input_ids.reshape([batch * seq]), pass.ops()); // [batch * seq, n_embd]

@@ -2,9 +2,10 @@
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
-/// Keys and values of the tokens seen so far: one pair `[batch, heads, capacity, head_dim]` a layer, of which the first
-/// [`len`](Self::len) places are taken. A token is written into its place; when no place is left, the capacity is doubled, so
-/// that `n` tokens are copied fewer than `2 n` times in all. Reference: `transformers.StaticCache`, which has one capacity.
+/// Keys and values of the tokens seen so far: one pair `[batch, heads, capacity, head_dim]` a
+/// layer, of which the first [`len`](Self::len) places are taken. A token is written into its
+/// place; when no place is left, the capacity is doubled, so that `n` tokens are copied fewer than
+/// `2 n` times in all. Reference: `transformers.StaticCache`, which has one capacity.
 #[derive(Debug, Default)]
 pub struct KvCache {
     /// None while the layer's pair is being written.
@@ -19,8 +20,9 @@ pub struct KvCache {
 const FEWEST: usize = 64;
 
 impl KvCache {
-    /// A cache for a batch whose sequences have different lengths: sequence `i` begins with `padding[i]` tokens that are
-    /// none of its own, no query sees them, and its positions are counted from its first token.
+    /// A cache for a batch whose sequences have different lengths: sequence `i` begins with
+    /// `padding[i]` tokens that are none of its own, no query sees them, and its positions are
+    /// counted from its first token.
     pub fn left_padded(padding: Vec<usize>) -> Self {
         let padding = if padding.iter().any(|tokens| *tokens > 0) { padding } else { Vec::new() };
         Self { padding, ..Self::default() }
@@ -41,8 +43,8 @@ impl KvCache {
         self.layers.first().and_then(Option::as_ref).map_or(0, |(key, _)| key.dims()[2])
     }
 
-    /// True where one of `seq` tokens that follow must not see a key of all: `[batch or 1, 1, seq, len + seq]`; none where
-    /// each sees all.
+    /// True where one of `seq` tokens that follow must not see a key of all: `[batch or 1, 1, seq,
+    /// len + seq]`; none where each sees all.
     pub(crate) fn hidden(&self, seq: usize, device: &Device) -> Option<Tensor<4, Bool>> {
         let keys = self.len + seq;
         let later = (seq > 1).then(|| crate::ops::attention::plain::causal_mask(seq, self.len, device));
@@ -60,9 +62,9 @@ impl KvCache {
         })
     }
 
-    /// The positions of `seq` tokens that follow, `[batch * seq]`, of a model that has `most`; none where they are
-    /// `len..len + seq` in every sequence. A token of padding has the first, and one beyond the model's the last: nothing is
-    /// read from either.
+    /// The positions of `seq` tokens that follow, `[batch * seq]`, of a model that has `most`; none
+    /// where they are `len..len + seq` in every sequence. A token of padding has the first, and one
+    /// beyond the model's the last: nothing is read from either.
     pub(crate) fn positions(&self, seq: usize, most: usize, device: &Device) -> Option<Tensor<1, Int>> {
         if self.padding.is_empty() {
             return None;
@@ -82,8 +84,9 @@ impl KvCache {
         Tensor::from_data(TensorData::new(counts, [batch]), device)
     }
 
-    /// Writes the keys and values of layer `index`, `[batch, heads, seq, head_dim]` each, behind those that are there, and
-    /// returns all of that layer's. They count as seen after [`advance`](Self::advance).
+    /// Writes the keys and values of layer `index`, `[batch, heads, seq, head_dim]` each, behind
+    /// those that are there, and returns all of that layer's. They count as seen after
+    /// [`advance`](Self::advance).
     pub(crate) fn append(&mut self, index: usize, key: Tensor<4>, value: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
         let (past, seq) = (self.len, key.dims()[2]);
         if self.layers.len() <= index {

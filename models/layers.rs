@@ -1,9 +1,10 @@
 //! The layers that GPT-2 and BERT share: projections, normalisation and embeddings.
 //!
-//! Activations are two-dimensional, `[batch * seq, features]`, everywhere outside attention. With a third dimension Burn
-//! computes a weight gradient per sequence and sums them afterwards; with two it is one matrix product.
-//! A layer's `ops` argument says in which form it computes: composed of Burn's operations, from which autodiff derives the
-//! backward pass, or by Kiln's fused kernels (`ops`). Layers with a matrix product take the whole [`Pass`].
+//! Activations are two-dimensional, `[batch * seq, features]`, everywhere outside attention. With a
+//! third dimension Burn computes a weight gradient per sequence and sums them afterwards; with two
+//! it is one matrix product. A layer's `ops` argument says in which form it computes: composed of
+//! Burn's operations, from which autodiff derives the backward pass, or by Kiln's fused kernels
+//! (`ops`). Layers with a matrix product take the whole [`Pass`].
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, Distribution, FloatDType, Int, Shape, Tensor};
@@ -15,8 +16,8 @@ use crate::ops::gelu::activate;
 use crate::ops::linear::{self, FeedForward};
 use crate::ops::{self, Operator, Ops};
 
-/// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights` turns around. Reference:
-/// `torch.nn.Linear`.
+/// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights`
+/// turns around. Reference: `torch.nn.Linear`.
 #[derive(Module, Debug)]
 pub struct Linear {
     /// `[in, out]`
@@ -57,7 +58,8 @@ struct LowRank {
 /// A function of the weight of every linear layer of a model and of its adapter.
 pub(crate) type EachLinear<'a> = dyn FnMut(&mut Param<Tensor<2>>, &mut Option<Lora>) + 'a;
 
-/// `x W`, with the adapter where there is one, and with `bias` where it is given: `[n, in] -> [n, out]`
+/// `x W`, with the adapter where there is one, and with `bias` where it is given: `[n, in] -> [n,
+/// out]`
 fn product(
     x: Tensor<2>,
     weight: &Param<Tensor<2>>,
@@ -134,8 +136,8 @@ fn activated(x: Tensor<2>, layer: Dense<'_>, activation: Activation, dtype: Floa
     ops::gelu::bias_gelu_in(dtype, x, bias.val(), activation, pass.ops())
 }
 
-/// The type in which `operator` on `x` gives a layer its operand: f32 for an adapter, whose input is dropped out and has two gradients,
-/// else the type that the product takes.
+/// The type in which `operator` on `x` gives a layer its operand: f32 for an adapter, whose input
+/// is dropped out and has two gradients, else the type that the product takes.
 fn operand_of(operator: Operator, x: &Tensor<2>, lora: Option<&Lora>, pass: Pass<'_>) -> FloatDType {
     if lora.is_some() { FloatDType::F32 } else { pass.compute.operand_of(operator, x) }
 }
@@ -194,7 +196,8 @@ impl Conv1D {
         self.added(x, residual, p, pass)
     }
 
-    /// `residual + dropout(product + b)` of the product that this layer has made without its bias, both `[n, out]`.
+    /// `residual + dropout(product + b)` of the product that this layer has made without its bias,
+    /// both `[n, out]`.
     pub(crate) fn added(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, pass: Pass<'_>) -> Tensor<2> {
         ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, pass.rng, pass.ops())
     }
@@ -221,7 +224,8 @@ impl Lora {
         Self { lora_a, lora_b, dropout: config.lora_dropout, scaling: config.scaling() }
     }
 
-    /// `x W + b + s (drop(x) A) B` for the frozen `weight` and the `bias`, if any, of the layer: `[n, in] -> [n, out]`, f32.
+    /// `x W + b + s (drop(x) A) B` for the frozen `weight` and the `bias`, if any, of the layer:
+    /// `[n, in] -> [n, out]`, f32.
     pub(crate) fn forward(
         &self,
         x: Tensor<2>,
@@ -238,8 +242,8 @@ impl Lora {
     }
 }
 
-/// Layer normalisation over the last dimension (Ba et al. 2016), statistics in f32 whatever the input's type. Reference:
-/// `torch.nn.LayerNorm`.
+/// Layer normalisation over the last dimension (Ba et al. 2016), statistics in f32 whatever the
+/// input's type. Reference: `torch.nn.LayerNorm`.
 #[derive(Module, Debug)]
 pub struct LayerNorm {
     /// `[features]`
@@ -293,13 +297,15 @@ impl Embedding {
         Self { weight, padding_idx }
     }
 
-    /// `[n] -> [n, features]`. The row `padding_idx` gets no gradient from being looked up, as in torch's `Embedding`.
+    /// `[n] -> [n, features]`. The row `padding_idx` gets no gradient from being looked up, as in
+    /// torch's `Embedding`.
     pub fn forward(&self, ids: Tensor<1, Int>, ops: Ops) -> Tensor<2> {
         ops::embedding::embedding(self.weight.val(), ids, self.padding_idx, ops)
     }
 
-    /// The first `seq` rows from `start`, repeated for every sequence of the batch: `[batch * seq, features]`.
-    /// A slice and a broadcast, so that the backward pass is a sum over the batch and not a scatter over tokens.
+    /// The first `seq` rows from `start`, repeated for every sequence of the batch: `[batch * seq,
+    /// features]`. A slice and a broadcast, so that the backward pass is a sum over the batch and
+    /// not a scatter over tokens.
     pub fn positions(&self, x: Tensor<2>, batch: usize, start: usize) -> Tensor<2> {
         let [rows, features] = x.dims();
         let seq = rows / batch;
@@ -308,7 +314,8 @@ impl Embedding {
     }
 }
 
-/// A parameter that is created from `N(0, std)` when it is first used, so that loading weights costs no random numbers.
+/// A parameter that is created from `N(0, std)` when it is first used, so that loading weights
+/// costs no random numbers.
 fn normal<const D: usize>(shape: [usize; D], std: f64, device: &Device) -> Param<Tensor<D>> {
     uninitialized(shape, device, move |shape, device| Tensor::random(shape, Distribution::Normal(0.0, std), device))
 }

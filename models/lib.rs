@@ -1,9 +1,11 @@
-//! GPT-2 and BERT on [Burn](https://burn.dev): what is computed. Each model is written once, in one file, from top to
-//! bottom, with Hugging Face's names; the device decides which backend runs it. GPT-Neo is a
-//! variant of GPT-2; RoBERTa (with CamemBERT and XLM-RoBERTa), DistilBERT, ELECTRA and ALBERT are variants of BERT.
+//! GPT-2 and BERT on [Burn](https://burn.dev): what is computed. Each model is written once, in one
+//! file, from top to bottom, with Hugging Face's names; the device decides which backend runs it.
+//! GPT-Neo is a variant of GPT-2; RoBERTa (with CamemBERT and XLM-RoBERTa), DistilBERT, ELECTRA and
+//! ALBERT are variants of BERT.
 //!
-//! The crate knows no data and no training loop, and no files but weights: `[batch, seq]` ids go in, logits come out. [`ops`] has the
-//! operators that the models and their training are made of, in a plain and a fused form, for models of one's own as well.
+//! The crate knows no data and no training loop, and no files but weights: `[batch, seq]` ids go
+//! in, logits come out. [`ops`] has the operators that the models and their training are made of,
+//! in a plain and a fused form, for models of one's own as well.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};

@@ -1,6 +1,7 @@
-//! LoRA (Hu et al. 2021): a linear layer whose weight `W` stays as it is gets a product of two narrow matrices beside it,
-//! `y = x W + b + s (drop(x) A) B` with `A [in, r]` and `B [r, out]`, of which only these two learn. Names, defaults and files
-//! are those of `peft` (`LoraConfig`, `adapter_config.json`, `adapter_model.safetensors`, of version 0.21).
+//! LoRA (Hu et al. 2021): a linear layer whose weight `W` stays as it is gets a product of two
+//! narrow matrices beside it, `y = x W + b + s (drop(x) A) B` with `A [in, r]` and `B [r, out]`, of
+//! which only these two learn. Names, defaults and files are those of `peft` (`LoraConfig`,
+//! `adapter_config.json`, `adapter_model.safetensors`, of version 0.21).
 
 use std::collections::BTreeSet;
 
@@ -33,7 +34,8 @@ pub struct LoraConfig {
     pub lora_alpha: f64,
     /// Probability with which an element of the input of `A` is dropped out in training.
     pub lora_dropout: f64,
-    /// The linear layers with an adapter, by their Hugging Face names: whole, or the last parts of them.
+    /// The linear layers with an adapter, by their Hugging Face names: whole, or the last parts of
+    /// them.
     pub target_modules: Vec<String>,
     /// The biases that learn.
     pub bias: LoraBias,
@@ -47,7 +49,8 @@ pub struct LoraConfig {
     pub task_type: Option<String>,
 }
 
-/// The biases that learn beside the adapters. They are the model's own, so the base's outputs change with them.
+/// The biases that learn beside the adapters. They are the model's own, so the base's outputs
+/// change with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoraBias {
@@ -168,26 +171,28 @@ const CONVERT_WITH_PEFT: &str = "let peft make a whole model of it, and give tha
                                  or save the adapter anew where it was trained, with \
                                  path_initial_model_for_weight_conversion, which makes a plain one of it";
 
-/// Whether the value of a field is the one by which peft leaves a method out. An empty object is none: it asks for the method with
-/// its default settings.
+/// Whether the value of a field is the one by which peft leaves a method out. An empty object is
+/// none: it asks for the method with its default settings.
 fn is_off(value: &Value) -> bool {
     *value == json!(false) || *value == json!([])
 }
 
 impl LoraConfig {
-    /// The linear layers that `peft` adapts in a model of this type where `target_modules` is left out.
+    /// The linear layers that `peft` adapts in a model of this type where `target_modules` is left
+    /// out.
     pub fn default_targets(kind: ModelType) -> &'static [&'static str] {
         match kind {
             ModelType::Gpt2 => &["c_attn"],
             ModelType::GptNeo => &["q_proj", "v_proj"],
             ModelType::DistilBert => &["q_lin", "v_lin"],
-            // `peft` knows no default for CamemBERT and ALBERT; theirs is that of the other variants.
+            // `peft` knows no default for CamemBERT and ALBERT; theirs is that of the other
+            // variants.
             _ => &["query", "value"],
         }
     }
 
-    /// The modules that learn whole in `peft` whatever `modules_to_save` says: the new layers of a head. `peft` has no task type
-    /// for multiple choice; there Kiln names the classifier itself.
+    /// The modules that learn whole in `peft` whatever `modules_to_save` says: the new layers of a
+    /// head. `peft` has no task type for multiple choice; there Kiln names the classifier itself.
     pub fn default_saved(head: Head) -> &'static [&'static str] {
         match head {
             Head::CausalLm | Head::MaskedLm => &[],
@@ -197,7 +202,8 @@ impl LoraConfig {
         }
     }
 
-    /// `peft`'s name of the task of a head, which has none for masked language models and multiple choice.
+    /// `peft`'s name of the task of a head, which has none for masked language models and multiple
+    /// choice.
     pub fn task_type_of(head: Head) -> Option<&'static str> {
         match head {
             Head::CausalLm => Some("CAUSAL_LM"),
@@ -218,14 +224,15 @@ impl LoraConfig {
         !self.saves_module(module) && self.target_modules.iter().any(|target| names(target, module))
     }
 
-    /// Whether `module`, or a module around it, is one of `modules_to_save`, whose names end as those do.
+    /// Whether `module`, or a module around it, is one of `modules_to_save`, whose names end as
+    /// those do.
     pub(crate) fn saves_module(&self, module: &str) -> bool {
         let around = module.match_indices('.').map(|(end, _)| &module[..end]).chain([module]);
         around.into_iter().any(|module| self.modules_to_save.iter().any(|saved| module.ends_with(saved.as_str())))
     }
 
-    /// The name in `adapter_model.safetensors` of the tensor that Hugging Face's model calls `name`; none for one of the base,
-    /// which is frozen.
+    /// The name in `adapter_model.safetensors` of the tensor that Hugging Face's model calls
+    /// `name`; none for one of the base, which is frozen.
     pub(crate) fn saved_as(&self, name: &str) -> Option<String> {
         let (module, tensor) = name.rsplit_once('.').unwrap_or(("", name));
         let adapted = self.adapts(module);
@@ -241,7 +248,8 @@ impl LoraConfig {
         })
     }
 
-    /// These settings with the names of all linear layers among `tensors` where the one target is `all-linear`.
+    /// These settings with the names of all linear layers among `tensors` where the one target is
+    /// `all-linear`.
     pub(crate) fn settled(mut self, tensors: &[Named<'_>]) -> Self {
         if matches!(self.target_modules.as_slice(), [one] if one.eq_ignore_ascii_case(ALL_LINEAR)) {
             let all = linear(tensors).filter(|module| !self.saves_module(module)).map(str::to_owned);
@@ -308,18 +316,20 @@ impl LoraConfig {
         })
     }
 
-    /// Reads the text of an `adapter_config.json`, of an adapter with these tensors in its file. Where `target_modules` is no
-    /// list of names, they are those of the tensors.
+    /// Reads the text of an `adapter_config.json`, of an adapter with these tensors in its file.
+    /// Where `target_modules` is no list of names, they are those of the tensors.
     ///
     /// # Errors
-    /// A file that is none of LoRA's, and settings that Kiln does not have and that change what an adapter computes.
+    /// A file that is none of LoRA's, and settings that Kiln does not have and that change what an
+    /// adapter computes.
     pub fn from_json(text: &str, tensors: &[String]) -> Result<Self> {
         let bad = |message: String| Err(Error::config(message));
         let mut fields: Map<String, Value> = match serde_json::from_str(text) {
             Ok(fields) => fields,
             Err(error) => return bad(format!("not a JSON object: {}", json_words(&error))),
         };
-        // A method of peft that is switched off asks for nothing; a name that nobody knows may say anything.
+        // A method of peft that is switched off asks for nothing; a name that nobody knows may say
+        // anything.
         fields.retain(|name, value| {
             !is_off(value) || ADAPTER_CONFIG_NAMES.get(name).is_none_or(|name| !name.is_refused())
         });
@@ -427,11 +437,13 @@ impl LoraConfig {
     }
 }
 
-/// How an adapter that is read began, by its `init_lora_weights`. The names are compared as `LoraLayer.update_layer` compares them.
+/// How an adapter that is read began, by its `init_lora_weights`. The names are compared as
+/// `LoraLayer.update_layer` compares them.
 enum Beginning {
     /// Beside the base's own weights, which it computes with.
     Plain(LoraInit),
-    /// With values taken from the base's weights, which `peft` takes from them again whenever it opens the adapter.
+    /// With values taken from the base's weights, which `peft` takes from them again whenever it
+    /// opens the adapter.
     ChangesBase,
     /// In no way that `peft` knows.
     Unknown,
@@ -445,7 +457,8 @@ impl Beginning {
         };
         match (name, name.to_lowercase().as_str()) {
             (_, "gaussian") => Self::Plain(LoraInit::Gaussian),
-            // What was drawn, or computed from data or from the base, is in the adapter's file, and the base is as it was.
+            // What was drawn, or computed from data or from the base, is in the adapter's file, and
+            // the base is as it was.
             ("eva" | "orthogonal" | "lora_ga", _) | (_, "mica") => Self::Plain(LoraInit::Zero),
             ("loftq", _) | (_, "olora") => Self::ChangesBase,
             _ if name.starts_with("pissa") || name.starts_with("corda") => Self::ChangesBase,
@@ -478,8 +491,8 @@ impl TryFrom<Value> for LoraInit {
     }
 }
 
-/// The names of the linear layers among `tensors`. The tied output layer of a language model is none: its weight is the
-/// embedding's.
+/// The names of the linear layers among `tensors`. The tied output layer of a language model is
+/// none: its weight is the embedding's.
 fn linear<'a>(tensors: &[Named<'a>]) -> impl Iterator<Item = &'a str> {
     tensors.iter().filter(|(_, in_linear)| *in_linear).filter_map(|(name, _)| name.strip_suffix(".weight"))
 }

@@ -1,6 +1,7 @@
-//! A model: a transformer body with the head of a task on it (language model, masked language model, sequence
-//! classification, regression, which is a classification with one label, span, token classification and multiple choice).
-//! [`Model::forward`] gives logits and nothing else; the loss belongs to the trainer.
+//! A model: a transformer body with the head of a task on it (language model, masked language
+//! model, sequence classification, regression, which is a classification with one label, span,
+//! token classification and multiple choice). [`Model::forward`] gives logits and nothing else; the
+//! loss belongs to the trainer.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
@@ -31,7 +32,8 @@ pub struct Model {
     compute: Compute,
     #[module(skip)]
     lora: Option<LoraConfig>,
-    /// Whether files of the whole model may leave out the output of a language model, which is then the embedding.
+    /// Whether files of the whole model may leave out the output of a language model, which is then
+    /// the embedding.
     #[module(skip)]
     is_tied: bool,
 }
@@ -75,14 +77,16 @@ pub struct ModelInput {
     pub attention_mask: Option<Tensor<2, Bool>>,
     /// `[batch, seq]`; none means all 0. GPT-2 has none.
     pub token_type_ids: Option<Tensor<2, Int>>,
-    /// `[batch, seq]`, for GPT-2's language model on rows of several documents: the position of each token in its document. A
-    /// document begins at position 0 and attends to itself alone, padding behind it too, which `attention_mask` then need not
-    /// hide. None means that a row is one document. Rows that are padded on the left have them too, one document each: with
-    /// them, a query that sees no key computes what it computes in `transformers`.
+    /// `[batch, seq]`, for GPT-2's language model on rows of several documents: the position of
+    /// each token in its document. A document begins at position 0 and attends to itself alone,
+    /// padding behind it too, which `attention_mask` then need not hide. None means that a row is
+    /// one document. Rows that are padded on the left have them too, one document each: with them,
+    /// a query that sees no key computes what it computes in `transformers`.
     pub position_ids: Option<Tensor<2, Int>>,
 }
 
-/// The factors of a language model's logits, `logits = x weight^T + bias`, in the type of matrix products, or in f32 where these round their operands themselves.
+/// The factors of a language model's logits, `logits = x weight^T + bias`, in the type of matrix
+/// products, or in f32 where these round their operands themselves.
 #[derive(Debug, Clone)]
 pub struct VocabularyProjection {
     /// Hidden states, `[batch * seq, width]`.
@@ -95,20 +99,23 @@ pub struct VocabularyProjection {
     pub operands: Operands,
 }
 
-/// The head of a causal language model: it has parameters of its own where it is not tied. Reference: `GPT2LMHeadModel.lm_head`.
+/// The head of a causal language model: it has parameters of its own where it is not tied.
+/// Reference: `GPT2LMHeadModel.lm_head`.
 #[derive(Module, Debug)]
 struct Gpt2LmHead {
     lm_head: Option<OutputEmbedding>,
 }
 
-/// The weight of the output of a language model where it is not that of the embedding. Reference: `get_output_embeddings`.
+/// The weight of the output of a language model where it is not that of the embedding. Reference:
+/// `get_output_embeddings`.
 #[derive(Module, Debug)]
 struct OutputEmbedding {
     /// `[vocab_size, width]`
     weight: Param<Tensor<2>>,
 }
 
-/// A linear classifier on the rightmost token that is not padding by its id. Reference: `GPT2ForSequenceClassification`.
+/// A linear classifier on the rightmost token that is not padding by its id. Reference:
+/// `GPT2ForSequenceClassification`.
 #[derive(Module, Debug)]
 struct Gpt2ClassificationHead {
     score: Linear,
@@ -128,7 +135,8 @@ struct BertOnlyMlmHead {
     predictions: BertLmPredictionHead,
 }
 
-/// Transform, then the word embedding transposed or a weight of its own, then a bias per word. Reference: `BertLMPredictionHead`.
+/// Transform, then the word embedding transposed or a weight of its own, then a bias per word.
+/// Reference: `BertLMPredictionHead`.
 #[derive(Module, Debug)]
 struct BertLmPredictionHead {
     transform: BertPredictionHeadTransform,
@@ -256,7 +264,8 @@ impl Model {
         Ok(self)
     }
 
-    /// The Hugging Face names of the modules of a language model whose output is the embedding again: the embedding, the output.
+    /// The Hugging Face names of the modules of a language model whose output is the embedding
+    /// again: the embedding, the output.
     fn tied_pair(&self) -> Option<[String; 2]> {
         let [embedding, output] = match &self.head {
             HeadLayers::Gpt2Lm(Gpt2LmHead { lm_head: None }) => ["body.wte.", "head.lm_head."],
@@ -344,7 +353,8 @@ impl Model {
         self.head(x, input, &rows, pass)
     }
 
-    /// The hidden states after the last block: `[batch * seq, width]`, or those that `rows` has the last layer compute.
+    /// The hidden states after the last block: `[batch * seq, width]`, or those that `rows` has the
+    /// last layer compute.
     pub fn hidden(&self, input: &ModelInput, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let ids = input.input_ids.clone();
         match &self.body {
@@ -353,15 +363,15 @@ impl Model {
         }
     }
 
-    /// The logits of a GPT-2 language model for tokens that continue those of `cache`: `[batch, seq]` -> `[batch * seq,
-    /// vocab_size]`; none for another model.
+    /// The logits of a GPT-2 language model for tokens that continue those of `cache`: `[batch,
+    /// seq]` -> `[batch * seq, vocab_size]`; none for another model.
     pub fn forward_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Option<Tensor<2>> {
         let x = self.hidden_cached(input_ids, cache, pass)?;
         Some(self.vocabulary_logits(self.projection(x, pass)?, pass))
     }
 
-    /// [`forward_cached`](Self::forward_cached) for the last token of each sequence alone: `[batch, seq]` -> `[batch,
-    /// vocab_size]`.
+    /// [`forward_cached`](Self::forward_cached) for the last token of each sequence alone: `[batch,
+    /// seq]` -> `[batch, vocab_size]`.
     pub fn next_logits(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Option<Tensor<2>> {
         let [batch, seq] = input_ids.dims();
         let x = self.hidden_cached(input_ids, cache, pass)?;
@@ -421,7 +431,8 @@ impl Model {
         }
     }
 
-    /// Block `index` alone, as [`hidden`](Self::hidden) computes it: for a backward pass that computes blocks again.
+    /// Block `index` alone, as [`hidden`](Self::hidden) computes it: for a backward pass that
+    /// computes blocks again.
     ///
     /// # Panics
     /// For a block that the model does not have.
@@ -432,7 +443,8 @@ impl Model {
         }
     }
 
-    /// The logits of [`forward`](Self::forward) from the hidden states `x` of [`hidden`](Self::hidden).
+    /// The logits of [`forward`](Self::forward) from the hidden states `x` of
+    /// [`hidden`](Self::hidden).
     pub fn head(&self, x: Tensor<2>, input: &ModelInput, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         match (&self.body, &self.head) {
             (_, HeadLayers::Gpt2Lm(_) | HeadLayers::BertMlm(_)) => {
@@ -470,8 +482,8 @@ impl Model {
     }
 
     /// The factors of a language model's logits, for a loss that never holds them all
-    /// ([`CrossEntropy`](crate::ops::cross_entropy::CrossEntropy)), from the hidden states `x` of [`hidden`](Self::hidden);
-    /// none for the other heads.
+    /// ([`CrossEntropy`](crate::ops::cross_entropy::CrossEntropy)), from the hidden states `x` of
+    /// [`hidden`](Self::hidden); none for the other heads.
     pub fn projection(&self, x: Tensor<2>, pass: Pass<'_>) -> Option<VocabularyProjection> {
         match (&self.body, &self.head) {
             (Body::Gpt2(body), HeadLayers::Gpt2Lm(head)) => {
@@ -524,12 +536,14 @@ impl Model {
         matches!(&self.body, Body::Gpt2(body) if body.variant() == Gpt2Variant::GptNeo)
     }
 
-    /// A forward pass of this model, computing as [`compute`](Self::compute) says; `train` switches dropout on.
+    /// A forward pass of this model, computing as [`compute`](Self::compute) says; `train` switches
+    /// dropout on.
     pub fn pass(&self, train: bool) -> Pass<'static> {
         Pass::new(self.compute, train)
     }
 
-    /// How the model computes: plain operators in f32 until [`with_compute`](Self::with_compute) changes it.
+    /// How the model computes: plain operators in f32 until [`with_compute`](Self::with_compute)
+    /// changes it.
     pub fn compute(&self) -> Compute {
         self.compute
     }
@@ -560,7 +574,8 @@ const SPELLINGS: &[(&str, &str)] =
     &[("layer_norm", "LayerNorm"), ("self_", "self"), ("lora_a", "lora_A"), ("lora_b", "lora_B")];
 
 impl StateDict for Model {
-    /// Some fields are spelled otherwise, the body's field is `transformer` or `bert`, the head's has no name, and a variant of BERT has names of its own.
+    /// Some fields are spelled otherwise, the body's field is `transformer` or `bert`, the head's
+    /// has no name, and a variant of BERT has names of its own.
     fn key(&self, path: String) -> String {
         let body = match &self.body {
             Body::Gpt2(_) => "transformer.",
@@ -571,7 +586,8 @@ impl StateDict for Model {
         let path = parts.map(spelled).collect::<Vec<_>>().join(".");
         let name = match (path.strip_prefix("body."), path.strip_prefix("head.")) {
             (Some(inner), _) => format!("{body}{inner}"),
-            // The bias of an output of its own is that of this output, where the class has another one beside it.
+            // The bias of an output of its own is that of this output, where the class has another
+            // one beside it.
             (_, Some("cls.predictions.bias")) if self.has_own_output() => "cls.predictions.decoder.bias".into(),
             (_, Some(inner)) => inner.to_owned(),
             _ => path,
@@ -619,9 +635,10 @@ impl Gpt2ClassificationHead {
         Self { score, pad_token_id: config.pad_token_id }
     }
 
-    /// The token of each sequence that the classifier reads, `[batch * seq, width] -> [batch, width]`: the rightmost one
-    /// whose id is not `pad_token_id`, or the first where all are. Without a `pad_token_id`, for which `transformers` reads
-    /// the last token of a single sequence and refuses several, it is the last one that is attended to.
+    /// The token of each sequence that the classifier reads, `[batch * seq, width] -> [batch,
+    /// width]`: the rightmost one whose id is not `pad_token_id`, or the first where all are.
+    /// Without a `pad_token_id`, for which `transformers` reads the last token of a single sequence
+    /// and refuses several, it is the last one that is attended to.
     fn read(&self, x: Tensor<2>, input: &ModelInput) -> Tensor<2> {
         let ([batch, seq], d, device) = (input.input_ids.dims(), x.dims()[1], x.device());
         let shown = match self.pad_token_id {

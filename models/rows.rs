@@ -1,13 +1,16 @@
-//! The rows of a batch that the layers of a model compute, and the keys that each of them attends to.
+//! The rows of a batch that the layers of a model compute, and the keys that each of them attends
+//! to.
 //!
-//! A classification head on BERT reads the first token of each sequence and nothing else. In the fused form the last layer
-//! therefore computes the first tokens alone: keys and values are those of all tokens, while the query, the projection after
-//! the attention and the feed-forward block have one row a sequence. No token attends to padding, so on the CPU the rows of
-//! padding are dropped after the embeddings, and the layers see the tokens of all sequences one after the other. On a GPU
-//! these rows stay, because a shape that differs from batch to batch would be compiled and recorded each time.
+//! A classification head on BERT reads the first token of each sequence and nothing else. In the
+//! fused form the last layer therefore computes the first tokens alone: keys and values are those
+//! of all tokens, while the query, the projection after the attention and the feed-forward block
+//! have one row a sequence. No token attends to padding, so on the CPU the rows of padding are
+//! dropped after the embeddings, and the layers see the tokens of all sequences one after the
+//! other. On a GPU these rows stay, because a shape that differs from batch to batch would be
+//! compiled and recorded each time.
 //!
-//! Dropping padding is the idea of "effective transformers" (ByteDance, 2020) and of FlashAttention's variable lengths (Dao
-//! 2023).
+//! Dropping padding is the idea of "effective transformers" (ByteDance, 2020) and of
+//! FlashAttention's variable lengths (Dao 2023).
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
@@ -15,7 +18,8 @@ use crate::ops::attention::{Mask, Unseen};
 use crate::ops::embedding::embedding;
 use crate::ops::{Form, Operator, Ops};
 
-/// See the top of this file. Made once for a batch by [`Model::rows`](crate::Model::rows) and handed to every layer.
+/// See the top of this file. Made once for a batch by [`Model::rows`](crate::Model::rows) and
+/// handed to every layer.
 #[derive(Debug, Clone)]
 pub struct Rows {
     /// Number of sequences.
@@ -24,19 +28,21 @@ pub struct Rows {
     pub mask: Mask,
     /// The mask of the local layers; none where no layer is local.
     pub(crate) local_mask: Option<Mask>,
-    /// The places of the rows that are computed among all `batch * seq`, in order: `[tokens]`; none where all are computed.
+    /// The places of the rows that are computed among all `batch * seq`, in order: `[tokens]`; none
+    /// where all are computed.
     pub(crate) tokens: Option<Tensor<1, Int>>,
     /// The rows that the last layer computes; none where it computes all.
     pub(crate) last_layer: Option<FirstTokens>,
 }
 
-/// Where the first token of each sequence is among the rows: `[batch]`; none where all sequences have as many rows.
+/// Where the first token of each sequence is among the rows: `[batch]`; none where all sequences
+/// have as many rows.
 #[derive(Debug, Clone)]
 pub(crate) struct FirstTokens(Option<Tensor<1, Int>>);
 
 impl Rows {
-    /// All rows of `batch` sequences of `seq` tokens: with `causal` no token attends to a later one; `attention_mask
-    /// [batch, seq]` (true = attend) hides padding.
+    /// All rows of `batch` sequences of `seq` tokens: with `causal` no token attends to a later
+    /// one; `attention_mask [batch, seq]` (true = attend) hides padding.
     pub fn all(
         [batch, seq]: [usize; 2],
         causal: bool,
@@ -48,11 +54,13 @@ impl Rows {
         Self { batch, mask, local_mask: None, tokens: None, last_layer: None }
     }
 
-    /// All rows of sequences that are several documents: `position_ids [batch, seq]` are the positions of tokens in their documents,
-    /// each of which begins at 0, or with its row. A token attends to those before it in its document. The fused attention on
-    /// the CPU computes each document as a sequence of its own, so that nothing masked is computed; elsewhere a mask hides the
-    /// other documents. So it does where a document is longer than the `window` of local layers, and where `attention_mask [batch, seq]`
-    /// (true = attend) hides a part of a document or a whole row; `unseen` is what a query attends to that sees no key.
+    /// All rows of sequences that are several documents: `position_ids [batch, seq]` are the
+    /// positions of tokens in their documents, each of which begins at 0, or with its row. A token
+    /// attends to those before it in its document. The fused attention on the CPU computes each
+    /// document as a sequence of its own, so that nothing masked is computed; elsewhere a mask
+    /// hides the other documents. So it does where a document is longer than the `window` of local
+    /// layers, and where `attention_mask [batch, seq]` (true = attend) hides a part of a document
+    /// or a whole row; `unseen` is what a query attends to that sees no key.
     pub(crate) fn documents(
         position_ids: Tensor<2, Int>,
         attention_mask: Option<Tensor<2, Bool>>,
@@ -110,8 +118,8 @@ impl Rows {
         Self { last_layer: Some(FirstTokens::EVENLY), ..Self::all(shape, false, attention_mask, device, ops) }
     }
 
-    /// The rows that `mask [batch, seq]` shows; none where it shows all of them, or hides a first token. The mask is read,
-    /// which is no transfer on the CPU.
+    /// The rows that `mask [batch, seq]` shows; none where it shows all of them, or hides a first
+    /// token. The mask is read, which is no transfer on the CPU.
     fn unpadded(mask: &Tensor<2, Bool>) -> Option<Self> {
         let [batch, seq] = mask.dims();
         let device = mask.device();

@@ -1,10 +1,11 @@
-//! Kiln trains GPT-2 and BERT on [Burn](https://burn.dev): the models of [`kiln_models`], a [`Trainer`] like Hugging Face's,
-//! configs in which nothing is ignored, and one switch between `native` (eager) and `compiled` (fused operators, Burn's
-//! fusion, autotune, captured steps).
+//! Kiln trains GPT-2 and BERT on [Burn](https://burn.dev): the models of [`kiln_models`], a
+//! [`Trainer`] like Hugging Face's, configs in which nothing is ignored, and one switch between
+//! `native` (eager) and `compiled` (fused operators, Burn's fusion, autotune, captured steps).
 //!
-//! The modules stand in the order in which data flows, and each imports only from those above it. A [`RunConfig`] is what a
-//! file says. A [`Session`] opens what it names: model folder, tokenizer, data and device. From the config and these facts
-//! follows its [`RunPlan`]: batch arithmetic, steps, learning rate, memory. The [`trainer`] carries the plan out.
+//! The modules stand in the order in which data flows, and each imports only from those above it. A
+//! [`RunConfig`] is what a file says. A [`Session`] opens what it names: model folder, tokenizer,
+//! data and device. From the config and these facts follows its [`RunPlan`]: batch arithmetic,
+//! steps, learning rate, memory. The [`trainer`] carries the plan out.
 //!
 //! ```no_run
 //! use kiln::{RunConfig, Session, Trainer};
@@ -18,8 +19,9 @@
 //! # }
 //! ```
 //!
-//! The crate stands on [`kiln_core`], [`kiln_data`] and [`kiln_models`]. The crate `kiln-measure` shows that both
-//! modes compute the same and measures what the switch is worth; `kiln-cli` is the program.
+//! The crate stands on [`kiln_core`], [`kiln_data`] and [`kiln_models`]. The crate `kiln-measure`
+//! shows that both modes compute the same and measures what the switch is worth; `kiln-cli` is the
+//! program.
 
 // The ground floor: what was built, reads from a device, several processes.
 pub mod build_info;

@@ -1,5 +1,5 @@
-//! Reading values back from a device. Every read is counted by the place of the program that asked for it, since a read in the
-//! middle of a step stalls the device.
+//! Reading values back from a device. Every read is counted by the place of the program that asked
+//! for it, since a read in the middle of a step stalls the device.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -23,7 +23,8 @@ pub fn device_reads() -> u64 {
     READS.load(Ordering::Relaxed)
 }
 
-/// Reads from a device by the place of the program that asked for them, up to one moment or between two.
+/// Reads from a device by the place of the program that asked for them, up to one moment or between
+/// two.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceReads(BTreeMap<Site, u64>);
 
@@ -66,8 +67,9 @@ fn count_read(site: &'static Location<'static>) {
     *SITES.lock().unwrap_or_else(PoisonError::into_inner).entry((site.file(), site.line())).or_insert(0) += 1;
 }
 
-/// Reads scalars back in one transfer, in order. Every read of a run goes through here or [`read_values`], so that reads can
-/// be counted, by their caller; on the CPU alone, where it is no transfer, the model looks at a mask besides.
+/// Reads scalars back in one transfer, in order. Every read of a run goes through here or
+/// [`read_values`], so that reads can be counted, by their caller; on the CPU alone, where it is no
+/// transfer, the model looks at a mask besides.
 ///
 /// # Errors
 /// An error that the device reports: errors of execution surface when a value is read.
@@ -92,8 +94,9 @@ pub fn read_values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
     tensor.try_into_vec_as::<f32>().map_err(|error| device_error(&error))
 }
 
-/// Tensors of any shape that are read back together, in row-major order: in one transfer, or in several where they are large,
-/// which bounds the memory that lies between the device and their values. A tensor that nobody else holds is freed when it is read.
+/// Tensors of any shape that are read back together, in row-major order: in one transfer, or in
+/// several where they are large, which bounds the memory that lies between the device and their
+/// values. A tensor that nobody else holds is freed when it is read.
 pub(crate) struct Reads {
     /// With how many tensors, and values of theirs.
     pending: (Transaction, usize, usize),

@@ -1,6 +1,6 @@
-//! How the fused operators enter Burn's autodiff: each operator computes and saves something in its forward, and gives the
-//! gradients of its inputs from it. [`record`] and one implementation of Burn's `Backward` are the same for all of them,
-//! whatever number of inputs they have.
+//! How the fused operators enter Burn's autodiff: each operator computes and saves something in its
+//! forward, and gives the gradients of its inputs from it. [`record`] and one implementation of
+//! Burn's `Backward` are the same for all of them, whatever number of inputs they have.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -14,14 +14,14 @@ use burn::backend::tensor::FloatTensor;
 
 /// The state that an operator's forward leaves for its backward.
 pub(super) trait Differentiate<B: Backend>: Clone + Debug + Send + 'static {
-    /// The gradients of the inputs, in the order in which [`record`] took them, of the output's gradient `dy`. `tracked` tells
-    /// which of them are wanted; the others may be none.
+    /// The gradients of the inputs, in the order in which [`record`] took them, of the output's
+    /// gradient `dy`. `tracked` tells which of them are wanted; the others may be none.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>>;
 }
 
-/// The output of `forward`, which is given `inputs` without autodiff and which of them are tracked. If one is, the state that
-/// `forward` returns beside the output is kept for the backward: it has no need of what only the gradient of an untracked input
-/// takes.
+/// The output of `forward`, which is given `inputs` without autodiff and which of them are tracked.
+/// If one is, the state that `forward` returns beside the output is kept for the backward: it has
+/// no need of what only the gradient of an untracked input takes.
 pub(super) fn record<C, B, S, const N: usize>(
     inputs: [FloatTensor<Autodiff<B, C>>; N],
     forward: impl FnOnce([FloatTensor<B>; N], [bool; N]) -> (FloatTensor<B>, S),

@@ -1,6 +1,7 @@
 //! The checks of the operators' arguments. A refusal has one form: the operator, the argument, what
-//! was expected and what was given. The kernels leave memory unfilled and, on a GPU, read by sizes alone, so an argument of
-//! another size must never reach them. Both forms of an operator ask the same; type and device matter to the fused one.
+//! was expected and what was given. The kernels leave memory unfilled and, on a GPU, read by sizes
+//! alone, so an argument of another size must never reach them. Both forms of an operator ask the
+//! same; type and device matter to the fused one.
 
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -52,13 +53,15 @@ impl Contract {
         dtype
     }
 
-    /// The type of what a kernel reads and writes for products: on the CPU f32, elsewhere also theirs.
+    /// The type of what a kernel reads and writes for products: on the CPU f32, elsewhere also
+    /// theirs.
     #[track_caller]
     pub(super) fn operand(&self, argument: &str, tensor: &Tensor<2>) -> DType {
         if self.device == Device::flex() { DType::F32 } else { self.factor(argument, tensor) }
     }
 
-    /// The type of a factor of a product that rounds its factors itself: on the CPU also a narrow one, elsewhere f32.
+    /// The type of a factor of a product that rounds its factors itself: on the CPU also a narrow
+    /// one, elsewhere f32.
     #[track_caller]
     pub(super) fn rounded(&self, argument: &str, factor: &Tensor<2>) -> DType {
         if self.device == Device::flex() { self.factor(argument, factor) } else { DType::F32 }
@@ -83,7 +86,8 @@ impl Contract {
         }
     }
 
-    /// `ids [n]`, each below `count`. Elsewhere than on the CPU nobody looks at them: that would wait for the device.
+    /// `ids [n]`, each below `count`. Elsewhere than on the CPU nobody looks at them: that would
+    /// wait for the device.
     #[track_caller]
     pub(super) fn ids(&self, argument: &str, ids: &Tensor<1, Int>, n: usize, count: usize) {
         self.tensor(argument, ids, [n]);

@@ -1,5 +1,5 @@
-//! CUDA devices beside CubeCL: where the values of a tensor lie, for libraries that work on addresses, and the thread that calls the
-//! driver.
+//! CUDA devices beside CubeCL: where the values of a tensor lie, for libraries that work on
+//! addresses, and the thread that calls the driver.
 
 use burn::backend::{Backend, BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, Device, Tensor};
@@ -9,7 +9,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::__private::Runtime;
 use cubecl::cuda::CudaRuntime;
 
-/// The memory of a tensor on a CUDA device. It stays where it is, and the tensor's, for as long as this lives.
+/// The memory of a tensor on a CUDA device. It stays where it is, and the tensor's, for as long as
+/// this lives.
 pub struct CudaMemory {
     address: u64,
     len: usize,
@@ -21,7 +22,8 @@ impl CudaMemory {
     /// The memory of `values` (f32, without autodiff), when the device has computed them.
     ///
     /// # Errors
-    /// A tensor on another device or of another type, one whose values have gaps between them, and what the device says.
+    /// A tensor on another device or of another type, one whose values have gaps between them, and
+    /// what the device says.
     pub fn of(values: &Tensor<1>) -> Result<Self, String> {
         let tensor = cube_tensor(values.clone())?;
         let len = values.dims()[0];

@@ -1,8 +1,8 @@
-//! Building blocks of the CPU kernels: access to the values of Flex tensors, new tensors that are not filled first, and splitting
-//! rows over threads.
+//! Building blocks of the CPU kernels: access to the values of Flex tensors, new tensors that are
+//! not filled first, and splitting rows over threads.
 //!
-//! Work is split into blocks whose size depends on the shapes alone, and partial sums are added in the order of the
-//! blocks, so results do not depend on the number of threads.
+//! Work is split into blocks whose size depends on the shapes alone, and partial sums are added in
+//! the order of the blocks, so results do not depend on the number of threads.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first
 
 use std::mem::MaybeUninit;
@@ -22,7 +22,8 @@ pub(super) type FlexTensor = FloatTensor<Flex>;
 /// `tensor` in row-major order and f32.
 ///
 /// # Panics
-/// For another type than f32: those operators that take narrow types widen them first ([`widened`]).
+/// For another type than f32: those operators that take narrow types widen them first
+/// ([`widened`]).
 pub(super) fn row_major(tensor: FlexTensor) -> FlexTensor {
     assert_eq!(tensor.dtype(), DType::F32, "Kiln's fused operators take f32 tensors");
     if tensor.as_slice::<f32>().is_some() { tensor } else { tensor.to_contiguous() }
@@ -101,8 +102,9 @@ pub(super) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, shape))
 }
 
-/// A tensor `[rows, width]` in `dtype`, f32 or bf16, of which `write` computes a block of rows at a time in f32: it is given the
-/// block's number and its elements. There are [`block_rows`] rows in a block, fewer in the last one.
+/// A tensor `[rows, width]` in `dtype`, f32 or bf16, of which `write` computes a block of rows at a
+/// time in f32: it is given the block's number and its elements. There are [`block_rows`] rows in a
+/// block, fewer in the last one.
 ///
 /// # Safety
 /// `write` must initialise every element of its block.
@@ -115,7 +117,8 @@ pub(super) unsafe fn written_in(
     write: impl Fn(usize, &mut [MaybeUninit<f32>]) + Sync,
 ) -> FlexTensor {
     let block = block_rows(width) * width;
-    // SAFETY (both): every block of the result is written, by `write` as the caller promises, or by `narrow` from what `write` wrote.
+    // SAFETY (both): every block of the result is written, by `write` as the caller promises, or by
+    // `narrow` from what `write` wrote.
     match dtype {
         FloatDType::F32 => tensor(
             unsafe {
@@ -165,7 +168,8 @@ fn to_bf16(x: f32) -> bf16 {
 }
 
 super::simd::vectorised! {
-    /// Rounds `x` to bf16 where it is: as many elements of bf16 then fill the first half of its memory ([`narrowed_rows`]).
+    /// Rounds `x` to bf16 where it is: as many elements of bf16 then fill the first half of its
+    /// memory ([`narrowed_rows`]).
     pub(super) fn narrow_in_place(x: &mut [f32]) {
         const LANES: usize = 32;
         let (len, from) = (x.len(), x.as_mut_ptr());
@@ -174,8 +178,9 @@ super::simd::vectorised! {
             let n = LANES.min(len - start);
             let mut wide = [0.0f32; LANES];
             let mut rounded = [MaybeUninit::<bf16>::uninit(); LANES];
-            // SAFETY: both ranges lie within the memory of `x`. The elements that are written over, which end 2 (start + n) bytes behind
-            // its start, have been read: those that have not begin 4 (start + n) bytes behind it.
+            // SAFETY: both ranges lie within the memory of `x`. The elements that are written over,
+            // which end 2 (start + n) bytes behind its start, have been read: those that have not
+            // begin 4 (start + n) bytes behind it.
             unsafe {
                 std::ptr::copy_nonoverlapping(from.add(start), wide.as_mut_ptr(), n);
                 for (rounded, x) in rounded.iter_mut().zip(&wide) {
@@ -194,7 +199,8 @@ pub(super) fn narrowed_rows(x: &[f32], width: usize) -> Matrix<'_, bf16> {
 
 /// The memory of `x` as twice as many elements of bf16.
 fn halves(x: &[f32]) -> &[bf16] {
-    // SAFETY: the same memory, all of it initialised: a bf16 is any 16 bits, and is aligned where an f32 is.
+    // SAFETY: the same memory, all of it initialised: a bf16 is any 16 bits, and is aligned where
+    // an f32 is.
     unsafe { std::slice::from_raw_parts(x.as_ptr().cast::<bf16>(), 2 * x.len()) }
 }
 
@@ -205,12 +211,14 @@ fn halves(x: &[f32]) -> &[bf16] {
 pub(super) unsafe fn written<T>(n: usize, write: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
     let mut values = Vec::with_capacity(n);
     write(&mut values.spare_capacity_mut()[..n]);
-    // SAFETY: the capacity is at least `n`, and the caller promises that `write` has initialised the first `n` elements.
+    // SAFETY: the capacity is at least `n`, and the caller promises that `write` has initialised
+    // the first `n` elements.
     unsafe { values.set_len(n) };
     values
 }
 
-/// The values of a [`row_major`] tensor to overwrite: its own storage when nobody else holds it, a copy of its own otherwise.
+/// The values of a [`row_major`] tensor to overwrite: its own storage when nobody else holds it, a
+/// copy of its own otherwise.
 pub(super) fn writable(tensor: &mut FlexTensor) -> &mut [f32] {
     let n = tensor.layout().num_elements();
     let owns_all = tensor.layout().start_offset() == 0 && tensor.storage::<f32>().len() == n;
@@ -227,7 +235,8 @@ pub(super) fn overwritten(tensor: FlexTensor, write: impl FnOnce(&mut [f32])) ->
     tensor
 }
 
-/// How many rows of `width` elements one block of work has: about 16,384 elements, at least one row.
+/// How many rows of `width` elements one block of work has: about 16,384 elements, at least one
+/// row.
 pub(super) fn block_rows(width: usize) -> usize {
     (16_384 / width.max(1)).max(1)
 }

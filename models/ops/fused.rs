@@ -1,5 +1,6 @@
-//! Which operator has a fused kernel on which device and under which precision: one table, [`FUSED`]. The default of
-//! `compiler.fused_ops`, the operators that a precision leaves plain, and the table that a user reads are derived from it.
+//! Which operator has a fused kernel on which device and under which precision: one table,
+//! [`FUSED`]. The default of `compiler.fused_ops`, the operators that a precision leaves plain, and
+//! the table that a user reads are derived from it.
 
 use burn::tensor::FloatDType;
 
@@ -29,7 +30,8 @@ pub const DTYPES: [FloatDType; 3] = [FloatDType::F32, FloatDType::BF16, FloatDTy
 pub enum Availability {
     /// It has, and the compiled mode uses it.
     Default,
-    /// It has on the CPU, and the compiled mode uses it there; elsewhere it has none, for this reason.
+    /// It has on the CPU, and the compiled mode uses it there; elsewhere it has none, for this
+    /// reason.
     OnCpu(&'static str),
     /// It has none, for this reason.
     Missing(&'static str),
@@ -44,7 +46,8 @@ pub struct FusedForm {
     pub name: &'static str,
     /// Its fused form on each [`Target`], in the order of [`Target::ALL`].
     pub targets: [Availability; 3],
-    /// Its fused form in a run whose matrix products are in each of [`DTYPES`], whatever the device.
+    /// Its fused form in a run whose matrix products are in each of [`DTYPES`], whatever the
+    /// device.
     pub dtypes: [Availability; 3],
 }
 
@@ -64,8 +67,8 @@ const fn row(
     FusedForm { operator, name, targets, dtypes }
 }
 
-/// The fused forms, in the order in which a step meets the operators. An operator is fused where both its target and its type
-/// allow it.
+/// The fused forms, in the order in which a step meets the operators. An operator is fused where
+/// both its target and its type allow it.
 #[rustfmt::skip]
 pub const FUSED: [FusedForm; 8] = [
     //                                            cpu  wgpu cuda   f32  bf16      f16
@@ -106,7 +109,8 @@ impl Operator {
         self.row().targets[target as usize]
     }
 
-    /// Its fused form in a run whose matrix products are in `dtype`; there is none in a type that is not in [`DTYPES`].
+    /// Its fused form in a run whose matrix products are in `dtype`; there is none in a type that
+    /// is not in [`DTYPES`].
     pub fn within(self, dtype: FloatDType) -> Availability {
         let column = DTYPES.iter().position(|known| *known == dtype);
         column.map_or(Availability::Missing("no kernel computes in this type"), |column| self.row().dtypes[column])

@@ -1,5 +1,6 @@
-//! Tensors of any rank in one list, as the operators on many tensors take them and give them back. Burn's macros know single
-//! tensors and structs of them; this is what they would have written for a list.
+//! Tensors of any rank in one list, as the operators on many tensors take them and give them back.
+//! Burn's macros know single tensors and structs of them; this is what they would have written for
+//! a list.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{

@@ -1,16 +1,18 @@
-//! Operators in two forms: the plain composition of Burn operations, which is the reference and what `native` uses, and a
-//! fused kernel with one hand-written backward, which `compiled` uses. [`Ops`] chooses, for all operators or one by one
-//! ([`Operator`]); both compute the same function.
+//! Operators in two forms: the plain composition of Burn operations, which is the reference and
+//! what `native` uses, and a fused kernel with one hand-written backward, which `compiled` uses.
+//! [`Ops`] chooses, for all operators or one by one ([`Operator`]); both compute the same function.
 //!
-//! A folder is an operator, but for `cube` (parts of kernels that several share), `in_place` (writing into buffers) and `products`
-//! (matrix products on the CPU). Its `mod.rs` has the public function, the plain composition, the operator as Burn's backend
-//! extension, its backward and the CPU kernel; `cube.rs` has the kernel for wgpu and CUDA, in CubeCL. A trait `...Kernel`
-//! names the kernels that a backend must supply. [`FUSED`] tells which operator has a fused form on which device and in which
-//! precision. Every public function checks its arguments (`contract`) before a kernel sees them, and panics where they do not
-//! fit together: that is a mistake of the caller's, not of a user's.
+//! A folder is an operator, but for `cube` (parts of kernels that several share), `in_place`
+//! (writing into buffers) and `products` (matrix products on the CPU). Its `mod.rs` has the public
+//! function, the plain composition, the operator as Burn's backend extension, its backward and the
+//! CPU kernel; `cube.rs` has the kernel for wgpu and CUDA, in CubeCL. A trait `...Kernel` names the
+//! kernels that a backend must supply. [`FUSED`] tells which operator has a fused form on which
+//! device and in which precision. Every public function checks its arguments (`contract`) before a
+//! kernel sees them, and panics where they do not fit together: that is a mistake of the caller's,
+//! not of a user's.
 //!
-//! The functions are building blocks for models of one's own as well: they take tensors of Burn and an [`Ops`], which is the
-//! switch between the forms.
+//! The functions are building blocks for models of one's own as well: they take tensors of Burn and
+//! an [`Ops`], which is the switch between the forms.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -64,8 +66,8 @@ pub enum Operator {
     LayerNorm,
     /// Matrix product and bias ([`linear`]).
     Linear,
-    /// Attention without stored scores ([`attention`]). Of rows of several documents it is fused on the CPU alone; elsewhere they
-    /// have the plain form with a mask.
+    /// Attention without stored scores ([`attention`]). Of rows of several documents it is fused on
+    /// the CPU alone; elsewhere they have the plain form with a mask.
     Attention,
     /// Bias and GELU or another activation ([`gelu`]).
     Gelu,
@@ -107,18 +109,21 @@ pub enum Ops {
     /// Compositions of Burn's operations, on every device and in every type.
     #[default]
     Plain,
-    /// Kiln's fused kernels, where [`FUSED`] has them, and in f32; attention and cross-entropy take narrow factors as well, and on wgpu and
-    /// CUDA GELU takes a narrow argument. LayerNorm, and on the CPU GELU and attention of f32, can give a narrow result.
-    /// Calling one with other tensors panics: [`Ops::fused`] checks the device, [`Compute::new`](crate::Compute::new) the type.
+    /// Kiln's fused kernels, where [`FUSED`] has them, and in f32; attention and cross-entropy take
+    /// narrow factors as well, and on wgpu and CUDA GELU takes a narrow argument. LayerNorm, and on
+    /// the CPU GELU and attention of f32, can give a narrow result. Calling one with other tensors
+    /// panics: [`Ops::fused`] checks the device, [`Compute::new`](crate::Compute::new) the type.
     Fused,
-    /// The fused kernels of these operators, under the conditions of [`Ops::Fused`]; compositions for the others.
+    /// The fused kernels of these operators, under the conditions of [`Ops::Fused`]; compositions
+    /// for the others.
     Chosen(Operators),
 }
 
-/// Bytes of attention's scores, and of the logits of cross-entropy, that a fused operator has at a time on `device`: a 64th of its
-/// memory, 1 GiB at the most, and 256 MiB where it does not tell how much it has, but no more than one of its buffers holds. The
-/// scores of one sequence, and the logits of one row, are there in any case. None without fused kernels, and on the CPU, where blocks
-/// are smaller.
+/// Bytes of attention's scores, and of the logits of cross-entropy, that a fused operator has at a
+/// time on `device`: a 64th of its memory, 1 GiB at the most, and 256 MiB where it does not tell
+/// how much it has, but no more than one of its buffers holds. The scores of one sequence, and the
+/// logits of one row, are there in any case. None without fused kernels, and on the CPU, where
+/// blocks are smaller.
 pub fn bytes_at_a_time(device: &Device) -> Option<u64> {
     #[cfg(feature = "compiler")]
     if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
@@ -128,7 +133,8 @@ pub fn bytes_at_a_time(device: &Device) -> Option<u64> {
     None
 }
 
-/// Bytes from one row of a matrix to the next in the result of a product on CUDA, for rows of `bytes` each.
+/// Bytes from one row of a matrix to the next in the result of a product on CUDA, for rows of
+/// `bytes` each.
 pub fn pitched(bytes: u64) -> u64 {
     bytes.next_multiple_of(bytes.next_power_of_two().min(512))
 }

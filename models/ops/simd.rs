@@ -1,12 +1,15 @@
-//! Vector arithmetic for the CPU kernels: functions compiled once per instruction set and chosen at run time, an
-//! exponential, the normal distribution function, and sums and maxima of rows. No libm call per element.
+//! Vector arithmetic for the CPU kernels: functions compiled once per instruction set and chosen at
+//! run time, an exponential, the normal distribution function, and sums and maxima of rows. No libm
+//! call per element.
 //!
-//! The loops are plain Rust that the compiler vectorises; [`vectorised!`] compiles them for AVX-512, for AVX2 with FMA, for
-//! NEON and for the baseline, and `pulp` picks one. Only the other files of `ops` use this.
+//! The loops are plain Rust that the compiler vectorises; [`vectorised!`] compiles them for
+//! AVX-512, for AVX2 with FMA, for NEON and for the baseline, and `pulp` picks one. Only the other
+//! files of `ops` use this.
 
 use std::sync::OnceLock;
 
-/// Running sums and maxima are kept in this many lanes: two AVX-512 registers, which hides the latency of an addition.
+/// Running sums and maxima are kept in this many lanes: two AVX-512 registers, which hides the
+/// latency of an addition.
 pub(super) const LANES: usize = 32;
 
 /// The instruction set, looked up once.
@@ -15,11 +18,12 @@ pub(super) fn arch() -> pulp::Arch {
     *ARCH.get_or_init(pulp::Arch::new)
 }
 
-/// Defines a function whose body is compiled for every instruction set. The body sees the constant `FMA`: whether fused
-/// multiply-add is an instruction here. Where it is not, `f32::mul_add` would be a libm call.
+/// Defines a function whose body is compiled for every instruction set. The body sees the constant
+/// `FMA`: whether fused multiply-add is an instruction here. Where it is not, `f32::mul_add` would
+/// be a libm call.
 ///
-/// The call goes through a type of its own because a closure's `FnOnce` shim cannot be told to be inlined, and a body that
-/// is not inlined is compiled for the baseline.
+/// The call goes through a type of its own because a closure's `FnOnce` shim cannot be told to be
+/// inlined, and a body that is not inlined is compiled for the baseline.
 macro_rules! vectorised {
     ($(#[$attr:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block) => {
         $crate::ops::simd::vectorised! { $(#[$attr])* $vis fn $name($($arg: $ty),*) -> () $body }
@@ -52,10 +56,12 @@ pub(super) fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// `e^x` within 2 units in the last place for `-87.3 <= x <= 88.3`; 0 below, `e^88.3` above, NaN for NaN.
+/// `e^x` within 2 units in the last place for `-87.3 <= x <= 88.3`; 0 below, `e^88.3` above, NaN
+/// for NaN.
 ///
-/// `x = n ln 2 + r` with `|r| <= ln(2) / 2`: a Taylor polynomial of degree 7 for `e^r` (its remainder is below 6e-9) and `n`
-/// added to the exponent's bits. `ln 2` is split in two so that the reduction does not round (Cody & Waite 1980).
+/// `x = n ln 2 + r` with `|r| <= ln(2) / 2`: a Taylor polynomial of degree 7 for `e^r` (its
+/// remainder is below 6e-9) and `n` added to the exponent's bits. `ln 2` is split in two so that
+/// the reduction does not round (Cody & Waite 1980).
 #[inline(always)]
 pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     const LOWEST: f32 = -87.3;
@@ -76,11 +82,13 @@ pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     if x < LOWEST { 0.0 } else { p * power }
 }
 
-/// The standard normal distribution function and its density, `(P(X <= x), e^(-x^2 / 2) / sqrt(2 pi))`. The first is within
-/// 1e-6 relative of the truth while it is above 1e-30 (so `0.5 (1 + erf(x / sqrt 2))` keeps its precision in the left tail).
+/// The standard normal distribution function and its density, `(P(X <= x), e^(-x^2 / 2) / sqrt(2
+/// pi))`. The first is within 1e-6 relative of the truth while it is above 1e-30 (so `0.5 (1 +
+/// erf(x / sqrt 2))` keeps its precision in the left tail).
 ///
-/// `erfc(z) = e^(-z^2) t Q(t)` with `t = 1 / (1 + z / 2)`, the form of Abramowitz & Stegun 7.1.26; `Q` is a minimax
-/// polynomial of degree 8 fitted on `0 <= z <= 14` with a relative error of 4.5e-8 (2e-7 in f32).
+/// `erfc(z) = e^(-z^2) t Q(t)` with `t = 1 / (1 + z / 2)`, the form of Abramowitz & Stegun 7.1.26;
+/// `Q` is a minimax polynomial of degree 8 fitted on `0 <= z <= 14` with a relative error of 4.5e-8
+/// (2e-7 in f32).
 #[inline(always)]
 pub(super) fn normal_cdf_pdf<const FMA: bool>(x: f32) -> (f32, f32) {
     const Q: [f32; 8] = [

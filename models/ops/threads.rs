@@ -26,12 +26,14 @@ impl Drop for Own {
     }
 }
 
-/// Makes this thread, until it ends, one of those that compute the operators that it calls, in a pool of its own with as many threads as
-/// rayon has for it (`RAYON_NUM_THREADS`, by default one a core). A thread outside of a pool wakes the others for every part of an
-/// operator and sleeps until they have done it. Does nothing where rayon has one thread, on a thread that is one of a pool, while another
-/// thread of the process has its pool, and where the system gives no threads.
+/// Makes this thread, until it ends, one of those that compute the operators that it calls, in a
+/// pool of its own with as many threads as rayon has for it (`RAYON_NUM_THREADS`, by default one a
+/// core). A thread outside of a pool wakes the others for every part of an operator and sleeps
+/// until they have done it. Does nothing where rayon has one thread, on a thread that is one of a
+/// pool, while another thread of the process has its pool, and where the system gives no threads.
 ///
-/// A job that this thread gives to `rayon::spawn` from then on runs when another thread of its pool takes it.
+/// A job that this thread gives to `rayon::spawn` from then on runs when another thread of its pool
+/// takes it.
 pub fn compute_here() {
     let threads = rayon::current_num_threads();
     if threads > 1 && rayon::current_thread_index().is_none() && !TAKEN.swap(true, Ordering::Acquire) {
@@ -39,8 +41,8 @@ pub fn compute_here() {
     }
 }
 
-/// A pool of this thread and others. The others are there before it is made, since rayon does not let go of a thread for
-/// which it cannot start all others.
+/// A pool of this thread and others. The others are there before it is made, since rayon does not
+/// let go of a thread for which it cannot start all others.
 fn pool(threads: usize) -> io::Result<ThreadPool> {
     let start = |index: usize| {
         let (sender, receiver) = mpsc::channel::<ThreadBuilder>();

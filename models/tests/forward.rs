@@ -1,4 +1,5 @@
-//! The inputs on which a forward pass must and must not depend: causality, padding, the key/value cache, dropout.
+//! The inputs on which a forward pass must and must not depend: causality, padding, the key/value
+//! cache, dropout.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,6 @@
-//! Reads the weight files of a Hugging Face folder: `model.safetensors` or `pytorch_model.bin`, single or sharded with an
-//! index. Headers are checked before anything is trusted; values come out as f32, whatever the file stores.
+//! Reads the weight files of a Hugging Face folder: `model.safetensors` or `pytorch_model.bin`,
+//! single or sharded with an index. Headers are checked before anything is trusted; values come out
+//! as f32, whatever the file stores.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -176,12 +177,13 @@ impl Shard {
             return Ok(Self::Pytorch { path: path.into(), reader });
         }
         let file = File::open(path).map_err(|source| io(path, source))?;
-        // SAFETY: the map is read-only, and only the header is read through it. As with every reader of mapped files, whoever
-        // truncates the file meanwhile stops this process; nothing here writes to it.
+        // SAFETY: the map is read-only, and only the header is read through it. As with every
+        // reader of mapped files, whoever truncates the file meanwhile stops this process; nothing
+        // here writes to it.
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(&file) }.map_err(|source| io(path, source))?;
-        // Checks the header's length, that it is JSON, that the offsets are contiguous, fit dtype times shape, and end
-        // where the file ends.
+        // Checks the header's length, that it is JSON, that the offsets are contiguous, fit dtype
+        // times shape, and end where the file ends.
         let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|error| Error::Weights {
             path: path.into(),
             problem: format!("not a valid safetensors file ({} bytes): {}", map.len(), safetensors_words(&error)),

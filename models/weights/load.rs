@@ -1,5 +1,5 @@
-//! Fits a checkpoint to a model: finds each parameter under its current, older or unprefixed name, checks its shape, and
-//! says what was missing, unused or mis-shaped.
+//! Fits a checkpoint to a model: finds each parameter under its current, older or unprefixed name,
+//! checks its shape, and says what was missing, unused or mis-shaped.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -13,8 +13,8 @@ use super::save::MODEL_FILE;
 use crate::error::{AllowedBy, Error, Result};
 use crate::lora::{PREFIX, is_of_adapter};
 
-/// Prefixes of the tensors of a head. A head of which a checkpoint holds no tensor at all is new and keeps its random
-/// weights; anything else that is missing is an error.
+/// Prefixes of the tensors of a head. A head of which a checkpoint holds no tensor at all is new
+/// and keeps its random weights; anything else that is missing is an error.
 const HEADS: &[&str] = &[
     "score.",
     "classifier.",
@@ -36,7 +36,8 @@ const HEADS: &[&str] = &[
 /// Body prefixes that a checkpoint of the bare body leaves out.
 const BODIES: &[&str] = &["transformer.", "bert.", "roberta.", "distilbert.", "electra.", "albert."];
 
-/// `(our name, the name of the same tensor elsewhere in the file)`: tied weights that files may hold under either name.
+/// `(our name, the name of the same tensor elsewhere in the file)`: tied weights that files may
+/// hold under either name.
 const TIED: &[(&str, &str)] = &[
     ("transformer.wte.weight", "lm_head.weight"),
     ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
@@ -84,7 +85,8 @@ pub struct LoadReport {
     pub loaded: usize,
     /// Parameters of a new head, which keep their random weights.
     pub new: Vec<String>,
-    /// Parameters of a head that keep their random weights because the checkpoint has them with other shapes.
+    /// Parameters of a head that keep their random weights because the checkpoint has them with
+    /// other shapes.
     pub mismatched: Vec<Misshaped>,
     /// Parameters of the vocabulary that have more rows than in the checkpoint.
     pub resized: Vec<Misshaped>,
@@ -109,13 +111,15 @@ pub struct Misshaped {
 /// `transformers`.
 #[derive(Clone, Copy)]
 pub struct LoadOptions<'a> {
-    /// The parameters that are kept in another type than f32: frozen weights that do nothing but multiply.
+    /// The parameters that are kept in another type than f32: frozen weights that do nothing but
+    /// multiply.
     pub narrow: Narrow<'a>,
-    /// Tensors of a head that have another shape in the checkpoint keep the random weights of the model. In `transformers` this
-    /// holds for all tensors.
+    /// Tensors of a head that have another shape in the checkpoint keep the random weights of the
+    /// model. In `transformers` this holds for all tensors.
     pub ignore_mismatched_sizes: bool,
-    /// The vocabulary may be larger than that of the checkpoint. The new rows of the embedding are the mean of the old ones, to
-    /// which `transformers` adds noise with 1e-9 of their covariance (`mean_resizing`); new entries of a bias are 0.
+    /// The vocabulary may be larger than that of the checkpoint. The new rows of the embedding are
+    /// the mean of the old ones, to which `transformers` adds noise with 1e-9 of their covariance
+    /// (`mean_resizing`); new entries of a bias are 0.
     pub resize_token_embeddings: bool,
 }
 
@@ -125,12 +129,12 @@ impl Default for LoadOptions<'_> {
     }
 }
 
-/// Loads the weights of the Hugging Face folder `folder` into `model`. Adapters, which such a folder does not have, stay as they
-/// are.
+/// Loads the weights of the Hugging Face folder `folder` into `model`. Adapters, which such a
+/// folder does not have, stay as they are.
 ///
 /// # Errors
-/// A missing tensor outside a new head, a tensor of another shape, a tied pair with two different values, a file that
-/// does not hold what its header says; the message lists them all.
+/// A missing tensor outside a new head, a tensor of another shape, a tied pair with two different
+/// values, a file that does not hold what its header says; the message lists them all.
 pub fn load<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
     load_with(model, folder, LoadOptions::default())
 }
@@ -148,8 +152,9 @@ pub fn load_with<M: StateDict>(model: M, folder: &Path, options: LoadOptions<'_>
     load_wanted(model, &Checkpoint::open(folder)?, wanted, options, &|_| ties)
 }
 
-/// Loads the base in `base` and the adapter on it in `adapter` into `model`, which has the adapter, as [`load_with`] and
-/// [`load_saved`] do. The base's own tensors may have another shape where the adapter's file has the model's, as after tokens were added.
+/// Loads the base in `base` and the adapter on it in `adapter` into `model`, which has the adapter,
+/// as [`load_with`] and [`load_saved`] do. The base's own tensors may have another shape where the
+/// adapter's file has the model's, as after tokens were added.
 ///
 /// # Errors
 /// The errors of these two.
@@ -180,8 +185,9 @@ pub fn load_adapted<M: StateDict>(
     Ok((model, LoadReport { loaded, replaced: of_adapter.replaced, ..report }))
 }
 
-/// The parameters whose values the file of an adapter holds, under their names there: those that are saved with it, and others of the
-/// base, which `peft` writes when an embedding was resized or `save_embedding_layers` is on, and which it reads into the base.
+/// The parameters whose values the file of an adapter holds, under their names there: those that
+/// are saved with it, and others of the base, which `peft` writes when an embedding was resized or
+/// `save_embedding_layers` is on, and which it reads into the base.
 fn in_adapter<M: StateDict>(model: &M, saved: &Checkpoint) -> Vec<Parameter> {
     let all = parameters(model);
     let is_alias = not_a_parameter(&all);
@@ -194,7 +200,8 @@ fn in_adapter<M: StateDict>(model: &M, saved: &Checkpoint) -> Vec<Parameter> {
     all.iter().filter_map(held).collect()
 }
 
-/// Whether the tensor of this name is none of `parameters`, so that it can only stand for the one that it is tied to.
+/// Whether the tensor of this name is none of `parameters`, so that it can only stand for the one
+/// that it is tied to.
 fn not_a_parameter(parameters: &[Parameter]) -> impl Fn(&str) -> bool + use<> {
     let names = parameters.iter().map(|parameter| parameter.name.clone()).collect::<BTreeSet<_>>();
     move |name| !names.contains(name.strip_prefix(PREFIX).unwrap_or(name))
@@ -206,7 +213,8 @@ pub type Narrow<'a> = (FloatDType, &'a dyn Fn(&Parameter) -> bool);
 /// Every parameter in f32.
 pub const ALL_WIDE: Narrow<'static> = (FloatDType::F32, &|_| false);
 
-/// Loads what was saved of a model like `model` into it: all weights, or its adapters with what learnt beside them.
+/// Loads what was saved of a model like `model` into it: all weights, or its adapters with what
+/// learnt beside them.
 ///
 /// # Errors
 /// A missing tensor outside a new head, a tensor of another shape, a tied pair with two different
@@ -223,7 +231,8 @@ pub fn load_saved<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadRepor
     let replaced = of_base.map(|parameter| parameter.name.replacen(PREFIX, "", 1)).collect();
     let (model, mut report) = load_wanted(model, &checkpoint, wanted, LoadOptions::default(), &is_alias)?;
     report.replaced = replaced;
-    // With `bias = "all"`, `peft` writes the biases of modules that are saved whole two times more, under names of its wrapper.
+    // With `bias = "all"`, `peft` writes the biases of modules that are saved whole two times more,
+    // under names of its wrapper.
     let is_wrapper = |name: &String| [".modules_to_save.", ".original_module."].iter().any(|part| name.contains(part));
     let unused = report.unused.iter().filter(|name| !is_wrapper(name)).cloned().collect::<Vec<_>>();
     match unused.as_slice() {
@@ -324,7 +333,8 @@ fn tied_to(name: &str) -> Option<String> {
     other.map(|other| format!("{prefix}{other}"))
 }
 
-/// The name under which the checkpoint holds the parameter `name`; `is_alias` says whether a tensor of another name may stand for it.
+/// The name under which the checkpoint holds the parameter `name`; `is_alias` says whether a tensor
+/// of another name may stand for it.
 fn find(checkpoint: &Checkpoint, name: &str, is_alias: &dyn Fn(&str) -> bool) -> Option<String> {
     let mut spellings = vec![name.to_string()];
     spellings.extend(tied_to(name).filter(|other| is_alias(other)));
@@ -352,7 +362,8 @@ fn head_is_new(name: &str, wanted: &[Parameter], sources: &[Option<String>]) -> 
 
 fn unused(checkpoint: &Checkpoint, sources: &[Option<String>], is_alias: &dyn Fn(&str) -> bool) -> Vec<String> {
     let used: BTreeSet<&String> = sources.iter().flatten().collect();
-    // A head with an output of its own computes with the bias of that, and files hold the other one too.
+    // A head with an output of its own computes with the bias of that, and files hold the other one
+    // too.
     let tied = |name: &String| {
         tied_to(name)
             .filter(|_| is_alias(name) || name.ends_with("bias"))
@@ -398,8 +409,9 @@ fn transposed(values: Values) -> Values {
     Values { shape: vec![columns, rows], data }
 }
 
-/// `values` with as many `rows`: those that are missing are the mean of those that are there, or of a bias 0 in a model that
-/// `is_tied`, which is what `transformers` leaves of them when it ties the bias of the output again.
+/// `values` with as many `rows`: those that are missing are the mean of those that are there, or of
+/// a bias 0 in a model that `is_tied`, which is what `transformers` leaves of them when it ties the
+/// bias of the output again.
 fn with_rows(mut values: Values, rows: usize, is_tied: bool) -> Values {
     let had = values.shape.first().copied().unwrap_or(rows);
     if had >= rows || had == 0 {
@@ -422,7 +434,8 @@ fn with_rows(mut values: Values, rows: usize, is_tied: bool) -> Values {
 }
 
 impl Misshaped {
-    /// Whether it is a parameter of the vocabulary that has more rows than in the checkpoint, and is otherwise the same.
+    /// Whether it is a parameter of the vocabulary that has more rows than in the checkpoint, and
+    /// is otherwise the same.
     fn is_larger_vocabulary(&self) -> bool {
         let is_of_vocabulary = VOCABULARY.iter().any(|end| self.name.ends_with(end));
         match (&self.shape[..], &self.was[..]) {
@@ -509,8 +522,9 @@ impl LoadReport {
         self.new.iter().chain(self.mismatched.iter().map(|found| &found.name))
     }
 
-    /// A line for the tensors of other sizes of each kind, and one line per group of names: `in the checkpoint, unused: cls.* (7
-    /// tensors)`, and one for all groups behind the first few. Empty when all fitted.
+    /// A line for the tensors of other sizes of each kind, and one line per group of names: `in the
+    /// checkpoint, unused: cls.* (7 tensors)`, and one for all groups behind the first few. Empty
+    /// when all fitted.
     pub fn lines(&self) -> Vec<String> {
         let tensors = |count: usize| format!("{count} tensor{}", if count == 1 { "" } else { "s" });
         let mut lines = Vec::new();

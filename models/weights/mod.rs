@@ -1,6 +1,6 @@
-//! Hugging Face weights in and out. `names` maps parameters to Hugging Face's tensor names, `files` reads checkpoints of
-//! every layout `transformers` writes, `load` fits one to a model and reports what did not, `save` writes one that
-//! `transformers` opens.
+//! Hugging Face weights in and out. `names` maps parameters to Hugging Face's tensor names, `files`
+//! reads checkpoints of every layout `transformers` writes, `load` fits one to a model and reports
+//! what did not, `save` writes one that `transformers` opens.
 
 mod files;
 mod load;

@@ -1,6 +1,6 @@
-//! The names of parameters and the form in which files hold them. A name is the path of the fields that lead to a parameter;
-//! [`StateDict::key`] changes it where Hugging Face has another one. Torch's `Linear` is stored transposed. The names of BERT's
-//! variants are in `config/variant.rs`.
+//! The names of parameters and the form in which files hold them. A name is the path of the fields
+//! that lead to a parameter; [`StateDict::key`] changes it where Hugging Face has another one.
+//! Torch's `Linear` is stored transposed. The names of BERT's variants are in `config/variant.rs`.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
@@ -26,7 +26,8 @@ pub struct Parameter {
     pub in_norm: bool,
     /// It is the weight of a linear layer: of a module whose type is `Linear` or `Conv1D`.
     pub in_linear: bool,
-    /// Its name in a file of what is [saved](StateDict::saved_as) of the model; none for one of a frozen base.
+    /// Its name in a file of what is [saved](StateDict::saved_as) of the model; none for one of a
+    /// frozen base.
     pub saved_as: Option<String>,
 }
 
@@ -63,8 +64,9 @@ impl Parameter {
         Depth::of(&self.name)
     }
 
-    /// Whether weight decay applies: not to biases and not to weights of normalisations, which are known by their module or,
-    /// as in `Trainer.get_decay_parameter_names`, by a part of the name that is `norm` or ends in `_norm`.
+    /// Whether weight decay applies: not to biases and not to weights of normalisations, which are
+    /// known by their module or, as in `Trainer.get_decay_parameter_names`, by a part of the name
+    /// that is `norm` or ends in `_norm`.
     pub fn decays(&self) -> bool {
         let is_norm = |part: &str| part == "norm" || part.ends_with("_norm");
         !self.in_norm && !self.name.ends_with("bias") && !self.name.split('.').any(is_norm)
@@ -83,7 +85,8 @@ pub trait StateDict: Module {
         path
     }
 
-    /// Whether files hold the transpose of the field `weight` of a module of the type `container`, as Burn spells it.
+    /// Whether files hold the transpose of the field `weight` of a module of the type `container`,
+    /// as Burn spells it.
     fn stores_transposed(&self, container: &str) -> bool {
         TRANSPOSED.contains(&container)
     }
@@ -93,8 +96,8 @@ pub trait StateDict: Module {
         super::MODEL_FILE
     }
 
-    /// Whether a file of the whole model may hold tensors that are tied in one of `transformers` under either name, or under both
-    /// with the same values.
+    /// Whether a file of the whole model may hold tensors that are tied in one of `transformers`
+    /// under either name, or under both with the same values.
     fn base_is_tied(&self) -> bool {
         true
     }
@@ -105,15 +108,15 @@ pub trait StateDict: Module {
         None
     }
 
-    /// The name in that file of the tensor called `name`, which is as a rule the same; none for a tensor of a frozen base,
-    /// which is in the base's folder and neither learns nor is saved.
+    /// The name in that file of the tensor called `name`, which is as a rule the same; none for a
+    /// tensor of a frozen base, which is in the base's folder and neither learns nor is saved.
     fn saved_as(&self, name: &str) -> Option<String> {
         Some(name.to_owned())
     }
 }
 
-/// Every parameter of `model`, in the order in which the model visits them. Creates nothing: shapes of parameters that
-/// have not been drawn yet are known.
+/// Every parameter of `model`, in the order in which the model visits them. Creates nothing: shapes
+/// of parameters that have not been drawn yet are known.
 pub fn parameters<M: StateDict>(model: &M) -> Vec<Parameter> {
     let mut visitor = Names {
         key: &|path| model.key(path),
@@ -141,7 +144,8 @@ impl PathStack {
         self.segments.pop();
     }
 
-    /// The path of the fields. An enum's variant is no part of it, nor is the field with a layer's adapter.
+    /// The path of the fields. An enum's variant is no part of it, nor is the field with a layer's
+    /// adapter.
     fn name(&self) -> String {
         let is_part = |(name, container): &&(String, String)| {
             let is_adapter = name == "lora" && LINEAR.contains(&container.as_str());

@@ -1,5 +1,5 @@
-//! Writes weights as `transformers` does: `model.safetensors`, f32, Hugging Face's names and layout. A file appears under
-//! its name only when it is whole and on disk.
+//! Writes weights as `transformers` does: `model.safetensors`, f32, Hugging Face's names and
+//! layout. A file appears under its name only when it is whole and on disk.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -38,7 +38,8 @@ pub fn export<M: StateDict>(model: &M) -> std::result::Result<Vec<NamedTensor>, 
     Export { parameters, exported: Vec::new(), error: None }.of(model)
 }
 
-/// The saved parameters of `model`, under the names of its file: every parameter but those of a frozen base, in Hugging Face's layout.
+/// The saved parameters of `model`, under the names of its file: every parameter but those of a
+/// frozen base, in Hugging Face's layout.
 ///
 /// # Errors
 /// The device's message when a value cannot be read back.
@@ -83,7 +84,8 @@ pub fn save<M: StateDict>(model: &M, folder: &Path) -> Result<()> {
     write_safetensors(&path, &tensors)
 }
 
-/// Writes `tensors` to `path` as one safetensors file, as a [`WholeFile`](kiln_core::whole_file::WholeFile).
+/// Writes `tensors` to `path` as one safetensors file, as a
+/// [`WholeFile`](kiln_core::whole_file::WholeFile).
 ///
 /// # Errors
 /// The operating system's, for example a full disk; `path` is then as it was before.

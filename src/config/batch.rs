@@ -1,7 +1,8 @@
-//! `[batch]` and `[learning_rate]`: how the batch of an optimizer step comes about, and how the learning rate follows it.
-//! The micro-batch and the accumulation themselves have Hugging Face's names and stand in `[trainer]`; here stands the
-//! goal that they serve. The arithmetic of the learning rate is here too, since it needs nothing but these two sections;
-//! the batch's is the plan's.
+//! `[batch]` and `[learning_rate]`: how the batch of an optimizer step comes about, and how the
+//! learning rate follows it. The micro-batch and the accumulation themselves have Hugging Face's
+//! names and stand in `[trainer]`; here stands the goal that they serve. The arithmetic of the
+//! learning rate is here too, since it needs nothing but these two sections; the batch's is the
+//! plan's.
 
 use kiln_core::choices;
 use serde::de::Visitor;
@@ -48,8 +49,9 @@ choices! {
 pub struct BatchSection {
     /// The number that stays when the micro-batch changes. Default: `fixed`.
     pub scaling: BatchScaling,
-    /// Examples of an optimizer step; `trainer.gradient_accumulation_steps` follows from it. The loss of a step is then
-    /// the mean over all its examples, however they are cut. Only with `fixed`. Default: micro-batch x accumulation.
+    /// Examples of an optimizer step; `trainer.gradient_accumulation_steps` follows from it. The
+    /// loss of a step is then the mean over all its examples, however they are cut. Only with
+    /// `fixed`. Default: micro-batch x accumulation.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub global_batch_size: Option<usize>,
 }
@@ -89,8 +91,9 @@ pub struct ScaledRate {
 }
 
 impl LearningRateSection {
-    /// `base` for optimizer steps of `per_device` examples on each of `devices`. In the order in which SageMaker's documents
-    /// write it, `base / reference * batch * num_gpus * instance_count`, so that the result is theirs to the last bit.
+    /// `base` for optimizer steps of `per_device` examples on each of `devices`. In the order in
+    /// which SageMaker's documents write it, `base / reference * batch * num_gpus *
+    /// instance_count`, so that the result is theirs to the last bit.
     pub fn scaled(&self, base: f64, per_device: usize, devices: Devices) -> ScaledRate {
         let (counted, scope) = match self.scope {
             BatchScope::Global => (devices, "global"),
@@ -206,8 +209,8 @@ mod tests {
         LearningRateSection { scaling, reference_batch: Some(reference), scope }
     }
 
-    /// `learning_rate_native / batch_size_native * batch_size`, with SageMaker's table of batch sizes on one V100 of 16 GB
-    /// at 512 tokens; the rates as Python prints them.
+    /// `learning_rate_native / batch_size_native * batch_size`, with SageMaker's table of batch
+    /// sizes on one V100 of 16 GB at 512 tokens; the rates as Python prints them.
     #[test]
     fn sagemakers_formula_for_one_device() {
         for (native, compiled, rate) in [
@@ -230,8 +233,8 @@ mod tests {
         }
     }
 
-    /// `learning_rate_native / batch_size_native * batch_size * num_gpus * instance_count`: the reference is a device's,
-    /// the batch is everyone's. Two instances of 8 GPUs.
+    /// `learning_rate_native / batch_size_native * batch_size * num_gpus * instance_count`: the
+    /// reference is a device's, the batch is everyone's. Two instances of 8 GPUs.
     #[test]
     fn sagemakers_formula_for_several_devices() {
         let scaled =

@@ -1,5 +1,6 @@
-//! A config written in Rust: one method per section, checked at the end like a file. Sections are plain structs with
-//! defaults, so a script sets the fields it means and leaves the rest to `..Default::default()`.
+//! A config written in Rust: one method per section, checked at the end like a file. Sections are
+//! plain structs with defaults, so a script sets the fields it means and leaves the rest to
+//! `..Default::default()`.
 
 use std::path::PathBuf;
 
@@ -121,8 +122,8 @@ impl RunConfigBuilder {
         self
     }
 
-    /// The config of a run whose model, data and loss the program brings along ([`Session::new`](crate::Session::new)): without
-    /// model, data and tokenizer.
+    /// The config of a run whose model, data and loss the program brings along
+    /// ([`Session::new`](crate::Session::new)): without model, data and tokenizer.
     ///
     /// # Errors
     /// A config error with the first rule that is broken.

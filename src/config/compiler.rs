@@ -1,5 +1,6 @@
-//! Values of `[compiler]` with more than one spelling: `enabled` is true, false or `"auto"`, `fused_ops` a switch or a list
-//! of operators, `verify` a word or a number of steps. [`crate::engine::compiler`] resolves them for a device.
+//! Values of `[compiler]` with more than one spelling: `enabled` is true, false or `"auto"`,
+//! `fused_ops` a switch or a list of operators, `verify` a word or a number of steps.
+//! [`crate::engine::compiler`] resolves them for a device.
 
 use kiln_core::choices::unknown_name;
 use kiln_core::error::Error;
@@ -74,7 +75,8 @@ impl<'de> Deserialize<'de> for FusedOps {
     }
 }
 
-/// When a compiled run is checked against native: `off`, `start` (before step 1), or a number of steps.
+/// When a compiled run is checked against native: `off`, `start` (before step 1), or a number of
+/// steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verify {
     /// Never.

@@ -1,6 +1,6 @@
-//! From text to a checked table: parses TOML, remembers on which line every key stands, lays a file of Hugging Face's
-//! arguments and `--set` overrides on top, puts older spellings under their present names and refuses keys that no section
-//! has. The resulting table is given to serde.
+//! From text to a checked table: parses TOML, remembers on which line every key stands, lays a file
+//! of Hugging Face's arguments and `--set` overrides on top, puts older spellings under their
+//! present names and refuses keys that no section has. The resulting table is given to serde.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -71,10 +71,12 @@ pub(crate) struct Document {
     pub(super) unused: Unused,
 }
 
-/// Keys of `[trainer]` that state one thing: one that is given in a later layer takes the place of the others.
+/// Keys of `[trainer]` that state one thing: one that is given in a later layer takes the place of
+/// the others.
 const RIVALS: [&[&str]; 2] = [&["max_steps", "num_train_epochs", "max_tokens"], &["warmup_steps", "warmup_ratio"]];
 
-/// Where a key was written. Later layers win: the file, Hugging Face's arguments or settings from elsewhere, overrides.
+/// Where a key was written. Later layers win: the file, Hugging Face's arguments or settings from
+/// elsewhere, overrides.
 #[derive(Clone)]
 pub(super) enum Place {
     /// A line of the config file.
@@ -97,7 +99,8 @@ impl Place {
         }
     }
 
-    /// Whether it is where Hugging Face's scripts take their arguments from: what others make idle is no mistake there.
+    /// Whether it is where Hugging Face's scripts take their arguments from: what others make idle
+    /// is no mistake there.
     pub(super) fn is_of_a_script(&self) -> bool {
         matches!(self, Self::HfArgs(_) | Self::Setting(_))
     }
@@ -113,8 +116,9 @@ impl Place {
 }
 
 impl Document {
-    /// Parses `text`, which came from `origin` (a file name, for messages), and lays `hf_args` (the text and the name of a
-    /// file of Hugging Face's arguments), `settings` and `overrides` (`section.key=value`) on top.
+    /// Parses `text`, which came from `origin` (a file name, for messages), and lays `hf_args` (the
+    /// text and the name of a file of Hugging Face's arguments), `settings` and `overrides`
+    /// (`section.key=value`) on top.
     pub(crate) fn parse(
         text: &str,
         origin: &str,
@@ -181,7 +185,8 @@ impl Document {
         let nested = lines.range(prefix.clone()..).take_while(|(nested, _)| nested.starts_with(&prefix));
         self.places.extend(nested.map(|(nested, line)| (nested.clone(), (Place::Line(*line), None))));
         let here = Place::Line(lines.get(&written).copied().unwrap_or(1));
-        // If another spelling of this very key came first, its record stays: the message below names both.
+        // If another spelling of this very key came first, its record stays: the message below
+        // names both.
         self.places.entry(written.clone()).or_insert((here.clone(), None));
         let (section, key, value) = place(section, key, value).map_err(|complaint| self.locate(complaint))?;
         let full = full_key(section, key);
@@ -220,14 +225,16 @@ impl Document {
             _ => return Err(malformed()),
         }
         let value = match value.trim().parse::<Value>() {
-            // No key takes a date, so a name such as runs/2025-01-31 without its quotes is a string.
+            // No key takes a date, so a name such as runs/2025-01-31 without its quotes is a
+            // string.
             Ok(Value::Datetime(_)) | Err(_) => Value::String(value.to_owned()),
             Ok(value) => value,
         };
         self.lay_path(&path, value, &Place::Override(text.to_owned(), index))
     }
 
-    /// Lays the value of a key on top: `[key]` above the sections, `[section, key]`, or a key in the tables of a key.
+    /// Lays the value of a key on top: `[key]` above the sections, `[section, key]`, or a key in
+    /// the tables of a key.
     fn lay_path(&mut self, path: &[&str], value: Value, origin: &Place) -> Result<()> {
         self.places.insert(path.join("."), (origin.clone(), None));
         let section = match path {
@@ -266,7 +273,8 @@ impl Document {
         let written = full_key(section, key);
         let (section, key, value) = place(section, key, value).map_err(|complaint| self.locate(complaint))?;
         let full = full_key(section, key);
-        // The value replaces the earlier table under this key, so the places of that table's keys are forgotten.
+        // The value replaces the earlier table under this key, so the places of that table's keys
+        // are forgotten.
         self.places.retain(|place, _| !place.starts_with(&format!("{full}.")));
         self.displace_rivals(&full, &value, &origin);
         self.section(section).insert(key.to_owned(), value);
@@ -276,8 +284,8 @@ impl Document {
         Ok(())
     }
 
-    /// A length of the run that is given on top takes the place of the one below, in whatever unit that one is; -1 gives
-    /// none. So does a warm-up.
+    /// A length of the run that is given on top takes the place of the one below, in whatever unit
+    /// that one is; -1 gives none. So does a warm-up.
     fn displace_rivals(&mut self, key: &str, value: &Value, origin: &Place) {
         let key = key.strip_prefix("trainer.").unwrap_or_default();
         let number = value.as_float().or_else(|| value.as_integer().map(|value| value as f64));
@@ -344,7 +352,8 @@ impl Document {
         })
     }
 
-    /// Says where the key of a complaint was written: the nearest place on the way up from the key to its section.
+    /// Says where the key of a complaint was written: the nearest place on the way up from the key
+    /// to its section.
     pub(crate) fn locate(&self, complaint: Complaint) -> Error {
         let mut key = complaint.key.as_str();
         let place = loop {
@@ -386,8 +395,8 @@ impl Document {
     }
 }
 
-/// The TOML `text`, in which characters with power over a terminal are escaped ([`printable`]): as strings hold them, they
-/// stand as they are, also in literal strings, which have no escapes.
+/// The TOML `text`, in which characters with power over a terminal are escaped ([`printable`]): as
+/// strings hold them, they stand as they are, also in literal strings, which have no escapes.
 pub(super) fn escaped(mut text: String) -> std::result::Result<String, toml::de::Error> {
     fn walk(value: &Spanned<DeValue<'_>>, found: &mut Vec<(Range<usize>, String)>) {
         match value.get_ref() {
@@ -428,7 +437,8 @@ pub fn sections() -> Vec<&'static str> {
     field_names::<RunConfig>().iter().copied().filter(|name| !TOP_LEVEL.contains(name)).collect()
 }
 
-/// The keys of `[section]`; none for `[model]`, whose fields the models know, and for a section that does not exist.
+/// The keys of `[section]`; none for `[model]`, whose fields the models know, and for a section
+/// that does not exist.
 pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
     Some(match section {
         "run" => field_names::<RunSection>(),
@@ -456,8 +466,8 @@ fn unknown_section(name: &str) -> Complaint {
     }
 }
 
-/// The complaint about a key that `section` does not have: the nearest known name and the list. For `[model]`, whose
-/// further keys only the models know, the caller gives that list.
+/// The complaint about a key that `section` does not have: the nearest known name and the list. For
+/// `[model]`, whose further keys only the models know, the caller gives that list.
 pub(crate) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint {
     let complaint = Complaint::new(&format!("{section}.{key}"), "unknown key");
     let list = format!("[{section}] has {}", known.join(", "));
@@ -467,7 +477,8 @@ pub(crate) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint
     }
 }
 
-/// The names of a struct's fields as serde knows them, so that the list of keys is the struct itself.
+/// The names of a struct's fields as serde knows them, so that the list of keys is the struct
+/// itself.
 pub fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
     struct Names<'a>(&'a mut &'static [&'static str]);
 

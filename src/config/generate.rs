@@ -18,8 +18,9 @@ pub struct GenerateOptions {
     pub top_p: f64,
     /// Seed of the draws.
     pub seed: u64,
-    /// Logits of tokens that the text has, the prompt included, are divided by it where they are positive and multiplied by
-    /// it where they are negative (Keskar et al. 2019, CTRL); 1 changes nothing.
+    /// Logits of tokens that the text has, the prompt included, are divided by it where they are
+    /// positive and multiplied by it where they are negative (Keskar et al. 2019, CTRL); 1 changes
+    /// nothing.
     pub repetition_penalty: f64,
     /// No sequence of so many tokens comes twice, the prompt included; 0 allows all.
     pub no_repeat_ngram_size: usize,
@@ -27,7 +28,8 @@ pub struct GenerateOptions {
     pub min_new_tokens: usize,
     /// Generation ends before any of these tokens (`eos_token_id`).
     pub stop: Vec<u32>,
-    /// Generation ends with the token that completes one of these texts, which stays in the result, as in `transformers`.
+    /// Generation ends with the token that completes one of these texts, which stays in the result,
+    /// as in `transformers`.
     pub stop_strings: Vec<String>,
 }
 

@@ -1,5 +1,6 @@
-//! Arguments of `TrainingArguments` in a config: a whole file of them laid over the config file, and how those that are no
-//! keys of their own come to set keys, by the rules of `TrainingArguments` and Hugging Face's Trainer.
+//! Arguments of `TrainingArguments` in a config: a whole file of them laid over the config file,
+//! and how those that are no keys of their own come to set keys, by the rules of
+//! `TrainingArguments` and Hugging Face's Trainer.
 
 use std::path::Path;
 
@@ -42,7 +43,8 @@ impl Unused {
 /// The text of a file that `TrainingArguments.to_json_string()` wrote.
 ///
 /// # Errors
-/// A config error for a file that is not there or not UTF-8, an io error when the system refuses to read it.
+/// A config error for a file that is not there or not UTF-8, an io error when the system refuses to
+/// read it.
 pub(super) fn read(path: &Path) -> Result<String> {
     let at = path.display();
     if path.is_dir() {
@@ -128,7 +130,8 @@ impl Document {
         Ok(())
     }
 
-    /// `report_to` without the services that Kiln does not report to: transformers 4 lists all that are installed.
+    /// `report_to` without the services that Kiln does not report to: transformers 4 lists all that
+    /// are installed.
     fn without_services(&mut self, value: Json) -> Json {
         let names = match value {
             Json::Array(names) => names,
@@ -141,8 +144,8 @@ impl Document {
         Json::Array(kept)
     }
 
-    /// Turns arguments that are no keys into keys, by the rules of `TrainingArguments`; takes out those that have no effect
-    /// and refuses those that ask for something that Kiln does not have.
+    /// Turns arguments that are no keys into keys, by the rules of `TrainingArguments`; takes out
+    /// those that have no effect and refuses those that ask for something that Kiln does not have.
     pub(super) fn settle(&mut self) -> Result<()> {
         self.settle_kinds()?;
         self.settle_adafactor()?;
@@ -158,8 +161,8 @@ impl Document {
         self.take_out()
     }
 
-    /// Reads switches as `HfArgumentParser` does, and refuses values of another kind than the argument's where no section
-    /// reads them.
+    /// Reads switches as `HfArgumentParser` does, and refuses values of another kind than the
+    /// argument's where no section reads them.
     fn settle_kinds(&mut self) -> Result<()> {
         for argument in ARGUMENTS {
             let Some(value) = self.trainer(argument.name) else { continue };
@@ -168,7 +171,8 @@ impl Document {
                 self.section("trainer").insert(argument.name.into(), on.into());
                 continue;
             }
-            // serde takes a list for the fields of a table in their order; the other one has no field.
+            // serde takes a list for the fields of a table in their order; the other one has no
+            // field.
             let is_lax = json.is_array() && ["lr_scheduler_kwargs", "optim_args"].contains(&argument.name)
                 || argument.name == "auto_find_batch_size";
             if (argument.standing != Standing::Honoured || is_lax) && !argument.takes(&json) {
@@ -179,7 +183,8 @@ impl Document {
         Ok(())
     }
 
-    /// Adafactor's own learning rate, which Hugging Face's Trainer switches off and Kiln does not have.
+    /// Adafactor's own learning rate, which Hugging Face's Trainer switches off and Kiln does not
+    /// have.
     fn settle_adafactor(&mut self) -> Result<()> {
         let optimizer = self.trainer("optim").and_then(Value::as_str).map(str::parse::<OptimizerName>);
         let is_adafactor = matches!(optimizer, Some(Ok(OptimizerName::Adafactor)))
@@ -219,7 +224,8 @@ impl Document {
         Some((value, self.place_of(key)))
     }
 
-    /// Gives a key the value that an argument stands for, unless a later layer has set it. Whether it did.
+    /// Gives a key the value that an argument stands for, unless a later layer has set it. Whether
+    /// it did.
     fn give(&mut self, target: (&str, &str), value: Value, argument: &str, place: Place, wins: bool) -> Result<bool> {
         let full = full_key(target.0, target.1);
         if let Some(there) = self.section(target.0).get(target.1).cloned() {
@@ -227,7 +233,8 @@ impl Document {
             if other.order() > place.order() {
                 return Ok(false);
             }
-            // A key of Kiln's own beside an argument that stands for it is one too many, also when both say the same.
+            // A key of Kiln's own beside an argument that stands for it is one too many, also when
+            // both say the same.
             let same = there == value && spelling.is_some();
             if other.order() == place.order() && !same && !wins {
                 let (first, second) = (spelling.unwrap_or(full), format!("trainer.{argument}"));
@@ -278,8 +285,8 @@ impl Document {
         }
     }
 
-    /// `resume_from_checkpoint`: true, false, or the folder of a checkpoint. It wins over `overwrite_output_dir`, which only
-    /// allows a run to write to its folder.
+    /// `resume_from_checkpoint`: true, false, or the folder of a checkpoint. It wins over
+    /// `overwrite_output_dir`, which only allows a run to write to its folder.
     fn settle_resume(&mut self) -> Result<()> {
         const NAME: &str = "resume_from_checkpoint";
         let Some((value, place)) = self.take(NAME) else { return Ok(()) };
@@ -307,7 +314,8 @@ impl Document {
         Ok(())
     }
 
-    /// `warmup_ratio`, which steps override in a file of arguments; and the schedule `constant`, for which `get_scheduler` ignores both.
+    /// `warmup_ratio`, which steps override in a file of arguments; and the schedule `constant`,
+    /// for which `get_scheduler` ignores both.
     fn settle_warm_up(&mut self) -> Result<()> {
         let zero = |value: &Value| number(value) == Some(0.0);
         if let Some((value, place)) = self.take("warmup_ratio") {
@@ -357,8 +365,9 @@ impl Document {
         }
     }
 
-    /// A file of arguments has `do_train = false` when a script calls `trainer.train()` without asking for the argument, and
-    /// `do_eval = true` whenever it evaluates during training. Only what goes beyond that asks for no training.
+    /// A file of arguments has `do_train = false` when a script calls `trainer.train()` without
+    /// asking for the argument, and `do_eval = true` whenever it evaluates during training. Only
+    /// what goes beyond that asks for no training.
     fn settle_actions(&mut self) {
         let of_file = |document: &Self, key: &str| match document.place_of(key) {
             Place::HfArgs(_) => document.trainer(key).and_then(Value::as_bool),
@@ -380,7 +389,8 @@ impl Document {
         }
     }
 
-    /// Arguments of a file of arguments that others make idle; in a config file somebody wrote them for a reason.
+    /// Arguments of a file of arguments that others make idle; in a config file somebody wrote them
+    /// for a reason.
     fn settle_leftovers(&mut self) {
         let strategy = self.trainer("eval_strategy").and_then(Value::as_str).unwrap_or("no").to_owned();
         let optimizer = self.trainer("optim").and_then(Value::as_str).unwrap_or("adamw").parse::<OptimizerName>();
@@ -401,7 +411,8 @@ impl Document {
                 self.unused.names.push(key.into());
             }
         }
-        // It has no effect with any value: a run that is out of memory always halves its micro-batch.
+        // It has no effect with any value: a run that is out of memory always halves its
+        // micro-batch.
         self.take("auto_find_batch_size");
     }
 
@@ -450,7 +461,8 @@ fn unknown(name: &str) -> Error {
     }
 }
 
-/// A JSON value as TOML, which has no null: such an entry is left out. None for a number beyond 64 bits.
+/// A JSON value as TOML, which has no null: such an entry is left out. None for a number beyond 64
+/// bits.
 pub(super) fn toml_of(value: Json) -> Option<Value> {
     Some(match value {
         Json::Null => return None,

@@ -1,6 +1,7 @@
-//! Every argument of Hugging Face's `TrainingArguments`, in one table: what it sets here, that it has no effect here, or
-//! what to use instead. The table of the documentation is written from it. The list is that of transformers 5.23 and 4.57,
-//! with the names of earlier releases that a script may still carry.
+//! Every argument of Hugging Face's `TrainingArguments`, in one table: what it sets here, that it
+//! has no effect here, or what to use instead. The table of the documentation is written from it.
+//! The list is that of transformers 5.23 and 4.57, with the names of earlier releases that a script
+//! may still carry.
 
 use std::fmt::Write as _;
 
@@ -98,8 +99,9 @@ pub(crate) struct Argument {
 }
 
 impl Argument {
-    /// Parses `value` as a boolean, in the spellings of `HfArgumentParser` (its `string_to_bool`) or as a number of Python's;
-    /// none for an argument that takes more than a boolean, and for other values.
+    /// Parses `value` as a boolean, in the spellings of `HfArgumentParser` (its `string_to_bool`)
+    /// or as a number of Python's; none for an argument that takes more than a boolean, and for
+    /// other values.
     pub(crate) fn switched(&self, value: &Json) -> Option<bool> {
         let text = match value {
             _ if *self.kinds != [Kind::Flag] => return None,
@@ -167,7 +169,8 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
     })
 }
 
-/// A switch of `TrainingArguments` that sets a key of another name when it is true, and asks for nothing when it is false.
+/// A switch of `TrainingArguments` that sets a key of another name when it is true, and asks for
+/// nothing when it is false.
 pub(crate) struct Switch {
     pub(crate) name: &'static str,
     /// Section and key; keys above the sections have none.
@@ -196,7 +199,8 @@ pub(crate) const SWITCHES: &[Switch] = &[
     Switch { name: "adafactor", target: ("trainer", "optim"), value: "adafactor", wins: true },
 ];
 
-/// The table of all arguments of `TrainingArguments` and what becomes of them here, in Markdown. It is this:
+/// The table of all arguments of `TrainingArguments` and what becomes of them here, in Markdown. It
+/// is this:
 #[doc = include_str!("hugging_face_arguments.md")]
 pub fn hugging_face_arguments() -> String {
     let count = |standing| ARGUMENTS.iter().filter(|argument| argument.standing == standing).count();

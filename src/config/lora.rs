@@ -5,39 +5,46 @@ use serde::{Deserialize, Serialize};
 
 use super::values::{count, strings};
 
-/// `[lora]`: adapters of low rank beside frozen weights. It needs `model.from` (LoRA, Hu et al. 2021): the weights of the model stay
-/// as they are; the adapters learn, with a new head where the task has one, and `model/` in the run folder is a PEFT folder.
-/// Names and defaults are those of PEFT's `LoraConfig`. Left out: the whole model learns.
+/// `[lora]`: adapters of low rank beside frozen weights. It needs `model.from` (LoRA, Hu et al.
+/// 2021): the weights of the model stay as they are; the adapters learn, with a new head where the
+/// task has one, and `model/` in the run folder is a PEFT folder. Names and defaults are those of
+/// PEFT's `LoraConfig`. Left out: the whole model learns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LoraSection {
     /// The rank of the adapters. Default: 8.
     #[serde(deserialize_with = "count")]
     pub r: usize,
-    /// The product of the two matrices of an adapter is scaled by `lora_alpha / r`. `alpha` is an accepted spelling. Default: 8.0.
+    /// The product of the two matrices of an adapter is scaled by `lora_alpha / r`. `alpha` is an
+    /// accepted spelling. Default: 8.0.
     pub lora_alpha: f64,
-    /// The probability with which an element of the input of an adapter is dropped out in training. `dropout` is an accepted
-    /// spelling. Default: 0.0.
+    /// The probability with which an element of the input of an adapter is dropped out in training.
+    /// `dropout` is an accepted spelling. Default: 0.0.
     pub lora_dropout: f64,
-    /// The linear layers that get an adapter, by their Hugging Face names or the last parts of them, one or a list: `["c_attn",
-    /// "mlp.c_proj"]`; or `"all-linear"`: all but the layer of the output. Default: PEFT's, which are `c_attn` for GPT-2, `query` and
-    /// `value` for BERT and RoBERTa, `q_lin` and `v_lin` for DistilBERT.
+    /// The linear layers that get an adapter, by their Hugging Face names or the last parts of
+    /// them, one or a list: `["c_attn", "mlp.c_proj"]`; or `"all-linear"`: all but the layer of the
+    /// output. Default: PEFT's, which are `c_attn` for GPT-2, `query` and `value` for BERT and
+    /// RoBERTa, `q_lin` and `v_lin` for DistilBERT.
     #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
     pub target_modules: Vec<String>,
-    /// The biases that learn, too: `"none"`, `"all"`, or `"lora_only"`, which are those of the layers with an adapter. Default:
-    /// `"none"`.
+    /// The biases that learn, too: `"none"`, `"all"`, or `"lora_only"`, which are those of the
+    /// layers with an adapter. Default: `"none"`.
     pub bias: LoraBias,
-    /// Modules that learn and are saved whole, by the ends of their Hugging Face names. Those of PEFT's task are always among them:
-    /// `classifier` and `score` for a sequence classification or regression, `qa_outputs` for question answering. A language model
-    /// whose embedding (`wte`) or output (`lm_head`) is among them has an output of its own from then on, as in PEFT.
+    /// Modules that learn and are saved whole, by the ends of their Hugging Face names. Those of
+    /// PEFT's task are always among them: `classifier` and `score` for a sequence classification or
+    /// regression, `qa_outputs` for question answering. A language model whose embedding (`wte`) or
+    /// output (`lm_head`) is among them has an output of its own from then on, as in PEFT.
     #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
     pub modules_to_save: Vec<String>,
-    /// The product is scaled by `lora_alpha / sqrt(r)` (rank-stabilised LoRA, Kalajdzievski 2023). Default: false.
+    /// The product is scaled by `lora_alpha / sqrt(r)` (rank-stabilised LoRA, Kalajdzievski 2023).
+    /// Default: false.
     pub use_rslora: bool,
-    /// The beginning of an adapter: `true` (a uniform first matrix, and zeros in the second, so that the model begins as its base),
-    /// `"gaussian"` (a normal first matrix, and zeros in the second) or `false` (both uniform, for tests). Default: true.
+    /// The beginning of an adapter: `true` (a uniform first matrix, and zeros in the second, so
+    /// that the model begins as its base), `"gaussian"` (a normal first matrix, and zeros in the
+    /// second) or `false` (both uniform, for tests). Default: true.
     pub init_lora_weights: LoraInit,
-    /// PEFT's weight decomposition (DoRA), which Kiln does not have: `true` is refused. Default: false.
+    /// PEFT's weight decomposition (DoRA), which Kiln does not have: `true` is refused. Default:
+    /// false.
     pub use_dora: bool,
     /// PEFT's statement of how weights are stored. It has no effect: Kiln knows each layer.
     #[serde(skip_serializing)]

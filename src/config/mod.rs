@@ -1,9 +1,9 @@
-//! The config of a run: the file as serde structs, read, checked and written back. It mirrors the file
-//! and derives nothing: steps, shapes and devices are the plan's. A component receives its own section, never
-//! [`RunConfig`].
+//! The config of a run: the file as serde structs, read, checked and written back. It mirrors the
+//! file and derives nothing: steps, shapes and devices are the plan's. A component receives its own
+//! section, never [`RunConfig`].
 //!
-//! Defaults are Hugging Face's and stand in the `Default` implementations of the sections. Every mistake is one error
-//! with the file, the line, the key, what was expected and what was given.
+//! Defaults are Hugging Face's and stand in the `Default` implementations of the sections. Every
+//! mistake is one error with the file, the line, the key, what was expected and what was given.
 
 mod batch;
 mod builder;
@@ -90,7 +90,8 @@ pub struct RunConfig {
     /// `[generation]`: a sample of text at the end. Left out: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationSection>,
-    /// The devices that the run computes on, one process each: as a launcher has started them, and no setting of the file.
+    /// The devices that the run computes on, one process each: as a launcher has started them, and
+    /// no setting of the file.
     #[serde(skip)]
     pub devices: Devices,
     /// The settings of the file that have no effect, for people; the plan shows them.
@@ -102,14 +103,14 @@ impl RunConfig {
     /// Reads and checks a config file.
     ///
     /// # Errors
-    /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong type or a value that
-    /// makes no sense; an io error when the system refuses to read it.
+    /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong
+    /// type or a value that makes no sense; an io error when the system refuses to read it.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(path, &[])
     }
 
-    /// [`load`](Self::load) with `section.key=value` overrides laid on top, later ones over earlier ones. The value is
-    /// TOML, so lists and tables work; what is not valid TOML is a string.
+    /// [`load`](Self::load) with `section.key=value` overrides laid on top, later ones over earlier
+    /// ones. The value is TOML, so lists and tables work; what is not valid TOML is a string.
     ///
     /// # Errors
     /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong
@@ -119,8 +120,9 @@ impl RunConfig {
         Self::load_with_hf_args(path, None, overrides)
     }
 
-    /// [`load_with`](Self::load_with) with the file `hf_args`, which `TrainingArguments.to_json_string()` wrote, laid over the
-    /// config file and under the overrides. [`hugging_face_arguments`] says what becomes of each argument; one that is null
+    /// [`load_with`](Self::load_with) with the file `hf_args`, which
+    /// `TrainingArguments.to_json_string()` wrote, laid over the config file and under the
+    /// overrides. [`hugging_face_arguments`] says what becomes of each argument; one that is null
     /// asks for nothing.
     ///
     /// # Errors
@@ -137,8 +139,8 @@ impl RunConfig {
         Self::from_text(&text, &path.display().to_string(), stem.as_deref(), args, &[], overrides)
     }
 
-    /// Reads and checks a config from text. `origin` stands for the file name in messages; there is no file, so
-    /// `run.output_dir` must be given.
+    /// Reads and checks a config from text. `origin` stands for the file name in messages; there is
+    /// no file, so `run.output_dir` must be given.
     ///
     /// # Errors
     /// A config error for text that is not TOML, an unknown key, a wrong type or a value that makes
@@ -160,7 +162,8 @@ impl RunConfig {
         Ok(check::check(self)?)
     }
 
-    /// Checks the config of a run whose model, data and loss a program brings along ([`Session::new`](crate::Session::new)).
+    /// Checks the config of a run whose model, data and loss a program brings along
+    /// ([`Session::new`](crate::Session::new)).
     ///
     /// # Errors
     /// A config error with the first rule that is broken.
@@ -181,7 +184,8 @@ impl RunConfig {
         self.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled)
     }
 
-    /// The config as a file: every key that has a value, defaults included. Reading it gives an equal config.
+    /// The config as a file: every key that has a value, defaults included. Reading it gives an
+    /// equal config.
     ///
     /// # Errors
     /// A config error for a value that TOML cannot hold.
@@ -229,8 +233,8 @@ impl RunConfig {
     }
 }
 
-/// The error for a key that `[section]` does not have, with the nearest of the `known` names. The models use it for
-/// their fields in `[model]`.
+/// The error for a key that `[section]` does not have, with the nearest of the `known` names. The
+/// models use it for their fields in `[model]`.
 pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
     document::unknown_key(section, key, known).into()
 }
@@ -238,7 +242,8 @@ pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
 /// Reads a config file as text.
 ///
 /// # Errors
-/// A config error for a file that is missing, a folder, too long or not UTF-8; the operating system's.
+/// A config error for a file that is missing, a folder, too long or not UTF-8; the operating
+/// system's.
 pub fn read(path: &Path) -> Result<String> {
     let shown = path.display();
     if path.is_dir() {

@@ -1,6 +1,6 @@
-//! The settings that are one name out of a few: each an enum with its spelling in a file, the list of all spellings and
-//! an error with the nearest one. Values that are known but that this version cannot do are refused here, with the
-//! reason.
+//! The settings that are one name out of a few: each an enum with its spelling in a file, the list
+//! of all spellings and an error with the nearest one. Values that are known but that this version
+//! cannot do are refused here, with the reason.
 
 use kiln_core::choices;
 use kiln_core::error::Error;
@@ -12,8 +12,8 @@ choices! {
         Fail = "fail",
         /// Remove what an earlier run left there.
         Overwrite = "overwrite",
-        /// Continue the run from its newest whole checkpoint; from the start when the folder holds no checkpoint and no
-        /// model.
+        /// Continue the run from its newest whole checkpoint; from the start when the folder holds
+        /// no checkpoint and no model.
         Resume = "resume",
     }
 }
@@ -25,8 +25,8 @@ choices! {
         Native = "native",
         /// With what the training compiler can activate on the device.
         Compiled = "compiled",
-        /// The better of the two: training finds out by a short trial on its own data, other commands take `compiled` where
-        /// the device has it.
+        /// The better of the two: training finds out by a short trial on its own data, other
+        /// commands take `compiled` where the device has it.
         Auto = "auto",
     }
 }
@@ -76,7 +76,8 @@ choices! {
         Gpt2 = "gpt2",
         /// GPT-Neo: GPT-2 in which every other layer attends to the last tokens only.
         GptNeo = "gpt_neo",
-        /// BERT: an encoder for masked language modelling, classification, regression and question answering.
+        /// BERT: an encoder for masked language modelling, classification, regression and question
+        /// answering.
         Bert = "bert",
         /// RoBERTa: BERT with positions of its own and no use for token types.
         Roberta = "roberta",
@@ -94,13 +95,14 @@ choices! {
 }
 
 choices! {
-    /// How the losses of the micro-batches of an optimizer step become its loss, in the tasks in which `transformers` takes
-    /// the mean of each micro-batch.
+    /// How the losses of the micro-batches of an optimizer step become its loss, in the tasks in
+    /// which `transformers` takes the mean of each micro-batch.
     Accumulation("accumulation") {
         /// One sum over all micro-batches, divided once: how a step is cut makes no difference.
         Exact = "exact",
-        /// The loss of the Trainer of `transformers` 5.24; see [`Reduction`](crate::task::Reduction). Its divisor of GPT-2's language
-        /// model counts the first label of each row too, which nothing predicts.
+        /// The loss of the Trainer of `transformers` 5.24; see
+        /// [`Reduction`](crate::task::Reduction). Its divisor of GPT-2's language model counts the
+        /// first label of each row too, which nothing predicts.
         Transformers = "transformers",
     }
 }
@@ -176,7 +178,8 @@ choices! {
 }
 
 choices! {
-    /// Who is told of the rows of a run, besides `metrics.jsonl` and stdout (Hugging Face's `report_to`).
+    /// Who is told of the rows of a run, besides `metrics.jsonl` and stdout (Hugging Face's
+    /// `report_to`).
     Integration("integration", integration_synonym) {
         /// TensorBoard event files in `tensorboard/` in the run folder.
         TensorBoard = "tensorboard",
@@ -221,20 +224,23 @@ choices! {
 }
 
 choices! {
-    /// The results that the backward pass computes again instead of keeping them from the forward pass. Gradients are the same, up to rounding.
+    /// The results that the backward pass computes again instead of keeping them from the forward
+    /// pass. Gradients are the same, up to rounding.
     ActivationCheckpointing("activation checkpointing") {
         /// Nothing: everything is kept.
         None = "none",
-        /// Element-wise operations, which cost little to compute and much to keep. Results of matrix products, sums and
-        /// lookups are kept.
+        /// Element-wise operations, which cost little to compute and much to keep. Results of
+        /// matrix products, sums and lookups are kept.
         Balanced = "balanced",
-        /// Whole layers: between forward and backward pass only what passes from one to the next is kept.
+        /// Whole layers: between forward and backward pass only what passes from one to the next is
+        /// kept.
         Blocks = "blocks",
     }
 }
 
 choices! {
-    /// The type of matrix products. Parameters, optimizer state, norms, softmax and losses are in f32 under all of them.
+    /// The type of matrix products. Parameters, optimizer state, norms, softmax and losses are in
+    /// f32 under all of them.
     Precision("precision", precision_synonym) {
         /// The best that the device computes in itself, with the reason printed.
         Auto = "auto",

@@ -1,5 +1,5 @@
-//! The optimizer of `[trainer]`: its name by Hugging Face's spelling, and the arguments that only some optimizers take
-//! (`optim_args`). The optimizers themselves are in `optim/`.
+//! The optimizer of `[trainer]`: its name by Hugging Face's spelling, and the arguments that only
+//! some optimizers take (`optim_args`). The optimizers themselves are in `optim/`.
 
 use kiln_core::choices;
 use kiln_core::error::{Error, Result, nearest};
@@ -11,8 +11,8 @@ use super::values::some_count;
 choices! {
     /// The optimizer, by Hugging Face's name where it has one.
     OptimizerName("optimizer", optimizer_synonym) {
-        /// AdamW by PyTorch's formula, decoupled weight decay. `adamw` and `adamw_torch_fused` (the same formula) are
-        /// accepted spellings.
+        /// AdamW by PyTorch's formula, decoupled weight decay. `adamw` and `adamw_torch_fused` (the
+        /// same formula) are accepted spellings.
         AdamW = "adamw_torch",
         /// Adam by PyTorch's formula: weight decay is added to the gradient.
         Adam = "adam",
@@ -90,19 +90,22 @@ impl OptimizerName {
 }
 
 choices! {
-    /// How Muon's learning rate depends on the shape of a matrix of `A` rows and `B` columns (`torch.optim.Muon`).
+    /// How Muon's learning rate depends on the shape of a matrix of `A` rows and `B` columns
+    /// (`torch.optim.Muon`).
     AdjustLr("adjust_lr_fn") {
         /// `sqrt(max(1, A / B))`, Keller Jordan's.
         Original = "original",
-        /// `0.2 sqrt(max(A, B))`: updates as large as AdamW's, so that both take the same learning rate (Moonshot).
+        /// `0.2 sqrt(max(A, B))`: updates as large as AdamW's, so that both take the same learning
+        /// rate (Moonshot).
         MatchRmsAdamW = "match_rms_adamw",
         /// `sqrt(A / B)`.
         SpectralUnclamped = "spectral_unclamped",
     }
 }
 
-/// `[trainer.optim_args]`: arguments of single optimizers, a table or Hugging Face's `"key=value,key=value"`.
-/// [`OptimizerName::args`] says which optimizer takes which; one that it does not take is refused.
+/// `[trainer.optim_args]`: arguments of single optimizers, a table or Hugging Face's
+/// `"key=value,key=value"`. [`OptimizerName::args`] says which optimizer takes which; one that it
+/// does not take is refused.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OptimArgs {
@@ -115,7 +118,8 @@ pub struct OptimArgs {
     /// Nesterov's momentum, of `sgd` (default false) and `muon` (default true).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nesterov: Option<bool>,
-    /// `adafactor` scales the learning rate by the size of the weights (default false, as in Hugging Face's Trainer).
+    /// `adafactor` scales the learning rate by the size of the weights (default false, as in
+    /// Hugging Face's Trainer).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_parameter: Option<bool>,
     /// Largest root mean square of an update of `adafactor`, before the learning rate (default 1).
@@ -130,8 +134,8 @@ pub struct OptimArgs {
     /// Newton-Schulz iterations of `muon` (default 5).
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub ns_steps: Option<usize>,
-    /// How `muon`'s learning rate depends on the shape (default `match_rms_adamw`, since one `learning_rate` serves
-    /// Muon and AdamW here; PyTorch's default is `original`).
+    /// How `muon`'s learning rate depends on the shape (default `match_rms_adamw`, since one
+    /// `learning_rate` serves Muon and AdamW here; PyTorch's default is `original`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adjust_lr_fn: Option<AdjustLr>,
 }
@@ -202,7 +206,8 @@ impl OptimArgs {
     }
 }
 
-/// Hugging Face's `"key=value,key=value"` as a table; values are read as TOML, `True` and `False` as Python writes them.
+/// Hugging Face's `"key=value,key=value"` as a table; values are read as TOML, `True` and `False`
+/// as Python writes them.
 ///
 /// # Errors
 /// A part without `=`, and a key that comes twice.

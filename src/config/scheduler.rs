@@ -1,5 +1,5 @@
-//! The learning-rate schedule in a config file: its name and its own arguments, both Hugging Face's. The
-//! values themselves come from [`crate::optim::schedule`].
+//! The learning-rate schedule in a config file: its name and its own arguments, both Hugging
+//! Face's. The values themselves come from [`crate::optim::schedule`].
 
 use kiln_core::choices;
 use kiln_core::error::{Error, Result, nearest};
@@ -26,7 +26,8 @@ choices! {
         InverseSqrt = "inverse_sqrt",
         /// [`Cosine`](Self::Cosine) that ends at `min_lr` or `min_lr_rate`.
         CosineWithMinLr = "cosine_with_min_lr",
-        /// [`CosineWithMinLr`](Self::CosineWithMinLr) whose warm-up starts above 0, at `warmup_lr_rate`.
+        /// [`CosineWithMinLr`](Self::CosineWithMinLr) whose warm-up starts above 0, at
+        /// `warmup_lr_rate`.
         CosineWarmupWithMinLr = "cosine_warmup_with_min_lr",
         /// Warm-up, a plateau, then a decay over the last `num_decay_steps`.
         WarmupStableDecay = "warmup_stable_decay",
@@ -72,13 +73,13 @@ choices! {
     }
 }
 
-/// `[trainer.lr_scheduler_kwargs]`: a schedule's own arguments. [`SchedulerType::kwargs`] says which schedule takes
-/// which; one that the schedule does not take is refused.
+/// `[trainer.lr_scheduler_kwargs]`: a schedule's own arguments. [`SchedulerType::kwargs`] says
+/// which schedule takes which; one that the schedule does not take is refused.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SchedulerKwargs {
-    /// Waves of the cosine: 0.5 is the fall from the peak to the end (the default); for `cosine_with_restarts` the
-    /// number of restarts (default 1).
+    /// Waves of the cosine: 0.5 is the fall from the peak to the end (the default); for
+    /// `cosine_with_restarts` the number of restarts (default 1).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_cycles: Option<f64>,
     /// Degree of the polynomial (default 1).
@@ -87,14 +88,15 @@ pub struct SchedulerKwargs {
     /// Learning rate at the end of `polynomial` (default 1e-7).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lr_end: Option<f64>,
-    /// Learning rate at the end of the schedules with a minimum; this or `min_lr_rate` must be given.
+    /// Learning rate at the end of the schedules with a minimum; this or `min_lr_rate` must be
+    /// given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_lr: Option<f64>,
     /// Learning rate at the end of the schedules with a minimum, as a part of `learning_rate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_lr_rate: Option<f64>,
-    /// Where the warm-up of `cosine_warmup_with_min_lr` starts, as a part of `learning_rate` (default one step's
-    /// worth).
+    /// Where the warm-up of `cosine_warmup_with_min_lr` starts, as a part of `learning_rate`
+    /// (default one step's worth).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_lr_rate: Option<f64>,
     /// Time scale of `inverse_sqrt` in steps (default `warmup_steps`, or 10,000 without warm-up).
@@ -142,8 +144,8 @@ impl SchedulerKwargs {
         .filter_map(|(name, given)| given.then_some(name))
     }
 
-    /// Checks that the arguments are ones that `kind` takes, that those it needs are there and that their values make
-    /// sense for a peak of `learning_rate`.
+    /// Checks that the arguments are ones that `kind` takes, that those it needs are there and that
+    /// their values make sense for a peak of `learning_rate`.
     ///
     /// # Errors
     /// A config error that names the argument.

@@ -1,5 +1,6 @@
-//! The sections of a config file except `[trainer]`: one struct each, one field per key. A field's doc says what it
-//! means and its default; the default itself stands in the `Default` implementation below the struct and nowhere else.
+//! The sections of a config file except `[trainer]`: one struct each, one field per key. A field's
+//! doc says what it means and its default; the default itself stands in the `Default`
+//! implementation below the struct and nowhere else.
 
 use std::path::{Path, PathBuf};
 
@@ -26,9 +27,10 @@ pub struct RunSection {
     /// A name for people, shown in the plan and by `kiln describe`. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The checkpoint to continue from, with `on_existing = "resume"`, also `--resume-from`: one in this run's folder, such as
-    /// `runs/x/checkpoints/step-000100`, or for a run folder that does not exist yet, one of another run, which is copied
-    /// there. It belongs to a call and not to the run, so that plan.toml does not repeat it. Default: the newest.
+    /// The checkpoint to continue from, with `on_existing = "resume"`, also `--resume-from`: one in
+    /// this run's folder, such as `runs/x/checkpoints/step-000100`, or for a run folder that does
+    /// not exist yet, one of another run, which is copied there. It belongs to a call and not to
+    /// the run, so that plan.toml does not repeat it. Default: the newest.
     #[serde(skip_serializing)]
     pub resume_from_checkpoint: Option<PathBuf>,
 }
@@ -46,26 +48,30 @@ pub struct ModelSection {
     /// The family. Required unless `from` is given, whose `config.json` says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<ModelKind>,
-    /// A pretrained folder (`~` and `${VAR:-default}` are expanded), or a hub id as `ID` or `ID@REVISION`. Default: weights are drawn at random. Not with
-    /// `size`.
+    /// A pretrained folder (`~` and `${VAR:-default}` are expanded), or a hub id as `ID` or
+    /// `ID@REVISION`. Default: weights are drawn at random. Not with `size`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// A preset of the family, such as `small` or `base`. Default: Hugging Face's default shape of the family.
+    /// A preset of the family, such as `small` or `base`. Default: Hugging Face's default shape of
+    /// the family.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<String>,
-    /// Whether tensors of a head that have another size in `from` are replaced by new ones with random weights, as
-    /// `from_pretrained` of `transformers` does with all tensors; the run's first lines name them. Labels of the data that
-    /// the pretrained model does not have then take the place of its own. The head of an adapter keeps its size. Default: false.
+    /// Whether tensors of a head that have another size in `from` are replaced by new ones with
+    /// random weights, as `from_pretrained` of `transformers` does with all tensors; the run's
+    /// first lines name them. Labels of the data that the pretrained model does not have then take
+    /// the place of its own. The head of an adapter keeps its size. Default: false.
     pub ignore_mismatched_sizes: bool,
-    /// Whether the embedding of `from` grows to the tokenizer's vocabulary where that is larger, or to `vocab_size`. New rows
-    /// are the mean of the old ones, to which `transformers` adds noise with 1e-9 of their covariance, and 0 in a bias of the
-    /// output. Not with `[lora]`, whose base stays as it is. Default: false.
+    /// Whether the embedding of `from` grows to the tokenizer's vocabulary where that is larger, or
+    /// to `vocab_size`. New rows are the mean of the old ones, to which `transformers` adds noise
+    /// with 1e-9 of their covariance, and 0 in a bias of the output. Not with `[lora]`, whose base
+    /// stays as it is. Default: false.
     pub resize_token_embeddings: bool,
     /// The embedding grows to a multiple of this, with `resize_token_embeddings`. Default: 1.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub pad_to_multiple_of: Option<usize>,
-    /// Every other key of the section, in the order of the file: fields of the model's Hugging Face `config.json`,
-    /// which override the preset or the pretrained folder. Their names and types are checked where the model is built.
+    /// Every other key of the section, in the order of the file: fields of the model's Hugging Face
+    /// `config.json`, which override the preset or the pretrained folder. Their names and types are
+    /// checked where the model is built.
     #[serde(flatten)]
     pub fields: Table,
 }
@@ -103,93 +109,106 @@ pub struct DataSection {
     /// The task that the model learns. Required in a file.
     #[serde(deserialize_with = "task")]
     pub task: Task,
-    /// How the files are written. With `dataset_name` the default is `parquet`, or `arrow` for a folder that
-    /// `datasets.save_to_disk` has written, or `squad` for question answering.
+    /// How the files are written. With `dataset_name` the default is `parquet`, or `arrow` for a
+    /// folder that `datasets.save_to_disk` has written, or `squad` for question answering.
     pub format: DataFormat,
-    /// A dataset of the Hub, as the scripts of `transformers` name it: `ID`, `ID@REVISION`, or a folder with such files or
-    /// one that `datasets.save_to_disk` has written, whose format is known. A card (`README.md`) that names
-    /// files is followed. Its split `train` is the training data, and its split `validation`, if it has
-    /// one, the validation data where `validation` is left out. Not with `train`. Default: none.
+    /// A dataset of the Hub, as the scripts of `transformers` name it: `ID`, `ID@REVISION`, or a
+    /// folder with such files or one that `datasets.save_to_disk` has written, whose format is
+    /// known. A card (`README.md`) that names files is followed. Its split `train` is the training
+    /// data, and its split `validation`, if it has one, the validation data where `validation` is
+    /// left out. Not with `train`. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dataset_name: Option<String>,
-    /// The configuration of `dataset_name`, such as `sst2` of `nyu-mll/glue`. Default: the only one, or `default`.
+    /// The configuration of `dataset_name`, such as `sst2` of `nyu-mll/glue`. Default: the only
+    /// one, or `default`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dataset_config_name: Option<String>,
-    /// The training data: paths, globs, folders (their files that end as those of `format`), `~`, `${VAR:-default}`; a list, or
-    /// one string. Files may be archives of gzip or zstd. Required without `dataset_name`.
+    /// The training data: paths, globs, folders (their files that end as those of `format`), `~`,
+    /// `${VAR:-default}`; a list, or one string. Files may be archives of gzip or zstd. Required
+    /// without `dataset_name`.
     #[serde(deserialize_with = "strings")]
     pub train: Vec<String>,
-    /// The validation data: files likewise, or a share of the training documents such as `"2%"` or `0.02`, which the seed draws.
-    /// `"train[:5%]"` are the first rows of a text or table, so many of 100, as `run_clm.py` takes them. Default: none.
+    /// The validation data: files likewise, or a share of the training documents such as `"2%"` or
+    /// `0.02`, which the seed draws. `"train[:5%]"` are the first rows of a text or table, so many
+    /// of 100, as `run_clm.py` takes them. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation: Option<Validation>,
-    /// The file with the rows that `trainer.do_predict` predicts, written as the training data are, though without labels.
-    /// Default: none.
+    /// The file with the rows that `trainer.do_predict` predicts, written as the training data are,
+    /// though without labels. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<String>,
     /// Tokens per sample. Default: the model's number of positions, at most 1024.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub block_size: Option<usize>,
-    /// The column with the text, for tables (`csv`, `tsv`, `jsonl`, `parquet`). For `token-classification` a list of words, which
-    /// `csv` and `tsv` separate by spaces. Default: `text`; `tokens` for `token-classification`.
+    /// The column with the text, for tables (`csv`, `tsv`, `jsonl`, `parquet`). For
+    /// `token-classification` a list of words, which `csv` and `tsv` separate by spaces. Default:
+    /// `text`; `tokens` for `token-classification`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_column: Option<String>,
     /// The column with the second text of a pair, for tables. Default: none, rows are single texts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_pair_column: Option<String>,
-    /// The column with the label, for tables. For `token-classification` a list with one label for each word; for
-    /// `multi-label-classification` a list of those that apply; for `multiple-choice` the number of the right choice, from 0.
-    /// Default: `label`; `ner_tags` for `token-classification`.
+    /// The column with the label, for tables. For `token-classification` a list with one label for
+    /// each word; for `multi-label-classification` a list of those that apply; for
+    /// `multiple-choice` the number of the right choice, from 0. Default: `label`; `ner_tags` for
+    /// `token-classification`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_column: Option<String>,
-    /// The columns with the choices, for `multiple-choice` on tables. Each choice is read as a pair of the text and the
-    /// choice; where there is a `text_pair_column`, its text stands before each choice, as `sent2` of SWAG does. Required there.
+    /// The columns with the choices, for `multiple-choice` on tables. Each choice is read as a pair
+    /// of the text and the choice; where there is a `text_pair_column`, its text stands before each
+    /// choice, as `sent2` of SWAG does. Required there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice_columns: Option<Vec<String>>,
-    /// The column with conversations, for the task `clm` on `jsonl` and `parquet`: each a list of messages with `role` and
-    /// `content`, or `from` and `value`, which the tokenizer's chat template writes as text. Not with `completion_column`. Default:
-    /// none.
+    /// The column with conversations, for the task `clm` on `jsonl` and `parquet`: each a list of
+    /// messages with `role` and `content`, or `from` and `value`, which the tokenizer's chat
+    /// template writes as text. Not with `completion_column`. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub messages_column: Option<String>,
-    /// The column with prompts, for the task `clm` on tables: texts, or lists of messages. Default: `prompt` where there is a
-    /// `completion_column`.
+    /// The column with prompts, for the task `clm` on tables: texts, or lists of messages. Default:
+    /// `prompt` where there is a `completion_column`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_column: Option<String>,
-    /// The column with completions, of the same kind as the prompts. End-of-text follows a completion that is a text. Default:
-    /// none.
+    /// The column with completions, of the same kind as the prompts. End-of-text follows a
+    /// completion that is a text. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_column: Option<String>,
-    /// The file with the Jinja template of conversations, which the trained model keeps as `chat_template.jinja`. Default: that
-    /// of the tokenizer: `chat_template.jinja`, or `chat_template` in its `tokenizer_config.json`.
+    /// The file with the Jinja template of conversations, which the trained model keeps as
+    /// `chat_template.jinja`. Default: that of the tokenizer: `chat_template.jinja`, or
+    /// `chat_template` in its `tokenizer_config.json`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template_path: Option<String>,
-    /// Whether the loss counts completions and not their prompts. Default: true where there is a `completion_column`.
+    /// Whether the loss counts completions and not their prompts. Default: true where there is a
+    /// `completion_column`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_only_loss: Option<bool>,
-    /// Whether the loss counts the words of the assistant alone, where there is a `messages_column`: what a template encloses in `{%
-    /// generation %}`, or what the messages of the role `assistant` add, but for those with `weight` 0 or `train` false. Default:
-    /// false.
+    /// Whether the loss counts the words of the assistant alone, where there is a
+    /// `messages_column`: what a template encloses in `{% generation %}`, or what the messages of
+    /// the role `assistant` add, but for those with `weight` 0 or `train` false. Default: false.
     pub assistant_only_loss: bool,
-    /// Whether several rows of `messages_column` or `completion_column` stand in one sample of at most `max_length` tokens, each
-    /// with attention and positions of its own. Default: false.
+    /// Whether several rows of `messages_column` or `completion_column` stand in one sample of at
+    /// most `max_length` tokens, each with attention and positions of its own. Default: false.
     pub packing: bool,
-    /// The labels in the order of their ids. Default: the pretrained model's `id2label`, else the ClassLabel of `datasets` in
-    /// parquet or Arrow, else those of the training data, sorted.
+    /// The labels in the order of their ids. Default: the pretrained model's `id2label`, else the
+    /// ClassLabel of `datasets` in parquet or Arrow, else those of the training data, sorted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_names: Option<Vec<String>>,
-    /// Whether rows whose label says that there is none are left out, for tables: an empty field, null, NaN, -1, -100, and what
-    /// pandas reads as missing, such as `N/A`. For `token-classification` words are ignored by such a label. A label that
-    /// `label_names` names is a class. Default: false, such a row is an error.
+    /// Whether rows whose label says that there is none are left out, for tables: an empty field,
+    /// null, NaN, -1, -100, and what pandas reads as missing, such as `N/A`. For
+    /// `token-classification` words are ignored by such a label. A label that `label_names` names
+    /// is a class. Default: false, such a row is an error.
     pub skip_unlabeled: bool,
-    /// Tokens that a row of a table or a window of `squad` is cut to, special ones included. Default: the model's number of
-    /// positions, at most 512 (384 for `squad`, 1024 for instructions).
+    /// Tokens that a row of a table or a window of `squad` is cut to, special ones included.
+    /// Default: the model's number of positions, at most 512 (384 for `squad`, 1024 for
+    /// instructions).
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub max_length: Option<usize>,
-    /// The unit that is a document of plain text, for `text`; a row of a table always is one. Default: `file`.
+    /// The unit that is a document of plain text, for `text`; a row of a table always is one.
+    /// Default: `file`.
     pub documents: Documents,
-    /// The token that follows a document, for the tasks `clm` and `mlm` on text and tables: `eos`, the tokenizer's end-of-text, or `none`:
-    /// documents run on, as `run_clm.py` and `run_mlm.py` of `transformers` join rows. `[CLS]`, `[SEP]` and whatever else a
-    /// tokenizer puts around every text stay.
+    /// The token that follows a document, for the tasks `clm` and `mlm` on text and tables: `eos`,
+    /// the tokenizer's end-of-text, or `none`: documents run on, as `run_clm.py` and `run_mlm.py`
+    /// of `transformers` join rows. `[CLS]`, `[SEP]` and whatever else a tokenizer puts around
+    /// every text stay.
     pub document_end: DocumentEnd,
     /// The share of tokens that the task `mlm` masks and predicts. Default: 0.15.
     pub mlm_probability: f64,
@@ -198,17 +217,19 @@ pub struct DataSection {
     /// Tokens that two neighbouring windows of a context share, for `squad`. Default: 128.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub doc_stride: Option<usize>,
-    /// So many best starts are paired with so many best ends when answers are looked for, for `squad`. Default: 20.
+    /// So many best starts are paired with so many best ends when answers are looked for, for
+    /// `squad`. Default: 20.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub n_best_size: Option<usize>,
     /// The longest answer in tokens, for `squad`. Default: 30.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub max_answer_length: Option<usize>,
-    /// No answer is given when its score is more than this above the best answer's, for SQuAD 2.0. Default: 0.0.
+    /// No answer is given when its score is more than this above the best answer's, for SQuAD 2.0.
+    /// Default: 0.0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub null_score_diff_threshold: Option<f64>,
-    /// Whether "no answer" may be the answer to every question, for `squad`. Files of SQuAD 2.0, and rows of which one has
-    /// no answer, say so themselves. Default: false.
+    /// Whether "no answer" may be the answer to every question, for `squad`. Files of SQuAD 2.0,
+    /// and rows of which one has no answer, say so themselves. Default: false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub version_2_with_negative: bool,
     /// To which length the rows of a batch are padded. Default: `longest`.
@@ -219,13 +240,15 @@ pub struct DataSection {
     /// Evaluates on the first so many validation examples only. Default: all.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub max_eval_samples: Option<usize>,
-    /// The order of training samples; evaluation always keeps the order of the files. Default: `random`.
+    /// The order of training samples; evaluation always keeps the order of the files. Default:
+    /// `random`.
     pub sampler: Sampler,
-    /// Whether training data are read and tokenised as they are needed, over and over, and kept nowhere: for data that do not fit
-    /// the disk. Files are read in order; with `sampler = "random"` examples are shuffled in a buffer. Needs
-    /// `trainer.max_steps`. Default: false.
+    /// Whether training data are read and tokenised as they are needed, over and over, and kept
+    /// nowhere: for data that do not fit the disk. Files are read in order; with `sampler =
+    /// "random"` examples are shuffled in a buffer. Needs `trainer.max_steps`. Default: false.
     pub streaming: bool,
-    /// Examples of the buffer in which `streaming` shuffles, as `buffer_size` of `IterableDataset.shuffle`. Default: 1000.
+    /// Examples of the buffer in which `streaming` shuffles, as `buffer_size` of
+    /// `IterableDataset.shuffle`. Default: 1000.
     #[serde(deserialize_with = "count")]
     pub shuffle_buffer_size: usize,
 }
@@ -323,8 +346,8 @@ fn task<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Task, D::Error> {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenizerSection {
-    /// A folder or hub id with `tokenizer.json`, `vocab.json` + `merges.txt`, `vocab.txt` or a model of SentencePiece. Not with
-    /// `train_vocab_size`.
+    /// A folder or hub id with `tokenizer.json`, `vocab.json` + `merges.txt`, `vocab.txt` or a
+    /// model of SentencePiece. Not with `train_vocab_size`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Learns a byte-level BPE of this many tokens from the training text.
@@ -344,38 +367,44 @@ impl TokenizerSection {
     }
 }
 
-/// `[compiler]`: the training compiler. Left out: the run is native. A section without keys switches it on.
+/// `[compiler]`: the training compiler. Left out: the run is native. A section without keys
+/// switches it on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainingCompilerConfig {
-    /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial. Default: true.
+    /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial.
+    /// Default: true.
     #[serde(deserialize_with = "read_enabled", serialize_with = "write_enabled")]
     pub enabled: CompilerMode,
-    /// Writes what the compiler did into `compiler/` of the run folder and shows a table of it at the end. Looking takes time,
-    /// so the run's times are marked as not comparable. Default: false.
+    /// Writes what the compiler did into `compiler/` of the run folder and shows a table of it at
+    /// the end. Looking takes time, so the run's times are marked as not comparable. Default:
+    /// false.
     pub debug: bool,
-    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` takes all that the device and the precision
-    /// have. Default: `auto`.
+    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` takes all
+    /// that the device and the precision have. Default: `auto`.
     pub fused_ops: FusedOps,
-    /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every row. Default: `auto`.
+    /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every
+    /// row. Default: `auto`.
     pub fusion: Switch,
-    /// Burn's fusion explores at most so many sequences of operations. The sequences that it knows by then stay fused, and every
-    /// other one is computed operation by operation, where shapes that never come again would be explored without end. Default: no
-    /// limit.
+    /// Burn's fusion explores at most so many sequences of operations. The sequences that it knows
+    /// by then stay fused, and every other one is computed operation by operation, where shapes
+    /// that never come again would be explored without end. Default: no limit.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub max_explorations: Option<usize>,
-    /// How much Burn tunes on wgpu and CUDA: auto, minimal, balanced, extensive or full. Default: `auto`.
+    /// How much Burn tunes on wgpu and CUDA: auto, minimal, balanced, extensive or full. Default:
+    /// `auto`.
     pub autotune: AutotuneLevel,
-    /// Steps captured and replayed, on wgpu and CUDA, in runs that can have it ([`RunPlan::captures`](crate::RunPlan::captures)
-    /// says why not); `on` is refused in others. Default: `auto`.
+    /// Steps captured and replayed, on wgpu and CUDA, in runs that can have it
+    /// ([`RunPlan::captures`](crate::RunPlan::captures) says why not); `on` is refused in others.
+    /// Default: `auto`.
     pub graph: Switch,
-    /// Whether a compiled run begins with a stage in which every batch shape is computed once and thrown away, so that
-    /// kernels are compiled and tuned before step 1. `auto` is on for wgpu and CUDA and off on the CPU, where nothing is
-    /// compiled or tuned. Default: `auto`.
+    /// Whether a compiled run begins with a stage in which every batch shape is computed once and
+    /// thrown away, so that kernels are compiled and tuned before step 1. `auto` is on for wgpu and
+    /// CUDA and off on the CPU, where nothing is compiled or tuned. Default: `auto`.
     pub warmup: Switch,
-    /// When a compiled run is checked against native, with exit code 6 when they differ: `off`, `start` (before step 1), or a
-    /// number of steps: then also from the weights that the run has after every so many. Default: off in training, `start`
-    /// in `kiln compare`.
+    /// When a compiled run is checked against native, with exit code 6 when they differ: `off`,
+    /// `start` (before step 1), or a number of steps: then also from the weights that the run has
+    /// after every so many. Default: off in training, `start` in `kiln compare`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verify: Option<Verify>,
 }
@@ -407,21 +436,24 @@ pub struct DeviceSection {
     pub index: usize,
 }
 
-/// `[distributed]`: how the devices of a run share its work. A run on one device does all of it, whatever stands here.
+/// `[distributed]`: how the devices of a run share its work. A run on one device does all of it,
+/// whatever stands here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DistributedSection {
-    /// Divides the optimizer among the devices (ZeRO, stage 1): each has the moments of an equal part of the parameters, updates
-    /// that part and hands it to the others; otherwise each has all moments. On the CPU the run computes the same to the bit, on a GPU
-    /// up to rounding, and its checkpoints are the same. With an element-wise optimizer (AdamW, Adam, SGD, Lion); steps are not
-    /// captured. Default: false.
+    /// Divides the optimizer among the devices (ZeRO, stage 1): each has the moments of an equal
+    /// part of the parameters, updates that part and hands it to the others; otherwise each has all
+    /// moments. On the CPU the run computes the same to the bit, on a GPU up to rounding, and its
+    /// checkpoints are the same. With an element-wise optimizer (AdamW, Adam, SGD, Lion); steps are
+    /// not captured. Default: false.
     pub optimizer_sharding: bool,
-    /// Sums the gradients of a block over the devices while the backward pass computes those of the blocks before it; otherwise all are
-    /// summed after the backward pass. On the CPU the run computes the same to the bit, on a GPU up to rounding. Not with
-    /// `optimizer_sharding`; steps are not captured. Default: false.
+    /// Sums the gradients of a block over the devices while the backward pass computes those of the
+    /// blocks before it; otherwise all are summed after the backward pass. On the CPU the run
+    /// computes the same to the bit, on a GPU up to rounding. Not with `optimizer_sharding`; steps
+    /// are not captured. Default: false.
     pub overlap_communication: bool,
-    /// The library that sums the gradients of the devices. Left out: `nccl` on CUDA, `mpi` elsewhere and where one of the keys above is
-    /// true.
+    /// The library that sums the gradients of the devices. Left out: `nccl` on CUDA, `mpi`
+    /// elsewhere and where one of the keys above is true.
     pub ddp_backend: Option<DdpBackend>,
 }
 
@@ -437,33 +469,38 @@ impl DistributedSection {
     }
 }
 
-/// `[generation]`: samples of text, written when training ends and, with `every`, on the way; only for causal language models. Left out: none.
-/// Names and defaults are those of Hugging Face's `GenerationConfig`, except that Kiln samples unless the temperature
-/// is 0, and that `max_new_tokens`, which has no default there, has one. They are the defaults of `kiln generate` too.
+/// `[generation]`: samples of text, written when training ends and, with `every`, on the way; only
+/// for causal language models. Left out: none. Names and defaults are those of Hugging Face's
+/// `GenerationConfig`, except that Kiln samples unless the temperature is 0, and that
+/// `max_new_tokens`, which has no default there, has one. They are the defaults of `kiln generate`
+/// too.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GenerationSection {
     /// The text to continue, or a list of texts, which are continued together. Required.
     #[serde(deserialize_with = "strings")]
     pub prompt: Vec<String>,
-    /// Also writes samples after every so many steps, into `samples.jsonl`. Default: at the end alone.
+    /// Also writes samples after every so many steps, into `samples.jsonl`. Default: at the end
+    /// alone.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub every: Option<usize>,
     /// How many tokens to write at most. Default: 100.
     #[serde(deserialize_with = "count")]
     pub max_new_tokens: usize,
-    /// The divisor of the logits before sampling; 0 takes the most likely token always. Default: 1.0.
+    /// The divisor of the logits before sampling; 0 takes the most likely token always. Default:
+    /// 1.0.
     pub temperature: f64,
     /// Samples among this many most likely tokens; 0 means all. Default: 50.
     #[serde(deserialize_with = "count")]
     pub top_k: usize,
-    /// Samples among the most likely tokens that have this much probability together; 1.0 means all. Default: 1.0.
+    /// Samples among the most likely tokens that have this much probability together; 1.0 means
+    /// all. Default: 1.0.
     pub top_p: f64,
     /// Seed of the sampling. Every prompt draws as if it were alone. Default: 42.
     #[serde(with = "seed")]
     pub seed: u64,
-    /// Divides the logits of tokens that the text has where they are positive, and multiplies them where they are negative;
-    /// above 1.0 the model repeats itself less. Default: 1.0.
+    /// Divides the logits of tokens that the text has where they are positive, and multiplies them
+    /// where they are negative; above 1.0 the model repeats itself less. Default: 1.0.
     pub repetition_penalty: f64,
     /// No sequence of so many tokens comes twice; 0 allows all. Default: 0.
     #[serde(deserialize_with = "count")]
@@ -471,7 +508,8 @@ pub struct GenerationSection {
     /// The end-of-text token is not chosen before so many tokens. Default: 0.
     #[serde(deserialize_with = "count")]
     pub min_new_tokens: usize,
-    /// A text, or a list of texts: generation ends with the first of them, which stays in the sample. Default: none.
+    /// A text, or a list of texts: generation ends with the first of them, which stays in the
+    /// sample. Default: none.
     #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
     pub stop_strings: Vec<String>,
 }

@@ -1,5 +1,6 @@
-//! Settings that come from outside of any file, as texts under names of their own: the hyperparameters of a training job. Each
-//! is read by the key that it sets, so that a wrong one is known by itself and all of them can be told at once.
+//! Settings that come from outside of any file, as texts under names of their own: the
+//! hyperparameters of a training job. Each is read by the key that it sets, so that a wrong one is
+//! known by itself and all of them can be told at once.
 
 use kiln_core::error::{Error, Result};
 use kiln_models::ModelType;
@@ -36,7 +37,8 @@ impl Setting {
         Self { path: path.split('.').map(str::to_owned).collect(), value: value.into(), origin: origin.to_owned() }
     }
 
-    /// Reads `given`, a JSON value or a text of one, as the value of the key `path`. None for null, which asks for nothing.
+    /// Reads `given`, a JSON value or a text of one, as the value of the key `path`. None for null,
+    /// which asks for nothing.
     ///
     /// # Errors
     /// A config error for a value that the key cannot have.
@@ -79,8 +81,8 @@ impl Setting {
     }
 }
 
-/// The values that `given` may stand for, the likeliest first. A text is read as JSON, as Python writes it, or as it stands; a
-/// text in JSON's quotes is a text.
+/// The values that `given` may stand for, the likeliest first. A text is read as JSON, as Python
+/// writes it, or as it stands; a text in JSON's quotes is a text.
 fn readings(given: &Json) -> Vec<Json> {
     let Json::String(text) = given else { return vec![given.clone()] };
     let trimmed = text.trim();
@@ -109,7 +111,8 @@ fn readings(given: &Json) -> Vec<Json> {
     readings
 }
 
-/// The keys of `[section]`; none for a section that does not exist. Those of `[model]` are the fields of every family.
+/// The keys of `[section]`; none for a section that does not exist. Those of `[model]` are the
+/// fields of every family.
 pub fn keys_of(section: &str) -> Option<Vec<String>> {
     if section != "model" {
         return Some(document::keys_of(section)?.iter().map(|name| (*name).to_owned()).collect());
@@ -139,7 +142,8 @@ pub fn arguments() -> impl Iterator<Item = &'static str> {
 }
 
 impl RunConfig {
-    /// The config in `text`, a file called `origin`, with `settings` laid over it. There may be no file: no text then.
+    /// The config in `text`, a file called `origin`, with `settings` laid over it. There may be no
+    /// file: no text then.
     ///
     /// # Errors
     /// Text that is not TOML, an unknown key, a wrong type or a value that makes no sense; an error
@@ -149,7 +153,8 @@ impl RunConfig {
     }
 }
 
-/// The value of `section.key` in the table of a config, for whoever looks at a file before it is read.
+/// The value of `section.key` in the table of a config, for whoever looks at a file before it is
+/// read.
 pub fn value_in<'a>(table: &'a Table, section: &str, key: &str) -> Option<&'a Value> {
     table.get(section)?.as_table()?.get(key)
 }

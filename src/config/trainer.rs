@@ -1,5 +1,6 @@
-//! `[trainer]`: the hyperparameters, by the names and with the defaults of Hugging Face's `TrainingArguments`.
-//! All arguments of `TrainingArguments`, with earlier spellings and those that have no effect, are in `hugging_face.rs`.
+//! `[trainer]`: the hyperparameters, by the names and with the defaults of Hugging Face's
+//! `TrainingArguments`. All arguments of `TrainingArguments`, with earlier spellings and those that
+//! have no effect, are in `hugging_face.rs`.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,85 +14,97 @@ use super::values::{
     ClassWeights, Interval, count, count_or_minus_one, integrations, number_or_minus_one, seed, some_count, strings,
 };
 
-/// `[trainer]`: how the model is trained. One of `max_steps`, `num_train_epochs` and `max_tokens` is given; it sets the
-/// length of the run and of the learning-rate schedule. Beside `max_steps`, `num_train_epochs` has no effect.
+/// `[trainer]`: how the model is trained. One of `max_steps`, `num_train_epochs` and `max_tokens`
+/// is given; it sets the length of the run and of the learning-rate schedule. Beside `max_steps`,
+/// `num_train_epochs` has no effect.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainerSection {
-    /// Length of the run in optimizer steps; -1 means not given, here and in the two below. Default: not given.
+    /// Length of the run in optimizer steps; -1 means not given, here and in the two below.
+    /// Default: not given.
     #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<usize>,
-    /// Length of the run in passes over the training data, with fractions; the length where no other one is given.
+    /// Length of the run in passes over the training data, with fractions; the length where no
+    /// other one is given.
     #[serde(deserialize_with = "number_or_minus_one", skip_serializing_if = "Option::is_none")]
     pub num_train_epochs: Option<f64>,
     /// Length of the run in training tokens. Default: not given.
     #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u64>,
-    /// Stops the run after this many minutes, counted over all its continuations, if it has not ended by then; may join any
-    /// length. The run is `Stopped` then and continues under a higher limit. The limit does not shape the schedule, so that
-    /// the learning rate stays a function of the step. Default: no limit.
+    /// Stops the run after this many minutes, counted over all its continuations, if it has not
+    /// ended by then; may join any length. The run is `Stopped` then and continues under a higher
+    /// limit. The limit does not shape the schedule, so that the learning rate stays a function of
+    /// the step. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_minutes: Option<f64>,
-    /// Samples per forward pass in training, or `"auto"`: the most that fit on this machine, as `kiln tune-batch` finds
-    /// them. Default: 8.
+    /// Samples per forward pass in training, or `"auto"`: the most that fit on this machine, as
+    /// `kiln tune-batch` finds them. Default: 8.
     pub per_device_train_batch_size: TrainBatchSize,
     /// Samples per forward pass in evaluation. Default: 8.
     #[serde(deserialize_with = "count")]
     pub per_device_eval_batch_size: usize,
-    /// Forward and backward passes per optimizer step. Default: 1, or what `batch.global_batch_size` asks for.
+    /// Forward and backward passes per optimizer step. Default: 1, or what
+    /// `batch.global_batch_size` asks for.
     #[serde(deserialize_with = "count")]
     pub gradient_accumulation_steps: usize,
-    /// The loss of an optimizer step of several micro-batches. `exact`: one sum over all of them, divided once by the
-    /// number of its terms (predicted tokens, rows or spans), so that 4 x 4 trains as 16 x 1 does (in question answering with
-    /// `data.padding = "max_length"`, since its softmax takes padding in, as in transformers). `transformers`: what the
-    /// Trainer of transformers 5.24 computes, which adds up the means of the micro-batches in classification, regression
-    /// and masked language modelling, takes the mean of these means in question answering, and counts the first token of
-    /// each row of GPT-2's language model too, which nothing predicts; in the first three the micro-batch is then part of
-    /// the run and is not halved when memory runs out. Default: `exact`.
+    /// The loss of an optimizer step of several micro-batches. `exact`: one sum over all of them,
+    /// divided once by the number of its terms (predicted tokens, rows or spans), so that 4 x 4
+    /// trains as 16 x 1 does (in question answering with `data.padding = "max_length"`, since its
+    /// softmax takes padding in, as in transformers). `transformers`: what the Trainer of
+    /// transformers 5.24 computes, which adds up the means of the micro-batches in classification,
+    /// regression and masked language modelling, takes the mean of these means in question
+    /// answering, and counts the first token of each row of GPT-2's language model too, which
+    /// nothing predicts; in the first three the micro-batch is then part of the run and is not
+    /// halved when memory runs out. Default: `exact`.
     pub accumulation: Accumulation,
     /// Peak learning rate, which `[learning_rate]` may scale with the batch. Default: 5e-5.
     pub learning_rate: f64,
     /// The schedule. Default: `linear`.
     pub lr_scheduler_type: SchedulerType,
-    /// Steps of warm-up, below 1 a ratio of the run (also written `"10%"`), or `"1000 samples"` or `"2e6 tokens"`; rounded up. The schedule
-    /// `constant` has none. Default: 0.
+    /// Steps of warm-up, below 1 a ratio of the run (also written `"10%"`), or `"1000 samples"` or
+    /// `"2e6 tokens"`; rounded up. The schedule `constant` has none. Default: 0.
     pub warmup_steps: Interval,
-    /// Weight decay, not applied to biases and norms. Decoupled in every optimizer but `adam` and `sgd`, which add it to
-    /// the gradient as PyTorch's do. Default: 0.0.
+    /// Weight decay, not applied to biases and norms. Decoupled in every optimizer but `adam` and
+    /// `sgd`, which add it to the gradient as PyTorch's do. Default: 0.0.
     pub weight_decay: f64,
-    /// Decay rate of the first moment: AdamW, Adam, LAMB; in Lion the weight of the past in the sign. Default: 0.9.
+    /// Decay rate of the first moment: AdamW, Adam, LAMB; in Lion the weight of the past in the
+    /// sign. Default: 0.9.
     pub adam_beta1: f64,
-    /// Decay rate of the second moment: AdamW, Adam, LAMB; in Lion that of the only one (its paper takes 0.99). Default:
-    /// 0.999.
+    /// Decay rate of the second moment: AdamW, Adam, LAMB; in Lion that of the only one (its paper
+    /// takes 0.99). Default: 0.999.
     pub adam_beta2: f64,
     /// Added to the denominator by AdamW, Adam and LAMB. Default: 1e-8.
     pub adam_epsilon: f64,
-    /// Parameters that do not learn: patterns of Hugging Face's tensor names, such as `"*embeddings*"`; a list, or one
-    /// string. A frozen word embedding is frozen as the output embedding too. Default: none.
+    /// Parameters that do not learn: patterns of Hugging Face's tensor names, such as
+    /// `"*embeddings*"`; a list, or one string. A frozen word embedding is frozen as the output
+    /// embedding too. Default: none.
     #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
     pub freeze: Vec<String>,
-    /// The embeddings and this many of the lowest layers do not learn; 0 freezes neither. Default: 0.
+    /// The embeddings and this many of the lowest layers do not learn; 0 freezes neither.
+    /// Default: 0.
     #[serde(deserialize_with = "count")]
     pub freeze_layers: usize,
-    /// Every layer's learning rate is this part of the rate of the layer above it: 1 for the head, the last LayerNorm and
-    /// the pooler, this for the top layer, and so on down to the embeddings. Default: the same rate everywhere.
+    /// Every layer's learning rate is this part of the rate of the layer above it: 1 for the head,
+    /// the last LayerNorm and the pooler, this for the top layer, and so on down to the embeddings.
+    /// Default: the same rate everywhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layer_wise_lr_decay: Option<f64>,
     /// Largest global gradient norm; 0 means no clipping. Default: 1.0.
     pub max_grad_norm: f64,
-    /// A step is not applied where its loss has a z-score above this among the losses of the last 128 steps (`-sl` of llm.c); 0
-    /// applies all. A device that works asynchronously is read from in every step for it. Default: not given.
+    /// A step is not applied where its loss has a z-score above this among the losses of the last
+    /// 128 steps (`-sl` of llm.c); 0 applies all. A device that works asynchronously is read from
+    /// in every step for it. Default: not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip_update_lossz: Option<f64>,
     /// A step is not applied where its gradient norm before clipping has a z-score above this among
     /// those of the last 128 steps (`-sg` of llm.c); 0 applies all. Default: not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip_update_gradz: Option<f64>,
-    /// Part of a target's probability that is spread evenly over all classes, in training and in `eval_loss`: for language
-    /// models and classification. Default: 0.0.
+    /// Part of a target's probability that is spread evenly over all classes, in training and in
+    /// `eval_loss`: for language models and classification. Default: 0.0.
     pub label_smoothing_factor: f64,
-    /// The weights of the classes in the loss of training: a list in the order of the label ids, or a table by the
-    /// labels' names; for classification. Default: all 1.
+    /// The weights of the classes in the loss of training: a list in the order of the label ids, or
+    /// a table by the labels' names; for classification. Default: all 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class_weights: Option<ClassWeights>,
     /// The optimizer. Default: `adamw_torch`.
@@ -101,55 +114,65 @@ pub struct TrainerSection {
     pub optim_args: OptimArgs,
     /// When to write a log row. Default: `steps`.
     pub logging_strategy: LoggingStrategy,
-    /// With `logging_strategy = "steps"`: a log row every so many steps, or a ratio, samples or tokens as in `warmup_steps`. Default: chosen from the length of the run (at
-    /// most Hugging Face's 500, and at least 20 rows).
+    /// With `logging_strategy = "steps"`: a log row every so many steps, or a ratio, samples or
+    /// tokens as in `warmup_steps`. Default: chosen from the length of the run (at most Hugging
+    /// Face's 500, and at least 20 rows).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logging_steps: Option<Interval>,
     /// Logs step 1 too. Default: false.
     pub logging_first_step: bool,
     /// How much `kiln train` says besides rows and errors.
     pub log_level: LogLevel,
-    /// Who is told of the rows besides `metrics.jsonl` and stdout: one name, a list, `all` or `none`. Default: `none`.
+    /// Who is told of the rows besides `metrics.jsonl` and stdout: one name, a list, `all` or
+    /// `none`. Default: `none`.
     #[serde(deserialize_with = "integrations", skip_serializing_if = "Vec::is_empty")]
     pub report_to: Vec<Integration>,
     /// When to evaluate. Default: `no`.
     pub eval_strategy: EvalStrategy,
-    /// With `eval_strategy = "steps"`: every so many steps, or a ratio, samples or tokens. Default: as
-    /// `logging_steps`.
+    /// With `eval_strategy = "steps"`: every so many steps, or a ratio, samples or tokens. Default:
+    /// as `logging_steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_steps: Option<Interval>,
-    /// No evaluation before so many steps (with `eval_strategy = "steps"`) or epochs (with `"epoch"`) are made. Default: 0.
+    /// No evaluation before so many steps (with `eval_strategy = "steps"`) or epochs (with
+    /// `"epoch"`) are made. Default: 0.
     pub eval_delay: f64,
     /// Evaluates before step 1 too. Default: false.
     pub eval_on_start: bool,
     /// When to save a checkpoint, from which the run can be continued. Default: `steps`.
     pub save_strategy: SaveStrategy,
-    /// With `save_strategy = "steps"`: every so many steps, or a ratio, samples or tokens. Default: 500.
+    /// With `save_strategy = "steps"`: every so many steps, or a ratio, samples or tokens.
+    /// Default: 500.
     pub save_steps: Interval,
-    /// Checkpoints hold the model alone, without the optimizer: they are smaller, and no run continues from them. One that is
-    /// saved because a signal or `max_minutes` ends the run is whole. Default: false.
+    /// Checkpoints hold the model alone, without the optimizer: they are smaller, and no run
+    /// continues from them. One that is saved because a signal or `max_minutes` ends the run is
+    /// whole. Default: false.
     pub save_only_model: bool,
-    /// Keeps this many checkpoints and removes older ones, though never the best one when `load_best_model_at_end` is
-    /// set. Default: all are kept; each takes about three times the room of the model.
+    /// Keeps this many checkpoints and removes older ones, though never the best one when
+    /// `load_best_model_at_end` is set. Default: all are kept; each takes about three times the
+    /// room of the model.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub save_total_limit: Option<usize>,
     /// Ends the run with the weights of the checkpoint whose evaluation was best. Default: false.
     pub load_best_model_at_end: bool,
-    /// The evaluation figure that says which model is best, with or without `eval_`. Default: `loss`.
+    /// The evaluation figure that says which model is best, with or without `eval_`. Default:
+    /// `loss`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metric_for_best_model: Option<String>,
-    /// Whether more of that figure is better. Default: true unless its name ends in `loss` or `perplexity`.
+    /// Whether more of that figure is better. Default: true unless its name ends in `loss` or
+    /// `perplexity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub greater_is_better: Option<bool>,
     /// Ends the run after this many evaluations in a row that were not better than the best
     /// (`EarlyStoppingCallback`). Default: not given.
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub early_stopping_patience: Option<usize>,
-    /// By how much an evaluation must be better to count for `early_stopping_patience`. Default: 0.0.
+    /// By how much an evaluation must be better to count for `early_stopping_patience`. Default:
+    /// 0.0.
     pub early_stopping_threshold: f64,
     /// The results that the backward pass computes again to need less memory. Default: `none`.
     pub activation_checkpointing: ActivationCheckpointing,
-    /// Seed of the weights, of dropout and of the order of samples; above 2^63 - 1 in quotes. Default: 42.
+    /// Seed of the weights, of dropout and of the order of samples; above 2^63 - 1 in quotes.
+    /// Default: 42.
     #[serde(with = "seed")]
     pub seed: u64,
     /// Seed of the order of samples alone. Default: `seed`.
@@ -160,17 +183,21 @@ pub struct TrainerSection {
     pub full_determinism: bool,
     /// Leaves out the last batch of an epoch when it is not full. Default: false.
     pub dataloader_drop_last: bool,
-    /// Trains on the examples of the first optimizer step over and over: a model that can learn learns them by heart.
-    /// Default: false.
+    /// Trains on the examples of the first optimizer step over and over: a model that can learn
+    /// learns them by heart. Default: false.
     pub overfit_one_batch: bool,
-    /// One optimizer step and one batch of each evaluation, to see that everything works. Default: false.
+    /// One optimizer step and one batch of each evaluation, to see that everything works. Default:
+    /// false.
     pub fast_dev_run: bool,
-    /// Trains. When false, `kiln train` only evaluates (or predicts, with `do_predict`): the model that `model.from` names,
-    /// else the one in the run folder, else one with random weights. Default: true.
+    /// Trains. When false, `kiln train` only evaluates (or predicts, with `do_predict`): the model
+    /// that `model.from` names, else the one in the run folder, else one with random weights.
+    /// Default: true.
     pub do_train: bool,
-    /// Evaluates at the end, also with `eval_strategy = "no"`; without training, evaluates. Default: false.
+    /// Evaluates at the end, also with `eval_strategy = "no"`; without training, evaluates.
+    /// Default: false.
     pub do_eval: bool,
-    /// Predicts the rows of `data.test` at the end, into `predict_results.jsonl` of the run folder. Default: false.
+    /// Predicts the rows of `data.test` at the end, into `predict_results.jsonl` of the run folder.
+    /// Default: false.
     pub do_predict: bool,
     /// The schedule's own arguments. Default: none given.
     #[serde(skip_serializing_if = "SchedulerKwargs::is_empty")]
@@ -267,7 +294,8 @@ impl TrainerSection {
         self.eval_strategy != EvalStrategy::No || self.eval_on_start || self.do_eval
     }
 
-    /// The name in evaluation rows of the figure that says which model is best: `eval_loss`, `eval_accuracy`.
+    /// The name in evaluation rows of the figure that says which model is best: `eval_loss`,
+    /// `eval_accuracy`.
     pub fn best_metric(&self) -> String {
         let name = self.metric_for_best_model.as_deref().unwrap_or("loss");
         if name.starts_with("eval_") { name.into() } else { format!("eval_{name}") }

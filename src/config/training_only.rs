@@ -43,7 +43,8 @@ impl RunConfig {
 }
 
 impl TrainerSection {
-    /// See [`RunConfig::training_only`]. Every field is named, so that whoever adds a key decides about it here.
+    /// See [`RunConfig::training_only`]. Every field is named, so that whoever adds a key decides
+    /// about it here.
     fn training_only(self, logging_steps: usize) -> Self {
         Self {
             max_minutes: None,

@@ -1,6 +1,6 @@
-//! Values with more than one spelling in a file: whole numbers that may be written `1e3`, a list that may be one
-//! string, a number of steps that may be a ratio, validation data that may be a share. The sections use them; nothing
-//! here knows keys.
+//! Values with more than one spelling in a file: whole numbers that may be written `1e3`, a list
+//! that may be one string, a number of steps that may be a ratio, validation data that may be a
+//! share. The sections use them; nothing here knows keys.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,14 +10,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::names::Integration;
 
-/// A stretch of the run: optimizer steps, a ratio of the run's length (Hugging Face's reading of `warmup_steps`,
-/// `logging_steps`, `eval_steps` and `save_steps`, where a value below 1 is a ratio), or examples or tokens, which stay
-/// what they are when the batch changes.
+/// A stretch of the run: optimizer steps, a ratio of the run's length (Hugging Face's reading of
+/// `warmup_steps`, `logging_steps`, `eval_steps` and `save_steps`, where a value below 1 is a
+/// ratio), or examples or tokens, which stay what they are when the batch changes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Interval {
     /// So many optimizer steps.
     Steps(usize),
-    /// This part of the run, above 0 and at most 1; written `0.1` or `"10%"`, the whole run `"100%"`.
+    /// This part of the run, above 0 and at most 1; written `0.1` or `"10%"`, the whole run
+    /// `"100%"`.
     Ratio(f64),
     /// So many training examples; written `"1000 samples"`.
     Samples(u64),
@@ -37,7 +38,8 @@ pub struct StepSize {
 }
 
 impl Interval {
-    /// The number of steps; what is no whole number is rounded up, as in Hugging Face's `get_warmup_steps`.
+    /// The number of steps; what is no whole number is rounded up, as in Hugging Face's
+    /// `get_warmup_steps`.
     pub fn resolve(self, step: StepSize) -> usize {
         match self {
             Self::Steps(steps) => steps,
@@ -152,11 +154,11 @@ impl<'de> Deserialize<'de> for Interval {
 /// Where validation data comes from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Validation {
-    /// This share of the training documents, above 0 and below 1, split off deterministically. Written `"2%"` or
-    /// `0.02`.
+    /// This share of the training documents, above 0 and below 1, split off deterministically.
+    /// Written `"2%"` or `0.02`.
     Share(f64),
-    /// The first rows of the training data, this percentage of them, above 0 and below 100, as the scripts of `transformers` take
-    /// them. Written `"train[:5%]"`.
+    /// The first rows of the training data, this percentage of them, above 0 and below 100, as the
+    /// scripts of `transformers` take them. Written `"train[:5%]"`.
     First(f64),
     /// Files of their own: paths, globs, `~`, `${VAR:-default}`.
     Files(Vec<String>),
@@ -258,7 +260,8 @@ pub(crate) fn strings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
     deserializer.deserialize_any(Reader)
 }
 
-/// Reads the integrations of Hugging Face's `report_to`: a name or a list of names, where `all` and `none` stand alone.
+/// Reads the integrations of Hugging Face's `report_to`: a name or a list of names, where `all` and
+/// `none` stand alone.
 pub(crate) fn integrations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Integration>, D::Error> {
     let names = strings(deserializer)?;
     match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -268,7 +271,8 @@ pub(crate) fn integrations<'de, D: Deserializer<'de>>(deserializer: D) -> Result
     }
 }
 
-/// Reads a whole number that is not negative. A float with a whole value is one too, so that `1e3` can be written.
+/// Reads a whole number that is not negative. A float with a whole value is one too, so that `1e3`
+/// can be written.
 pub(crate) fn count<'de, D: Deserializer<'de>, T: TryFrom<u64>>(deserializer: D) -> Result<T, D::Error> {
     let value = deserializer.deserialize_any(CountReader)?;
     T::try_from(value).map_err(|_| D::Error::custom(format!("{value} is too large for this machine")))
@@ -314,7 +318,8 @@ pub(crate) fn number_or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) ->
     f64::deserialize(deserializer).map(|value| (value != -1.0).then_some(value))
 }
 
-/// A seed: [`count`] over all 64 bits. TOML's whole numbers end at 2^63 - 1; what is above is written as text.
+/// A seed: [`count`] over all 64 bits. TOML's whole numbers end at 2^63 - 1; what is above is
+/// written as text.
 pub(crate) mod seed {
     use std::fmt;
 

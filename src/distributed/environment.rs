@@ -1,5 +1,5 @@
-//! The variables by which launchers tell a process its place: Open MPI's mpirun, Hydra (MPICH's and Intel's mpirun), PMIx and
-//! SLURM's srun, and those of torchrun.
+//! The variables by which launchers tell a process its place: Open MPI's mpirun, Hydra (MPICH's and
+//! Intel's mpirun), PMIx and SLURM's srun, and those of torchrun.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,8 @@ impl Launcher {
     }
 }
 
-/// The variables of a launcher: its kind, rank and size, and rank and size on the machine, which not all of them tell.
+/// The variables of a launcher: its kind, rank and size, and rank and size on the machine, which
+/// not all of them tell.
 const LAUNCHERS: [(Launcher, [&str; 2], [&str; 2]); 5] = [
     (
         Launcher::OpenMpi,
@@ -81,14 +82,15 @@ const LAUNCHERS: [(Launcher, [&str; 2], [&str; 2]); 5] = [
 pub struct Found {
     /// Which it is.
     pub launcher: Launcher,
-    /// The variables that tell the place, as in `OMPI_COMM_WORLD_RANK = 1, OMPI_COMM_WORLD_SIZE = 2`.
+    /// The variables that tell the place, as in `OMPI_COMM_WORLD_RANK = 1, OMPI_COMM_WORLD_SIZE =
+    /// 2`.
     pub variables: String,
     /// Where this process stands.
     pub place: Place,
 }
 
-/// The place of this process in a world of more than one; none without a launcher, in a world of one, and in a process that
-/// another kiln has started to work for it.
+/// The place of this process in a world of more than one; none without a launcher, in a world of
+/// one, and in a process that another kiln has started to work for it.
 ///
 /// # Errors
 /// Variables that are no numbers, or contradict one another.
@@ -125,7 +127,8 @@ fn found_in(variables: &BTreeMap<String, String>) -> Result<Option<Found>> {
             return Err(Error::config(format!("{told}: expected a rank below the size of the world")));
         }
         let [other_rank, other_size] = LAUNCHERS[4].1;
-        // Clusters set the variables of torchrun for each process, or for each machine, on which mpirun then makes a world.
+        // Clusters set the variables of torchrun for each process, or for each machine, on which
+        // mpirun then makes a world.
         if let (true, Some(other), Some(of)) =
             (launcher.is_mpirun(), number(other_rank)?, number(other_size)?.filter(|size| *size > 1))
             && (other, of) != (own, all)
@@ -189,7 +192,8 @@ fn name_of_machine() -> String {
     String::new()
 }
 
-/// The devices that this process may see, as `CUDA_VISIBLE_DEVICES` lists them; nothing where it may see all.
+/// The devices that this process may see, as `CUDA_VISIBLE_DEVICES` lists them; nothing where it
+/// may see all.
 pub(super) fn visible_devices() -> String {
     std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default()
 }
@@ -200,7 +204,8 @@ pub(super) fn are_disjoint<'a>(lists: impl Iterator<Item = &'a String>) -> bool 
     lists.flat_map(|list| list.split(',')).all(|device| !device.trim().is_empty() && seen.insert(device.trim()))
 }
 
-/// The machines of a SageMaker job (`SM_HOSTS`, a JSON list) and this one among them (`SM_CURRENT_HOST`).
+/// The machines of a SageMaker job (`SM_HOSTS`, a JSON list) and this one among them
+/// (`SM_CURRENT_HOST`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hosts {
     /// All of them.
@@ -228,7 +233,8 @@ impl Hosts {
         }
     }
 
-    /// Refuses a process that no launcher has started in a job of several machines: each of them would make the whole run.
+    /// Refuses a process that no launcher has started in a job of several machines: each of them
+    /// would make the whole run.
     pub(super) fn check_alone() -> Result<()> {
         let hosts = if process::is_child() { None } else { Self::of_sagemaker()? };
         match hosts.filter(|hosts| hosts.all.len() > 1) {
@@ -308,7 +314,8 @@ mod tests {
         }
         let error = found(&step).unwrap_err();
         assert!(error.exit_code() == 2 && error.to_string().contains("srun --mpi=pmix"), "{error}");
-        // torchrun in a step: its own world, of other ranks than the step's, or of as many where srun starts no MPI.
+        // torchrun in a step: its own world, of other ranks than the step's, or of as many where
+        // srun starts no MPI.
         for (rank, size, more) in [("1", "2", &[][..]), ("1", "8", &[("PMIX_RANK", "3")]), ("3", "4", &[])] {
             let torch = [("RANK", rank), ("WORLD_SIZE", size), ("MASTER_ADDR", "node-0")];
             let found = found(&[&step[..], &torch, more].concat()).unwrap().unwrap();
@@ -316,7 +323,8 @@ mod tests {
         }
         let agree = [("RANK", "3"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "node-0"), ("PMIX_RANK", "3")];
         assert_eq!(found(&[&step[..], &agree].concat()).unwrap().unwrap().launcher, Launcher::Slurm);
-        // mpirun in a job starts its helpers by srun, one on each machine; their children are its own.
+        // mpirun in a job starts its helpers by srun, one on each machine; their children are its
+        // own.
         let helper = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")];
         let own = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "8")];
         assert_eq!(found(&[helper, own].concat()).unwrap().unwrap().place.size, 8);

@@ -10,8 +10,9 @@ use kiln_core::error::{Error, Result};
 use super::World;
 use crate::reads::{Reads, read_values};
 
-/// The sums over the ranks of the gradients of `model` and of `loss`, `[1]`, f32, the same bits on each rank. A rank without
-/// gradients, which had no micro-batch, adds nothing. A parameter that has a gradient on no rank has none in the result.
+/// The sums over the ranks of the gradients of `model` and of `loss`, `[1]`, f32, the same bits on
+/// each rank. A rank without gradients, which had no micro-batch, adds nothing. A parameter that
+/// has a gradient on no rank has none in the result.
 ///
 /// # Errors
 /// The device's, MPI's, and NCCL's.
@@ -68,7 +69,8 @@ pub(super) fn any_of_ranks(world: &World, own: impl Iterator<Item = bool>) -> Re
     Ok(any)
 }
 
-/// Appends `values`, or what adds nothing to any value, a zero of either sign included: minus zeros.
+/// Appends `values`, or what adds nothing to any value, a zero of either sign included: minus
+/// zeros.
 pub(super) fn append(flat: &mut Vec<f32>, values: Option<Vec<f32>>, length: usize) {
     match values {
         Some(values) => flat.extend(values),
@@ -76,7 +78,8 @@ pub(super) fn append(flat: &mut Vec<f32>, values: Option<Vec<f32>>, length: usiz
     }
 }
 
-/// The gradients of those parameters of `model` that learn and `has_any`, whose values lie in `values` one after the other.
+/// The gradients of those parameters of `model` that learn and `has_any`, whose values lie in
+/// `values` one after the other.
 pub(super) fn given<M: Module>(model: &M, has_any: Vec<bool>, values: &[f32], device: &Device) -> GradientsParams {
     let mut given = Given { has_any: has_any.into(), values, device, grads: GradientsParams::new() };
     model.visit(&mut given);

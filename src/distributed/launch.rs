@@ -1,4 +1,5 @@
-//! The command line that starts the ranks of a run: mpirun of Open MPI or of MPICH, on this machine or over several.
+//! The command line that starts the ranks of a run: mpirun of Open MPI or of MPICH, on this machine
+//! or over several.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -19,8 +20,9 @@ pub struct Launch {
     pub mpirun: PathBuf,
 }
 
-/// The ranks of one machine of several where no mpirun starts those of all: they meet at the machine of rank 0 by the variables of
-/// torchrun, and the library has to be one of MPICH's interface.
+/// The ranks of one machine of several where no mpirun starts those of all: they meet at the
+/// machine of rank 0 by the variables of torchrun, and the library has to be one of MPICH's
+/// interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// How many ranks there are on all machines.
@@ -36,10 +38,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// The ranks of this machine, each with the command that starts `program` with `args` as that rank.
+    /// The ranks of this machine, each with the command that starts `program` with `args` as that
+    /// rank.
     ///
     /// # Errors
-    /// Ranks that do not fill the machines evenly, a number of this machine that is none, and too little memory for a rank.
+    /// Ranks that do not fill the machines evenly, a number of this machine that is none, and too
+    /// little memory for a rank.
     pub fn commands(&self, program: &std::path::Path, args: &[String]) -> Result<Vec<(usize, Command)>> {
         mpi::check_memory()?;
         if self.node_rank >= self.nodes {
@@ -95,7 +99,8 @@ impl Launch {
     /// The command that starts `program` with `args` on every rank.
     ///
     /// # Errors
-    /// Ranks that do not fill the machines evenly, an mpirun that is missing or unknown, and too little memory for one.
+    /// Ranks that do not fill the machines evenly, an mpirun that is missing or unknown, and too
+    /// little memory for one.
     pub fn command(&self, program: &std::path::Path, args: &[String]) -> Result<Command> {
         mpi::check_memory()?;
         let mut command = Command::new(&self.mpirun);
@@ -132,7 +137,8 @@ impl Launch {
         let mut options = Vec::new();
         let mut add = |more: &[&str]| options.extend(more.iter().map(|option| (*option).to_owned()));
         let count = ranks.to_string();
-        // The threads of a machine are shared by its ranks; a rank that is bound to a core would have one of them alone.
+        // The threads of a machine are shared by its ranks; a rank that is bound to a core would
+        // have one of them alone.
         let per_rank = (threads / per_machine).max(1).to_string();
         match kind {
             Kind::OpenMpi(version) => {
@@ -145,8 +151,9 @@ impl Launch {
                     hosts => {
                         let hosts = hosts.iter().map(|host| format!("{host}:{per_machine}")).collect::<Vec<_>>();
                         add(&["-H", &hosts.join(",")]);
-                        // With one connection of TCP the messages by which two ranks agree on an exchange wait behind the values
-                        // of the exchange before, and the two directions of the link take turns.
+                        // With one connection of TCP the messages by which two ranks agree on an
+                        // exchange wait behind the values of the exchange before, and the two
+                        // directions of the link take turns.
                         add(&["--mca", "btl_tcp_links", "2"]);
                     }
                 }
@@ -172,8 +179,9 @@ impl Launch {
     }
 }
 
-/// Options with which the helpers of Open MPI 4 on the machines end where nothing has come over a link for about `seconds`, the time
-/// that a rank waits: by its default they notice after eight minutes. Open MPI 5 does not know them and passes over them.
+/// Options with which the helpers of Open MPI 4 on the machines end where nothing has come over a
+/// link for about `seconds`, the time that a rank waits: by its default they notice after eight
+/// minutes. Open MPI 5 does not know them and passes over them.
 fn keepalive(seconds: u64) -> Vec<String> {
     let (probes, between) = (3, (seconds / 10).max(1));
     let values = [
@@ -195,8 +203,8 @@ pub enum Ended {
     Code(i32),
 }
 
-/// The stderr of an mpirun: the output of the ranks, and notices of its own, of which those that tell how ranks ended are taken
-/// out.
+/// The stderr of an mpirun: the output of the ranks, and notices of its own, of which those that
+/// tell how ranks ended are taken out.
 #[derive(Debug, Default)]
 pub struct Said {
     /// The line that has begun.
@@ -275,7 +283,8 @@ fn is_rule(line: &[u8], least: usize) -> bool {
     line.len() >= least && line.iter().all(|byte| *byte == b'-')
 }
 
-/// Whether a line begins the error that ends a rank: `error: ..`, on a rank besides 0 behind `rank 1 of 2: `.
+/// Whether a line begins the error that ends a rank: `error: ..`, on a rank besides 0 behind `rank
+/// 1 of 2: `.
 fn is_last_words(line: &str) -> bool {
     let of_rank = line.strip_prefix("rank ").and_then(|rest| rest.split_once(": ")).map(|(_, text)| text);
     of_rank.unwrap_or(line).starts_with("error: ")
@@ -288,7 +297,8 @@ fn is_count_of_notices(line: &str) -> bool {
         || line.contains("orte_base_help_aggregate")
 }
 
-/// The rank of which a notice tells that it ended, and how, where the notice names it; none where it tells of anything else.
+/// The rank of which a notice tells that it ended, and how, where the notice names it; none where
+/// it tells of anything else.
 fn end_in(notice: &str) -> Option<Option<(usize, Ended)>> {
     fn after<T: std::str::FromStr>(text: &str, words: &str) -> Option<T> {
         let rest = text.split_once(words)?.1.trim_start();

@@ -1,10 +1,12 @@
-//! The world of a run: the processes (ranks) that a launcher has started for it, one for each device, and what they tell one
-//! another. The engine is MPI, which is loaded when a launcher has started more than one process ([`environment`], `mpi`);
-//! without a launcher nothing is loaded, and the world is this process alone. NCCL sums the gradients of CUDA devices (`nccl`).
+//! The world of a run: the processes (ranks) that a launcher has started for it, one for each
+//! device, and what they tell one another. The engine is MPI, which is loaded when a launcher has
+//! started more than one process ([`environment`], `mpi`); without a launcher nothing is loaded,
+//! and the world is this process alone. NCCL sums the gradients of CUDA devices (`nccl`).
 //!
-//! Sums are made in the order of the ranks, whatever the library and the size: each rank adds a part of the values of all
-//! ranks and hands its sums to the others (a reduce-scatter by an all-to-all exchange, and an all-gather). So every rank has
-//! the same bits, and `N` ranks with one value each have those of one process that adds `N` values one after the other.
+//! Sums are made in the order of the ranks, whatever the library and the size: each rank adds a
+//! part of the values of all ranks and hands its sums to the others (a reduce-scatter by an
+//! all-to-all exchange, and an all-gather). So every rank has the same bits, and `N` ranks with one
+//! value each have those of one process that adds `N` values one after the other.
 
 pub mod environment;
 pub mod launch;
@@ -41,8 +43,8 @@ pub const PIECE: usize = 1 << 24;
 /// How often a rank that works while others wait for it tells them that it goes on.
 const BEAT: Duration = Duration::from_millis(500);
 
-/// So many values at a time go to the ranks whose part they are, or come from them: 16 MiB of f32, since who divides its values wants
-/// to save memory.
+/// So many values at a time go to the ranks whose part they are, or come from them: 16 MiB of f32,
+/// since who divides its values wants to save memory.
 pub const SHARD_PIECE: usize = 1 << 22;
 
 /// The devices that a run computes on: one process each.
@@ -111,12 +113,13 @@ impl World {
         }
     }
 
-    /// The world that a launcher (`kiln launch`, mpirun, srun) has made this process a part of; this process alone where none
-    /// has. Joining again gives the same world.
+    /// The world that a launcher (`kiln launch`, mpirun, srun) has made this process a part of;
+    /// this process alone where none has. Joining again gives the same world.
     ///
     /// # Errors
-    /// A config error for variables that contradict one another, an MPI that cannot be found or is unknown, one that finds
-    /// another world than the launcher's variables tell of, and a job of several machines that no launcher has begun.
+    /// A config error for variables that contradict one another, an MPI that cannot be found or is
+    /// unknown, one that finds another world than the launcher's variables tell of, and a job of
+    /// several machines that no launcher has begun.
     pub fn join() -> Result<Self> {
         if let Some(joined) = JOINED.get() {
             return Ok(joined.clone());
@@ -172,7 +175,8 @@ impl World {
         self.place.local_size
     }
 
-    /// Whether the launcher lets each process of this machine see devices of its own (`CUDA_VISIBLE_DEVICES`).
+    /// Whether the launcher lets each process of this machine see devices of its own
+    /// (`CUDA_VISIBLE_DEVICES`).
     pub fn sees_own_devices(&self) -> bool {
         self.sees_own_devices
     }
@@ -225,7 +229,8 @@ impl World {
         Some(format!("{size} ranks by {}, {own} on this machine with {threads} {unit} each", mpi.name()))
     }
 
-    /// Adds up `values` over the ranks, in the order of the ranks, on each of them. All ranks call it with as many values.
+    /// Adds up `values` over the ranks, in the order of the ranks, on each of them. All ranks call
+    /// it with as many values.
     ///
     /// # Errors
     /// MPI's.
@@ -251,15 +256,15 @@ impl World {
         Ok(())
     }
 
-    /// The part of `len` values that is rank `rank`'s: the parts are equally long and lie one after the other in the order of
-    /// the ranks; the last ones may be shorter, or empty.
+    /// The part of `len` values that is rank `rank`'s: the parts are equally long and lie one after
+    /// the other in the order of the ranks; the last ones may be shorter, or empty.
     pub fn part(&self, rank: usize, len: usize) -> Range<usize> {
         let part = len.div_ceil(self.size());
         (rank * part).min(len)..((rank + 1) * part).min(len)
     }
 
-    /// The sums over the ranks, in their order, of this rank's [`part`](Self::part) of `values`: the bits of
-    /// [`sum`](Self::sum). All ranks call it with as many values.
+    /// The sums over the ranks, in their order, of this rank's [`part`](Self::part) of `values`:
+    /// the bits of [`sum`](Self::sum). All ranks call it with as many values.
     ///
     /// # Errors
     /// MPI's.
@@ -285,7 +290,8 @@ impl World {
         Ok(sums)
     }
 
-    /// The values of all ranks one after the other, on each of them; this one has `own`, and rank `i` has `lengths[i]` values.
+    /// The values of all ranks one after the other, on each of them; this one has `own`, and rank
+    /// `i` has `lengths[i]` values.
     ///
     /// # Errors
     /// MPI's.
@@ -303,8 +309,8 @@ impl World {
         self.joined_by(own, lengths, |sent, received| mpi.gather(sent, received))
     }
 
-    /// Joins lists piece by piece: `gather` puts the pieces of all ranks one after the other, or leaves nothing where this rank
-    /// gets none.
+    /// Joins lists piece by piece: `gather` puts the pieces of all ranks one after the other, or
+    /// leaves nothing where this rank gets none.
     fn joined_by(
         &self,
         own: &[f32],
@@ -336,7 +342,8 @@ impl World {
         Ok(all)
     }
 
-    /// The `values` of each rank, in the order of the ranks, on each of them. All ranks call it with as many values.
+    /// The `values` of each rank, in the order of the ranks, on each of them. All ranks call it
+    /// with as many values.
     ///
     /// # Errors
     /// MPI's.
@@ -423,7 +430,8 @@ impl World {
         bytes.chunks_mut(4 * PIECE).try_for_each(|piece| mpi.broadcast(piece))
     }
 
-    /// The value that rank 0 has made with `make`, on each rank. The others wait for as long as rank 0 works.
+    /// The value that rank 0 has made with `make`, on each rank. The others wait for as long as
+    /// rank 0 works.
     ///
     /// # Errors
     /// The error of `make`, and MPI's.
@@ -438,7 +446,8 @@ impl World {
         }
     }
 
-    /// Does `work` on rank 0 alone, while the others wait for as long as it takes; its result, on rank 0.
+    /// Does `work` on rank 0 alone, while the others wait for as long as it takes; its result, on
+    /// rank 0.
     ///
     /// # Errors
     /// The error of `work`, and MPI's.
@@ -446,7 +455,8 @@ impl World {
         if self.is_root() { self.working(work).map(Some) } else { self.wait().map(|()| None) }
     }
 
-    /// Does `work` on the first rank of each machine, and then on the others, which find what it has left on that machine.
+    /// Does `work` on the first rank of each machine, and then on the others, which find what it
+    /// has left on that machine.
     ///
     /// # Errors
     /// The error of `work`, and MPI's.
@@ -458,8 +468,8 @@ impl World {
         self.working(work)
     }
 
-    /// Does `work` while other ranks [`wait`](Self::wait), who are told that it goes on; so the watchdog tells long work from a
-    /// rank that is gone. Returns when no rank works any more.
+    /// Does `work` while other ranks [`wait`](Self::wait), who are told that it goes on; so the
+    /// watchdog tells long work from a rank that is gone. Returns when no rank works any more.
     fn working<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.is_shared() {
             return work();
@@ -520,7 +530,8 @@ impl World {
         mpi::is_starting()
     }
 
-    /// Ends all processes of the world with the exit code `code`. Returns where there are no others.
+    /// Ends all processes of the world with the exit code `code`. Returns where there are no
+    /// others.
     pub fn abort(&self, code: u8) {
         if let Some(mpi) = &self.mpi {
             mpi.abort(code);

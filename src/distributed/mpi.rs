@@ -1,6 +1,7 @@
-//! MPI, found and loaded when it is needed: nothing of it is linked. One program speaks to the two binary interfaces that there
-//! are: that of Open MPI, whose handles are addresses of objects in the library, and that of MPICH (also of Intel MPI,
-//! MVAPICH and Cray MPI), whose handles are numbers (the MPICH ABI Compatibility Initiative).
+//! MPI, found and loaded when it is needed: nothing of it is linked. One program speaks to the two
+//! binary interfaces that there are: that of Open MPI, whose handles are addresses of objects in
+//! the library, and that of MPICH (also of Intel MPI, MVAPICH and Cray MPI), whose handles are
+//! numbers (the MPICH ABI Compatibility Initiative).
 #![allow(unsafe_code)] // foreign functions: see `Mpi`
 
 use std::ffi::{c_char, c_int, c_void};
@@ -25,14 +26,16 @@ const VARIABLE: &str = "KILN_MPI";
 const OPEN_MPI: &[&str] = &["libmpi.so.40", "libmpi.so.80", "libmpi.so"];
 const MPICH: &[&str] = &["libmpi.so.12", "libmpich.so.12", "libmpi_cray.so.12", "libmpi.so"];
 
-/// More address space than mpirun, or a rank with its library, takes to start: Open MPI 4.1 up to 60 MiB.
+/// More address space than mpirun, or a rank with its library, takes to start: Open MPI 4.1 up to
+/// 60 MiB.
 const STARTS_IN: usize = 96 << 20;
 
-/// A handle: a pointer in Open MPI, a number of 32 bits in MPICH's interface, which is passed in the same register.
+/// A handle: a pointer in Open MPI, a number of 32 bits in MPICH's interface, which is passed in
+/// the same register.
 type Handle = usize;
 
-/// An exchange that leaves the processor to others looks so often whether it has ended, and moves on what has come: at 1 Gbit/s
-/// some 12 KB, far less than the buffers of a socket.
+/// An exchange that leaves the processor to others looks so often whether it has ended, and moves
+/// on what has come: at 1 Gbit/s some 12 KB, far less than the buffers of a socket.
 const PATIENCE: std::time::Duration = std::time::Duration::from_micros(100);
 
 /// `MPI_THREAD_SERIALIZED`: any thread may call, one at a time.
@@ -71,10 +74,11 @@ pub(super) fn is_starting() -> bool {
 
 /// The functions and the handles of a library that has been initialised.
 ///
-/// Their signatures are those of the MPI standard (3.1), the same in all libraries, with a handle as a word; the pointers that
-/// they are given point to slices of Kiln's that outlive the call, and the counts are those of these slices. One thread calls at
-/// a time, the one that holds `calls`: the library has said that this is enough for it (`MPI_THREAD_SERIALIZED`). `MPI_Abort` alone
-/// is called besides, since it ends the process.
+/// Their signatures are those of the MPI standard (3.1), the same in all libraries, with a handle
+/// as a word; the pointers that they are given point to slices of Kiln's that outlive the call, and
+/// the counts are those of these slices. One thread calls at a time, the one that holds `calls`:
+/// the library has said that this is enough for it (`MPI_THREAD_SERIALIZED`). `MPI_Abort` alone is
+/// called besides, since it ends the process.
 pub(super) struct Mpi {
     calls: Mutex<()>,
     all_to_all: Exchange,
@@ -133,7 +137,8 @@ impl Mpi {
         };
         macro_rules! function {
             ($type:ty, $name:literal) => {
-                // SAFETY: the type is the signature that the MPI standard gives the function of this name.
+                // SAFETY: the type is the signature that the MPI standard gives the function of
+                // this name.
                 *unsafe { library.get::<$type>($name) }.map_err(|_| missing(&String::from_utf8_lossy($name)))?
             };
         }
@@ -210,13 +215,16 @@ impl Mpi {
             let (mut provided, mut of_world, mut own) = (0, 0, 0);
             #[cfg(unix)]
             for (name, value) in &variables {
-                // SAFETY: no other thread reads the environment but through the standard library, which has a lock for it: those of this
-                // process are Kiln's and Burn's, and a driver of a GPU is called by none of them now. They stay: the library has threads
-                // then, and the children of this process are none of its ranks (`process::is_child`).
+                // SAFETY: no other thread reads the environment but through the standard library,
+                // which has a lock for it: those of this process are Kiln's and Burn's, and a
+                // driver of a GPU is called by none of them now. They stay: the library has threads
+                // then, and the children of this process are none of its ranks
+                // (`process::is_child`).
                 unsafe { std::env::set_var(name, value) };
             }
             IS_STARTING.store(true, Ordering::SeqCst);
-            // SAFETY: see `Mpi`; null stands for the arguments of the program, which MPI does not need.
+            // SAFETY: see `Mpi`; null stands for the arguments of the program, which MPI does not
+            // need.
             let started = mpi.call("MPI_Init_thread", || unsafe {
                 init(std::ptr::null_mut(), std::ptr::null_mut(), SERIALIZED, &raw mut provided)
             });
@@ -243,7 +251,8 @@ impl Mpi {
                     "{} tell of {} ranks, and {name} finds a world of {of_world}, where this is rank {own}",
                     found.variables, place.size
                 ));
-                // A process that is alone in its library's world ends alone: its launcher ends the others.
+                // A process that is alone in its library's world ends alone: its launcher ends the
+                // others.
                 return Err(error.help(found.launcher.other_start()));
             }
             Ok(())
@@ -256,7 +265,8 @@ impl Mpi {
         begun.map(|()| mpi)
     }
 
-    /// Makes a call of a function of this name, one at a time; the watchdog ends a process whose call does not return.
+    /// Makes a call of a function of this name, one at a time; the watchdog ends a process whose
+    /// call does not return.
     fn call(&self, function: &str, make: impl FnOnce() -> c_int) -> Result<()> {
         let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let _watched = Watched::new();
@@ -268,14 +278,16 @@ impl Mpi {
         &self.name
     }
 
-    /// Sends the `i`-th of equal parts of `sent` to rank `i`; `received` has the parts that the ranks have sent to this one.
+    /// Sends the `i`-th of equal parts of `sent` to rank `i`; `received` has the parts that the
+    /// ranks have sent to this one.
     pub(super) fn all_to_all<T: Plain>(&self, sent: &[T], received: &mut [T]) -> Result<()> {
         let parts = Parts::of_each(sent, received, self.size)?;
         // SAFETY: see `Mpi` and `Parts`.
         self.call("MPI_Alltoall", || unsafe { parts.exchange(self.all_to_all, self) })
     }
 
-    /// Sends all of `sent` to every rank; `received` has what the ranks have sent, one after the other.
+    /// Sends all of `sent` to every rank; `received` has what the ranks have sent, one after the
+    /// other.
     pub(super) fn all_gather<T: Plain>(&self, sent: &[T], received: &mut [T]) -> Result<()> {
         let parts = Parts::of_all(sent, received, self.size)?;
         // SAFETY: see `Mpi` and `Parts`.
@@ -297,13 +309,15 @@ impl Mpi {
         let (mut request, mut is_done): (Handle, c_int) = (0, 0);
         let Parts { sent, received, count, .. } = parts;
         self.call(name, || {
-            // SAFETY: see `Mpi` and `Parts`. MPI uses the memory until the request has ended, and it is borrowed here until then: the
-            // loop below ends with it, or with an error after which the process ends.
+            // SAFETY: see `Mpi` and `Parts`. MPI uses the memory until the request has ended, and
+            // it is borrowed here until then: the loop below ends with it, or with an error after
+            // which the process ends.
             let mut code =
                 unsafe { exchange(sent, count, self.byte, received, count, self.byte, self.world, &raw mut request) };
             while code == 0 && is_done == 0 {
                 let ignored = std::ptr::without_provenance_mut(self.status_ignore);
-                // SAFETY: see `Mpi`: the request is the one that was begun, and the status is not wanted.
+                // SAFETY: see `Mpi`: the request is the one that was begun, and the status is not
+                // wanted.
                 code = unsafe { (self.test)(&raw mut request, &raw mut is_done, ignored) };
                 if is_done == 0 {
                     std::thread::sleep(PATIENCE);
@@ -313,8 +327,8 @@ impl Mpi {
         })
     }
 
-    /// Sends all of `sent` to rank 0, where `received` has what the ranks have sent, one after the other; it is left empty on the
-    /// others.
+    /// Sends all of `sent` to rank 0, where `received` has what the ranks have sent, one after the
+    /// other; it is left empty on the others.
     pub(super) fn gather<T: Plain>(&self, sent: &[T], received: &mut Vec<T>) -> Result<()> {
         let Parts { sent, received: to, count, .. } = Parts::of_all(sent, received, self.size)?;
         // SAFETY: see `Mpi` and `Parts`.
@@ -369,8 +383,8 @@ impl Mpi {
     }
 }
 
-/// The memory of an exchange in which every rank sends parts of `count` bytes and gets one of each rank: `received` has as many parts
-/// as there are ranks, and `sent` has as many or one.
+/// The memory of an exchange in which every rank sends parts of `count` bytes and gets one of each
+/// rank: `received` has as many parts as there are ranks, and `sent` has as many or one.
 struct Parts<'a> {
     sent: *const c_void,
     received: *mut c_void,
@@ -409,7 +423,8 @@ fn count<T>(values: &[T]) -> Result<c_int> {
     c_int::try_from(bytes).map_err(|_| Error::device(format!("MPI cannot send {bytes} bytes at once")))
 }
 
-/// Refuses to start MPI where the system has too little memory for it: MPI itself would end the process, with an exit code of its own.
+/// Refuses to start MPI where the system has too little memory for it: MPI itself would end the
+/// process, with an exit code of its own.
 ///
 /// # Errors
 /// Too little memory.
@@ -436,7 +451,8 @@ fn check(code: c_int, function: &str) -> Result<()> {
     }
 }
 
-/// The library that `KILN_MPI` names, or else the first that there is, the launcher's own kind before the other.
+/// The library that `KILN_MPI` names, or else the first that there is, the launcher's own kind
+/// before the other.
 fn load(found: &Found) -> Result<(String, Library)> {
     let named = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty());
     let of_kind = match found.launcher {
@@ -480,7 +496,8 @@ fn install(found: &Found) -> String {
     )
 }
 
-/// The name and version of a library, one line. The function may be called before MPI is initialised.
+/// The name and version of a library, one line. The function may be called before MPI is
+/// initialised.
 fn version(ask: LibraryVersion) -> String {
     let (mut text, mut length) = (vec![0_u8; VERSION_SIZE], 0);
     // SAFETY: see `Mpi`; the text has room for more than any library writes.

@@ -1,10 +1,12 @@
-//! NCCL, found and loaded when it is needed: nothing of it is linked. It sums the gradients of CUDA devices where they lie; all else
-//! that ranks tell one another goes by MPI, which also brings the ranks together here.
+//! NCCL, found and loaded when it is needed: nothing of it is linked. It sums the gradients of CUDA
+//! devices where they lie; all else that ranks tell one another goes by MPI, which also brings the
+//! ranks together here.
 //!
-//! The order in which NCCL adds is its own. With two ranks there is only one, so that sums have the bits of those by MPI.
+//! The order in which NCCL adds is its own. With two ranks there is only one, so that sums have the
+//! bits of those by MPI.
 //!
-//! NCCL works on a stream of its own, and the order of that and CubeCL's is kept by this thread: it waits for CubeCL before it begins a
-//! sum, and for the sum before it goes on.
+//! NCCL works on a stream of its own, and the order of that and CubeCL's is kept by this thread: it
+//! waits for CubeCL before it begins a sum, and for the sum before it goes on.
 #![allow(unsafe_code)] // foreign functions: see `Nccl`
 
 use std::collections::{HashSet, VecDeque};
@@ -45,11 +47,12 @@ const SYSTEM_ERROR: c_int = 2;
 const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 
-/// NCCL does not say whether an error of CUDA is one for want of memory: it is taken for that where less than this is free.
+/// NCCL does not say whether an error of CUDA is one for want of memory: it is taken for that where
+/// less than this is free.
 const FEW_BYTES: usize = 256 << 20;
 
-/// How long a rank waits with an error that another rank may be the cause of. Within this time a rank besides 0 says why it ends, MPI
-/// tells the launcher, and that ends this process.
+/// How long a rank waits with an error that another rank may be the cause of. Within this time a
+/// rank besides 0 says why it ends, MPI tells the launcher, and that ends this process.
 const CAUSE_FIRST: Duration = Duration::from_secs(4);
 
 /// The first version with `ncclCommGetAsyncError`: 2.4.
@@ -95,9 +98,11 @@ struct Functions {
 
 /// This rank as a member of NCCL's communicator.
 ///
-/// The communicator and the stream are NCCL's and the driver's own, made for the context that CubeCL computes in, the primary one of the
-/// device. One thread uses them at a time, the one that holds `calls`, with that context. They are left to the end of the process: a rank
-/// that fails would break the sums of the others, who are to hear of its error by MPI, and could hang there itself.
+/// The communicator and the stream are NCCL's and the driver's own, made for the context that
+/// CubeCL computes in, the primary one of the device. One thread uses them at a time, the one that
+/// holds `calls`, with that context. They are left to the end of the process: a rank that fails
+/// would break the sums of the others, who are to hear of its error by MPI, and could hang there
+/// itself.
 pub(super) struct Nccl {
     calls: Mutex<()>,
     functions: Functions,
@@ -106,7 +111,8 @@ pub(super) struct Nccl {
     stream: sys::CUstream,
 }
 
-// SAFETY: see `Nccl`: the pointers are used by whoever holds the lock, and neither NCCL nor the driver bind them to a thread.
+// SAFETY: see `Nccl`: the pointers are used by whoever holds the lock, and neither NCCL nor the
+// driver bind them to a thread.
 unsafe impl Send for Nccl {}
 // SAFETY: as above.
 unsafe impl Sync for Nccl {}
@@ -221,7 +227,8 @@ fn no_memory(message: String) -> Error {
 }
 
 impl Nccl {
-    /// Brings the ranks of `world` together, of which this one computes on CUDA device `index`; all of them call it.
+    /// Brings the ranks of `world` together, of which this one computes on CUDA device `index`; all
+    /// of them call it.
     ///
     /// # Errors
     /// A config error where there is no NCCL; NCCL's, MPI's and the driver's.
@@ -230,7 +237,8 @@ impl Nccl {
         let (ranks, rank) = (world.size() as c_int, world.rank() as c_int);
         result::init().map_err(refused)?;
         let device = result::device::get(index as c_int).map_err(refused)?;
-        // SAFETY: `device` is one of the driver's. The context is retained for the life of the process, and becomes this thread's.
+        // SAFETY: `device` is one of the driver's. The context is retained for the life of the
+        // process, and becomes this thread's.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(refused)?;
         // SAFETY: as above.
         unsafe { result::ctx::set_current(context) }.map_err(refused)?;
@@ -249,8 +257,9 @@ impl Nccl {
         drop(watched);
         functions.check(code, "ncclCommInitRank")?;
         let nccl = Self { calls: Mutex::new(()), functions, comm, context, stream };
-        // With its first sum NCCL connects the ranks and takes its memory: before training takes the rest.
-        // SAFETY: the memory is one f32, set to zero by the stream before the sum, and freed after it, or never where it fails.
+        // With its first sum NCCL connects the ranks and takes its memory: before training takes
+        // the rest. SAFETY: the memory is one f32, set to zero by the stream before the sum, and
+        // freed after it, or never where it fails.
         unsafe {
             let address = result::malloc_sync(size_of::<f32>()).map_err(refused)?;
             result::memset_d8_async(address, 0, size_of::<f32>(), stream).map_err(refused)?;
@@ -269,8 +278,9 @@ impl Nccl {
     /// Adds up `values` over the ranks, in their place.
     fn all_reduce_tensor(&self, values: &Tensor<1>) -> Result<()> {
         let memory = CudaMemory::of(values).map_err(|error| device_error(&error))?;
-        // SAFETY: the memory is that of so many f32 on the device that the model and the communicator have. CubeCL, whose work on it
-        // has ended, gives it to nothing else while `memory` lives, which is until the sum has ended, or for ever.
+        // SAFETY: the memory is that of so many f32 on the device that the model and the
+        // communicator have. CubeCL, whose work on it has ended, gives it to nothing else while
+        // `memory` lives, which is until the sum has ended, or for ever.
         let result = unsafe { self.all_reduce(memory.address(), memory.len()) };
         if result.is_err() {
             std::mem::forget(memory);
@@ -278,11 +288,12 @@ impl Nccl {
         result
     }
 
-    /// Adds up `len` f32 at `address` over the ranks, in their place, after what the stream does already.
+    /// Adds up `len` f32 at `address` over the ranks, in their place, after what the stream does
+    /// already.
     ///
     /// # Safety
-    /// The values lie on the device of the context, and nothing else uses their memory until this returns. After an error NCCL may go
-    /// on with it until the process ends.
+    /// The values lie on the device of the context, and nothing else uses their memory until this
+    /// returns. After an error NCCL may go on with it until the process ends.
     unsafe fn all_reduce(&self, address: u64, len: usize) -> Result<()> {
         let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let _watched = Watched::new();
@@ -309,8 +320,8 @@ impl Nccl {
         }
     }
 
-    /// [`sum_gradients`](super::sum_gradients) on the device. Each gradient is freed when it has been copied into a buffer, of which there
-    /// is one at a time that does not hold sums yet.
+    /// [`sum_gradients`](super::sum_gradients) on the device. Each gradient is freed when it has
+    /// been copied into a buffer, of which there is one at a time that does not hold sums yet.
     pub(super) fn sum_gradients<M: Module>(
         &self,
         world: &World,
@@ -333,7 +344,8 @@ impl Nccl {
     }
 }
 
-/// Whether each parameter that learns has a gradient; one that the model visits again has it the first time.
+/// Whether each parameter that learns has a gradient; one that the model visits again has it the
+/// first time.
 struct Has<'a> {
     grads: &'a GradientsParams,
     has: Vec<bool>,
@@ -354,7 +366,8 @@ type Summed = (GradientsParams, Option<Tensor<1>>);
 /// Puts the sums of a part where they belong.
 type Place = Box<dyn FnOnce(&mut Summed, Tensor<1>)>;
 
-/// Puts gradients one after the other into a buffer, which is summed when it has [`PIECE`] values or more: then the next begins.
+/// Puts gradients one after the other into a buffer, which is summed when it has [`PIECE`] values
+/// or more: then the next begins.
 struct Sums<'a> {
     nccl: &'a Nccl,
     grads: GradientsParams,

@@ -1,9 +1,10 @@
-//! Gradients that are summed over the ranks while the backward pass goes on: those of a part of the model, usually a block, as soon as
-//! they are whole, by a thread of their own.
+//! Gradients that are summed over the ranks while the backward pass goes on: those of a part of the
+//! model, usually a block, as soon as they are whole, by a thread of their own.
 //!
-//! The first step of a run shows in which part of the backward pass the gradient of each parameter becomes whole (that of tied
-//! weights with the last place where they are used), and rank 0's finding holds for all. The sums are made element by element in the
-//! order of the ranks, so they have the bits of [`sum_gradients`](super::sum_gradients).
+//! The first step of a run shows in which part of the backward pass the gradient of each parameter
+//! becomes whole (that of tied weights with the last place where they are used), and rank 0's
+//! finding holds for all. The sums are made element by element in the order of the ranks, so they
+//! have the bits of [`sum_gradients`](super::sum_gradients).
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -16,8 +17,8 @@ use super::World;
 use super::gradients::{any_of_ranks, append, given};
 use crate::reads::Reads;
 
-/// The sums of one step after the other, as the introduction of the module has it. Until [`sums`](Self::sums) has returned, this rank
-/// makes no other exchange.
+/// The sums of one step after the other, as the introduction of the module has it. Until
+/// [`sums`](Self::sums) has returned, this rank makes no other exchange.
 #[derive(Debug)]
 pub struct Overlap {
     world: World,
@@ -77,13 +78,15 @@ impl Overlap {
         self.order.is_some()
     }
 
-    /// The last micro-batch of a step begins; where this is [ready](Self::is_ready), those before it have the gradients `before`.
+    /// The last micro-batch of a step begins; where this is [ready](Self::is_ready), those before
+    /// it have the gradients `before`.
     pub fn begin(&mut self, before: GradientsParams) {
         let count = self.lengths.len();
         self.pass = Pass { before, seen: vec![None; count], has: vec![false; count], ..Pass::default() };
     }
 
-    /// The gradients of the next part of the backward pass. Those that are whole with it are sent on their way.
+    /// The gradients of the next part of the backward pass. Those that are whole with it are sent
+    /// on their way.
     ///
     /// # Errors
     /// The device's, and a gradient of a parameter that was whole before.
@@ -113,7 +116,8 @@ impl Overlap {
         if self.pass.is_sent { None } else { Some(std::mem::take(&mut self.pass.own)) }
     }
 
-    /// Before other exchanges after the micro-batches of a step: a rank that had no last one sends its gradients, `rest`.
+    /// Before other exchanges after the micro-batches of a step: a rank that had no last one sends
+    /// its gradients, `rest`.
     ///
     /// # Errors
     /// MPI's, and the device's.
@@ -137,8 +141,8 @@ impl Overlap {
         Ok(())
     }
 
-    /// The sums of the gradients over the ranks, as [`sum_gradients`](super::sum_gradients) gives them, after all parts were sent; none
-    /// where they were not.
+    /// The sums of the gradients over the ranks, as [`sum_gradients`](super::sum_gradients) gives
+    /// them, after all parts were sent; none where they were not.
     ///
     /// # Errors
     /// MPI's.
@@ -184,7 +188,8 @@ struct Take<'a> {
     part: GradientsParams,
     /// The part's number.
     number: usize,
-    /// Whether each parameter is whole before it, with it or after it; none where that is not known.
+    /// Whether each parameter is whole before it, with it or after it; none where that is not
+    /// known.
     whole: Option<Vec<std::cmp::Ordering>>,
     /// The place of the next parameter that learns.
     index: usize,

@@ -1,12 +1,15 @@
-//! A world for processes whose launcher starts no MPI: torchrun, or a cluster that sets its variables for each process. They meet at
-//! `MASTER_ADDR`, where rank 0 is to a library of MPICH's interface as the process manager of an mpirun: it answers the commands of the
-//! process management interface (PMI-1), by which the ranks tell one another how they are reached. Open MPI has no such way in.
+//! A world for processes whose launcher starts no MPI: torchrun, or a cluster that sets its
+//! variables for each process. They meet at `MASTER_ADDR`, where rank 0 is to a library of MPICH's
+//! interface as the process manager of an mpirun: it answers the commands of the process management
+//! interface (PMI-1), by which the ranks tell one another how they are reached. Open MPI has no
+//! such way in.
 //!
 //! Source of the protocol: Flux RFC 13, "Simple Process Manager Interface v1"
 //! (<https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_13.html>).
 //!
-//! The library speaks through a socket of its own process; what it says goes to rank 0 over one connection for each rank, and the
-//! answers come back over it. A rank whose connection ends before it has said that it is done takes the others with it.
+//! The library speaks through a socket of its own process; what it says goes to rank 0 over one
+//! connection for each rank, and the answers come back over it. A rank whose connection ends before
+//! it has said that it is done takes the others with it.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -38,12 +41,14 @@ const LINE: u64 = 1 << 16;
 /// The lengths of names, keys and values that the library may use, in bytes: those of Hydra.
 const MAXIMA: &str = "kvsname_max=256 keylen_max=64 vallen_max=1024";
 
-/// Where processes meet whose launcher starts no MPI: at rank 0's machine (`MASTER_ADDR`, `MASTER_PORT`).
+/// Where processes meet whose launcher starts no MPI: at rank 0's machine (`MASTER_ADDR`,
+/// `MASTER_PORT`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Meeting {
     /// The name or address of the machine.
     host: String,
-    /// A name that the processes of this start have in common, and those of another one have not; no space is in it.
+    /// A name that the processes of this start have in common, and those of another one have not;
+    /// no space is in it.
     run: String,
     /// The first port that may be free there.
     port: u16,
@@ -117,7 +122,8 @@ impl Line {
     /// Meets the other ranks; returns the variables that the library has to be started with.
     ///
     /// # Errors
-    /// No free port on rank 0, a rank 0 that does not answer as long as a rank waits for others, and the system's.
+    /// No free port on rank 0, a rank 0 that does not answer as long as a rank waits for others,
+    /// and the system's.
     pub(super) fn open(place: &Place, meeting: &Meeting) -> Result<(Self, Variables)> {
         let (manager, to_root) = match place.rank {
             0 => {
@@ -148,7 +154,8 @@ impl Line {
         Ok((Self { to_root: Mutex::new(to_root), rank: place.rank, is_ending, manager }, variables))
     }
 
-    /// Tells all ranks to end with the exit code `code`. Not all libraries tell it, and their process may end before it has left.
+    /// Tells all ranks to end with the exit code `code`. Not all libraries tell it, and their
+    /// process may end before it has left.
     pub(super) fn abort(&self, code: u8) {
         self.is_ending.store(true, Ordering::SeqCst);
         match &self.manager {
@@ -161,7 +168,8 @@ impl Line {
         }
     }
 
-    /// Waits on rank 0 until all ranks have said that they are done: their last words are answered here.
+    /// Waits on rank 0 until all ranks have said that they are done: their last words are answered
+    /// here.
     pub(super) fn close(&self) {
         if let Some(manager) = &self.manager {
             manager.wait_for_all();
@@ -177,7 +185,8 @@ fn meet(place: &Place, meeting: &Meeting, limit: Duration) -> Result<TcpStream> 
         for port in meeting.ports() {
             // A name may not be known yet, and a port be that of another program.
             for address in (meeting.host.as_str(), port).to_socket_addrs().into_iter().flatten() {
-                // A program that takes the connection and says nothing does not hold the rank beyond its limit.
+                // A program that takes the connection and says nothing does not hold the rank
+                // beyond its limit.
                 let left = limit.saturating_sub(began.elapsed()).clamp(BETWEEN, GREETING);
                 if let Ok(stream) = TcpStream::connect_timeout(&address, left)
                     && greet(&stream, place, meeting, left).is_ok()
@@ -219,7 +228,8 @@ const WELCOME: &[u8; 8] = b"welcome\n";
 /// The answer to it: a rank that has given up waiting for the other does not take its place.
 const HERE: &[u8; 5] = b"here\n";
 
-/// Hands the library what rank 0 answers. Ends the process where rank 0 says so, or is gone before this rank is done.
+/// Hands the library what rank 0 answers. Ends the process where rank 0 says so, or is gone before
+/// this rank is done.
 fn listen(mut receiver: impl BufRead, to_library: &mut impl Write, is_ending: &AtomicBool) {
     let mut is_done = false;
     while let Ok(Some(line)) = next_line(&mut receiver) {
@@ -408,7 +418,8 @@ impl Manager {
         ranks.tell(|other| other == rank, &format!("cmd={answer}\n"))
     }
 
-    /// Tells the other ranks, once, that `rank` has ended, and that they do with its exit code; none where it is gone without one.
+    /// Tells the other ranks, once, that `rank` has ended, and that they do with its exit code;
+    /// none where it is gone without one.
     fn end_others(&self, rank: usize, code: Option<u8>) {
         let mut ranks = self.ranks();
         if ranks.end.is_none() {
@@ -584,7 +595,8 @@ mod tests {
         let (began, limit) = (Instant::now(), Duration::from_secs(1));
         let error = meet(&place(1), &meeting(&port), limit).unwrap_err();
         assert!(error.exit_code() == 7 && error.to_string().contains("for 1 s"), "{error}");
-        // Without a limit of its own the answer of one port is waited for as long as a greeting may take.
+        // Without a limit of its own the answer of one port is waited for as long as a greeting may
+        // take.
         assert!(began.elapsed() < GREETING, "{:?}", began.elapsed());
     }
 

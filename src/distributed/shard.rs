@@ -1,9 +1,11 @@
-//! Training whose optimizer is divided among the ranks: each has the moments of a part of the parameters, gets the sums of
-//! their gradients, updates them and hands them to the others (ZeRO, stage 1: Rajbhandari et al. 2020).
+//! Training whose optimizer is divided among the ranks: each has the moments of a part of the
+//! parameters, gets the sums of their gradients, updates them and hands them to the others (ZeRO,
+//! stage 1: Rajbhandari et al. 2020).
 //!
-//! The parameters that learn lie one after the other, and each rank has an equal part of them, so that at most a parameter a
-//! rank is cut. A function of a whole gradient, such as its norm, is computed by one rank that has all of it; a gradient that is
-//! cut is put together for that. So the figures are those of ranks that have all gradients, to the bit.
+//! The parameters that learn lie one after the other, and each rank has an equal part of them, so
+//! that at most a parameter a rank is cut. A function of a whole gradient, such as its norm, is
+//! computed by one rank that has all of it; a gradient that is cut is put together for that. So the
+//! figures are those of ranks that have all gradients, to the bit.
 
 use std::ops::Range;
 
@@ -56,7 +58,8 @@ impl Shard {
         (0..self.world.size()).map(|rank| self.part(rank).len()).collect()
     }
 
-    /// The elements of parameter `id` that are this rank's, none of a parameter that does not learn.
+    /// The elements of parameter `id` that are this rank's, none of a parameter that does not
+    /// learn.
     pub fn own(&self, id: ParamId) -> Range<usize> {
         self.of_rank(id, self.world.rank())
     }
@@ -68,7 +71,8 @@ impl Shard {
         }
     }
 
-    /// Values of parameter `id` of all ranks, of which this one has `own`, one after the other on rank 0; nothing on the others.
+    /// Values of parameter `id` of all ranks, of which this one has `own`, one after the other on
+    /// rank 0; nothing on the others.
     ///
     /// # Errors
     /// MPI's.
@@ -85,7 +89,8 @@ impl Shard {
         any_of_ranks(&self.world, own.iter().copied())
     }
 
-    /// The sums over the ranks of the gradients of `model`, of which every rank gets its part, and of `loss`, `[1]`.
+    /// The sums over the ranks of the gradients of `model`, of which every rank gets its part, and
+    /// of `loss`, `[1]`.
     ///
     /// # Errors
     /// The device's, and MPI's.
@@ -104,7 +109,8 @@ impl Shard {
         Ok((ShardGradients { sums, has_any }, sum_read_loss(&self.world, loss, device)?))
     }
 
-    /// The value of `of`, `[1]`, for the whole gradient of each parameter that has one, on every rank.
+    /// The value of `of`, `[1]`, for the whole gradient of each parameter that has one, on every
+    /// rank.
     ///
     /// # Errors
     /// The device's, and MPI's.
@@ -152,8 +158,8 @@ impl Shard {
         Ok(given(model, grads.has_any.clone(), &values, device))
     }
 
-    /// The values of `model` that are this rank's and have a gradient, flat, each with the parameter that it is a part of; and
-    /// their gradients, which are found under the same names.
+    /// The values of `model` that are this rank's and have a gradient, flat, each with the
+    /// parameter that it is a part of; and their gradients, which are found under the same names.
     pub fn cut<M: Module>(
         &self,
         model: &M,
@@ -166,7 +172,8 @@ impl Shard {
         (cut.values, cut.grads)
     }
 
-    /// `model` with the values of all ranks, of which this one has made `updated` of what [`cut`](Self::cut) gave it.
+    /// `model` with the values of all ranks, of which this one has made `updated` of what
+    /// [`cut`](Self::cut) gave it.
     ///
     /// # Errors
     /// The device's, and MPI's.

@@ -1,6 +1,7 @@
-//! Ends a process that waits for the other ranks for too long: a rank that is gone without its launcher knowing, or a link that
-//! is down, would hold it for ever. Kiln's own work between two exchanges is not limited, only the wait for the others; a rank
-//! that works for long while others wait tells them that it does.
+//! Ends a process that waits for the other ranks for too long: a rank that is gone without its
+//! launcher knowing, or a link that is down, would hold it for ever. Kiln's own work between two
+//! exchanges is not limited, only the wait for the others; a rank that works for long while others
+//! wait tells them that it does.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};

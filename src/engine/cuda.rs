@@ -1,6 +1,6 @@
-//! The CUDA installation of this machine: driver, NVRTC (NVIDIA's compiler of kernels), its headers, and the device. It is looked at
-//! before anything computes, because CubeCL panics without a library, and its measurements of the device never end where no kernel
-//! can be compiled.
+//! The CUDA installation of this machine: driver, NVRTC (NVIDIA's compiler of kernels), its
+//! headers, and the device. It is looked at before anything computes, because CubeCL panics without
+//! a library, and its measurements of the device never end where no kernel can be compiled.
 #![allow(unsafe_code)] // foreign functions; each call says why it may be made
 
 use std::fmt;
@@ -16,10 +16,12 @@ use kiln_models::ops::cuda::on_driver_thread;
 
 use super::cuda_versions::{Capability, Nvrtc, Version};
 
-/// The oldest driver that has every function that is called: `cuEventElapsedTime_v2`, which bindings of CUDA 13 call, came with 12.8.
+/// The oldest driver that has every function that is called: `cuEventElapsedTime_v2`, which
+/// bindings of CUDA 13 call, came with 12.8.
 const OLDEST_DRIVER: Version = Version(if sys::CUDA_VERSION >= 13000 { 12080 } else { 12000 });
 
-/// The parts that CUDA needs on a machine, and one device. Everything is asked of the driver and of NVRTC; nothing is computed.
+/// The parts that CUDA needs on a machine, and one device. Everything is asked of the driver and of
+/// NVRTC; nothing is computed.
 #[derive(Debug, Clone)]
 pub struct Installation {
     driver: Version,
@@ -35,7 +37,8 @@ impl Installation {
     /// The parts that CUDA needs on this machine, and device `index`.
     ///
     /// # Errors
-    /// The driver's; a library or headers that are missing; a driver that is too old; a device that NVRTC does not compile for.
+    /// The driver's; a library or headers that are missing; a driver that is too old; a device that
+    /// NVRTC does not compile for.
     pub fn check(index: usize) -> Result<Self> {
         let refused = |error: DriverError| Error::config(format!("device.kind = \"cuda\": the driver: {error:?}"));
         start_driver()?;
@@ -66,8 +69,8 @@ impl Installation {
 }
 
 impl Installation {
-    /// Whether the device has arithmetic in bf16. Before capability 8.0 NVIDIA's headers imitate it, in f32 and without tensor cores, which
-    /// CubeCL does not tell apart.
+    /// Whether the device has arithmetic in bf16. Before capability 8.0 NVIDIA's headers imitate
+    /// it, in f32 and without tensor cores, which CubeCL does not tell apart.
     pub fn computes_in_bf16(&self) -> bool {
         self.capability >= 80
     }
@@ -86,7 +89,8 @@ impl fmt::Display for Installation {
     }
 }
 
-/// Name and capability of the first device, as part of a file's name: `nvidia-h200-9.0`. None where there is none.
+/// Name and capability of the first device, as part of a file's name: `nvidia-h200-9.0`. None where
+/// there is none.
 pub fn model() -> Option<String> {
     start_driver().ok()?;
     let first = device::get(0).ok()?;
@@ -103,10 +107,12 @@ fn capability(device: sys::CUdevice) -> std::result::Result<i32, DriverError> {
         + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
 }
 
-/// Permits the calls that may be made while a stream is not captured, those that load kernels and get memory among them, also while the
-/// thread that calls the driver for `device` captures one: CubeCL captures in the global mode, in which the driver refuses them and
-/// ends the capture. A recording may need a kernel that no run before it needed, since CubeCL lets an operation write into its
-/// input only if nobody else holds that, and the driver's thread holds each new tensor for a moment.
+/// Permits the calls that may be made while a stream is not captured, those that load kernels and
+/// get memory among them, also while the thread that calls the driver for `device` captures one:
+/// CubeCL captures in the global mode, in which the driver refuses them and ends the capture. A
+/// recording may need a kernel that no run before it needed, since CubeCL lets an operation write
+/// into its input only if nobody else holds that, and the driver's thread holds each new tensor for
+/// a moment.
 ///
 /// # Errors
 /// The driver's, and those of [`on_driver_thread`].
@@ -114,8 +120,9 @@ fn capability(device: sys::CUdevice) -> std::result::Result<i32, DriverError> {
 pub fn permit_loading_while_capturing(device: &Device) -> Result<()> {
     let relaxed = || {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the device has started the driver. The mode before, which the call leaves in the local variable, is not needed again:
-        // the thread has no other purpose than the device. Kernels and memory that it gets are no part of the recording, and stay.
+        // SAFETY: the device has started the driver. The mode before, which the call leaves in the
+        // local variable, is not needed again: the thread has no other purpose than the device.
+        // Kernels and memory that it gets are no part of the recording, and stay.
         unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result()
     };
     let refused = |what: String| Error::device(format!("captured steps on CUDA: {what}"));
@@ -127,7 +134,8 @@ pub fn permit_loading_while_capturing(device: &Device) -> Result<()> {
 /// # Errors
 /// It is missing, or says why it does not work.
 pub fn start_driver() -> Result<()> {
-    // SAFETY: the library, if there is one, is NVIDIA's driver, which has no conditions on being loaded.
+    // SAFETY: the library, if there is one, is NVIDIA's driver, which has no conditions on being
+    // loaded.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::config("device.kind = \"cuda\": there is no driver: libcuda.so.1 is not found")
             .help("install NVIDIA's driver; in a container, start it with the GPU (`docker run --gpus all`)"));
@@ -144,7 +152,8 @@ impl Nvrtc {
     #[cfg(feature = "cuda-nvrtc")]
     fn find() -> Result<Self> {
         use cudarc::nvrtc::sys;
-        // SAFETY: the library, if there is one, is NVIDIA's compiler, which has no conditions on being loaded.
+        // SAFETY: the library, if there is one, is NVIDIA's compiler, which has no conditions on
+        // being loaded.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::config(
                 "device.kind = \"cuda\": NVRTC, which compiles kernels, is missing: libnvrtc.so is not found",

@@ -1,4 +1,5 @@
-//! Which versions of CUDA's driver, of NVRTC and of a device fit together. Nothing here touches any of them.
+//! Which versions of CUDA's driver, of NVRTC and of a device fit together. Nothing here touches any
+//! of them.
 
 use std::fmt;
 
@@ -32,7 +33,8 @@ pub(super) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Whether a driver of CUDA `driver` loads what it compiles for a device of capability x 10 `capability`.
+    /// Whether a driver of CUDA `driver` loads what it compiles for a device of capability x 10
+    /// `capability`.
     ///
     /// # Errors
     /// One of the two does not fit.

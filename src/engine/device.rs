@@ -1,5 +1,5 @@
-//! The device on which a run computes: finds the one that the config names, says what it computes in, and how much of its memory
-//! is in use.
+//! The device on which a run computes: finds the one that the config names, says what it computes
+//! in, and how much of its memory is in use.
 
 use burn::tensor::{Device, DeviceType, FloatDType, Tensor};
 use kiln_core::error::{Error, Result};
@@ -28,7 +28,8 @@ pub struct Available {
     pub name: String,
     /// The device.
     pub device: Device,
-    /// It is a processor that pretends to be a GPU (a software Vulkan driver); `auto` does not choose it.
+    /// It is a processor that pretends to be a GPU (a software Vulkan driver); `auto` does not
+    /// choose it.
     pub is_software: bool,
 }
 
@@ -57,7 +58,8 @@ pub struct DeviceFacts {
 }
 
 impl DeviceFacts {
-    /// The engine that computes a run of `mode` here: on a GPU that of the build, since each is a program of its own.
+    /// The engine that computes a run of `mode` here: on a GPU that of the build, since each is a
+    /// program of its own.
     pub fn engine_of(&self, mode: CompilerMode) -> Engine {
         match (mode, self.kind) {
             (CompilerMode::Native, DeviceKind::Cpu) => Engine::Native,
@@ -71,8 +73,8 @@ impl DeviceFacts {
         precision == Precision::F32 || self.narrow.contains(&precision)
     }
 
-    /// Whether kernels may multiply f32 in TF32, whose operands have 10 bits behind the first: CUDA's from compute capability 8.0 on, as
-    /// bf16 is.
+    /// Whether kernels may multiply f32 in TF32, whose operands have 10 bits behind the first:
+    /// CUDA's from compute capability 8.0 on, as bf16 is.
     pub fn has_tf32(&self) -> bool {
         self.kind == DeviceKind::Cuda && self.computes_in(Precision::Bf16)
     }
@@ -92,7 +94,8 @@ impl Available {
         let narrow = types.into_iter().filter(|(_, dtype)| has(*dtype));
         let narrow = narrow.map(|(precision, _)| precision).collect();
         let not_fused = Ops::fused(&self.device).err().map(|error| error.to_string());
-        // An environment that asks for another unit than there is has been refused with the choice of the device.
+        // An environment that asks for another unit than there is has been refused with the choice
+        // of the device.
         let bf16_products = (self.kind == DeviceKind::Cpu).then(|| products::unit().ok()).flatten();
         DeviceFacts {
             kind: self.kind,
@@ -116,11 +119,13 @@ impl Available {
         true
     }
 
-    /// Looks at what the device needs besides itself: driver, compiler and headers of CUDA, and the CPU's instructions for products
-    /// of bf16. Says what there is; nothing where nothing is needed.
+    /// Looks at what the device needs besides itself: driver, compiler and headers of CUDA, and the
+    /// CPU's instructions for products of bf16. Says what there is; nothing where nothing is
+    /// needed.
     ///
     /// # Errors
-    /// Something that is missing or does not fit the device, and `KILN_CPU_PRODUCTS` where the CPU lacks what it asks for.
+    /// Something that is missing or does not fit the device, and `KILN_CPU_PRODUCTS` where the CPU
+    /// lacks what it asks for.
     pub fn check(&self) -> Result<Option<String>> {
         #[cfg(feature = "cuda")]
         if self.kind == DeviceKind::Cuda {
@@ -134,8 +139,9 @@ impl Available {
     }
 }
 
-/// Computes one value on `device` and reads it back, which is where a device that cannot compute says so: what measures kernels, as
-/// autotune does, may go on for ever on a device on which every launch fails.
+/// Computes one value on `device` and reads it back, which is where a device that cannot compute
+/// says so: what measures kernels, as autotune does, may go on for ever on a device on which every
+/// launch fails.
 ///
 /// # Errors
 /// The device's.
@@ -160,7 +166,8 @@ pub fn kernel_devices() -> Vec<String> {
     devices.map(|device| format!("{} {}", device.kind, device.name)).collect()
 }
 
-/// Asks Burn for the devices of one kind. A missing driver makes the runtimes panic; here that means "none".
+/// Asks Burn for the devices of one kind. A missing driver makes the runtimes panic; here that
+/// means "none".
 fn enumerate(kind: DeviceKind, device_type: DeviceType) -> Vec<Available> {
     let found = caught(|| Device::enumerate(device_type).into_vec()).unwrap_or_default();
     let described = found.into_iter().enumerate().map(|(index, device)| {
@@ -174,7 +181,8 @@ fn enumerate(kind: DeviceKind, device_type: DeviceType) -> Vec<Available> {
 /// The device that `kind` and `index` name.
 ///
 /// # Errors
-/// A kind that this build lacks (with the build command), a kind or an index that this machine lacks.
+/// A kind that this build lacks (with the build command), a kind or an index that this machine
+/// lacks.
 pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
     let built = match kind {
         DeviceKind::Auto | DeviceKind::Cpu => true,
@@ -221,8 +229,9 @@ fn of_kind(kind: DeviceKind) -> Vec<Available> {
     devices
 }
 
-/// The index of the device of this process of `world`, where the config names the kind `kind` and the index `first`: the
-/// processes of a machine take the devices from there on, in their order. A processor is shared by all of them.
+/// The index of the device of this process of `world`, where the config names the kind `kind` and
+/// the index `first`: the processes of a machine take the devices from there on, in their order. A
+/// processor is shared by all of them.
 ///
 /// # Errors
 /// Fewer devices than processes.
@@ -237,7 +246,8 @@ pub fn index_of_rank(kind: DeviceKind, first: usize, world: &World) -> Result<us
         .map_err(|error| error.at(format_args!("device.kind = \"{}\", device.index = {first}", devices[first].kind)))
 }
 
-/// The index of the `rank`-th of `ranks` processes where there are `left` devices from index `first` on.
+/// The index of the `rank`-th of `ranks` processes where there are `left` devices from index
+/// `first` on.
 fn index_of(first: usize, left: usize, (rank, ranks): (usize, usize)) -> Result<usize> {
     if left < ranks {
         return Err(Error::config(format!(
@@ -252,8 +262,8 @@ fn index_of(first: usize, left: usize, (rank, ranks): (usize, usize)) -> Result<
     Ok(first + rank)
 }
 
-/// In which form the models compute under `compiler` on `device` in f32; a narrow type may leave fewer operators fused
-/// ([`operators`]).
+/// In which form the models compute under `compiler` on `device` in f32; a narrow type may leave
+/// fewer operators fused ([`operators`]).
 ///
 /// # Errors
 /// A compiler that is asked for what the device or this build lacks.
@@ -289,10 +299,12 @@ pub fn ops(compiler: Option<&TrainingCompilerConfig>, device: &DeviceFacts) -> R
 /// Memory in MiB at one moment; none where neither the device nor the system tells.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryUse {
-    /// The most there has been: on the CPU what the process had resident. On a GPU the same as `reserved_mib`, since its
-    /// pools keep no peak of their own; they do not shrink by themselves, so the largest of several moments is one.
+    /// The most there has been: on the CPU what the process had resident. On a GPU the same as
+    /// `reserved_mib`, since its pools keep no peak of their own; they do not shrink by themselves,
+    /// so the largest of several moments is one.
     pub peak_mib: Option<f64>,
-    /// The memory that is taken from the system now: on a GPU by the device's pools, on the CPU by the process.
+    /// The memory that is taken from the system now: on a GPU by the device's pools, on the CPU by
+    /// the process.
     pub reserved_mib: Option<f64>,
 }
 
@@ -307,8 +319,9 @@ pub fn memory_use(device: &Device) -> MemoryUse {
     }
 }
 
-/// Gives the system what the pools of `device` hold and nothing uses. A tensor that is dropped lives until the device comes to
-/// it, and Burn's fusion hands the request on at once, past what is queued: so what is on its way is waited for.
+/// Gives the system what the pools of `device` hold and nothing uses. A tensor that is dropped
+/// lives until the device comes to it, and Burn's fusion hands the request on at once, past what is
+/// queued: so what is on its way is waited for.
 pub fn release_memory(device: &Device) {
     // A device that has failed says so where its values are read.
     let _ = device.sync();

@@ -1,7 +1,8 @@
-//! The two engines behind one command, and what the training compiler is told. On wgpu and CUDA the mode is a property of
-//! the build: with Cargo's feature `compiler` it is the compiled engine, without it the native one. A process of one engine
-//! that is asked for the other becomes that one ([`hand_over`]); what the compiled engine may do besides (how much it
-//! tunes, whether Burn's fusion is on, where what it finds is kept) is settled once, before the first use of a device
+//! The two engines behind one command, and what the training compiler is told. On wgpu and CUDA the
+//! mode is a property of the build: with Cargo's feature `compiler` it is the compiled engine,
+//! without it the native one. A process of one engine that is asked for the other becomes that one
+//! ([`hand_over`]); what the compiled engine may do besides (how much it tunes, whether Burn's
+//! fusion is on, where what it finds is kept) is settled once, before the first use of a device
 //! ([`settle`]). On the CPU both modes are one binary, and nothing here does anything.
 
 use std::fmt;
@@ -20,8 +21,9 @@ use crate::build_info::{BURN_VERSION, COMMIT};
 use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, RunConfig, Switch, TrainingCompilerConfig};
 use crate::engine::device;
 
-/// Runs a command of `program`, a kiln, on `config`, written to a file, in a process of its own. `arguments` adds the
-/// arguments, and lets the child write to stdout where it should. The child's error is returned as that of `what`.
+/// Runs a command of `program`, a kiln, on `config`, written to a file, in a process of its own.
+/// `arguments` adds the arguments, and lets the child write to stdout where it should. The child's
+/// error is returned as that of `what`.
 ///
 /// # Errors
 /// The child's, a program that cannot be started, and a signal to this process.
@@ -89,7 +91,8 @@ impl Engine {
         }
     }
 
-    /// The command that builds the engine for `kind` in a checkout; an alias of `.cargo/config.toml`.
+    /// The command that builds the engine for `kind` in a checkout; an alias of
+    /// `.cargo/config.toml`.
     fn build_command(self, kind: DeviceKind) -> String {
         format!("cargo {kind}-{self}")
     }
@@ -101,7 +104,8 @@ impl fmt::Display for Engine {
     }
 }
 
-/// The identity of a build of kiln; a process asks the other engine for it before it hands a run over.
+/// The identity of a build of kiln; a process asks the other engine for it before it hands a run
+/// over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Kiln's version.
@@ -152,7 +156,8 @@ impl Identity {
         }
     }
 
-    /// Refuses to be the sibling of this build: `wanted` for `kind` of the same versions and sources.
+    /// Refuses to be the sibling of this build: `wanted` for `kind` of the same versions and
+    /// sources.
     fn check(&self, path: &Path, wanted: Engine, kind: DeviceKind) -> Result<()> {
         let (this, shown) = (Self::this(), path.display());
         let build = format!("build it again with `{}`", wanted.build_command(kind));
@@ -188,19 +193,20 @@ impl Identity {
     }
 }
 
-/// Becomes the other engine if `compiler` asks for it on a device of kind `kind`: the executable of that build takes the
-/// process over with the same arguments, so terminal, signals and exit code are its own. Says so on stderr. Returns where
-/// this build is the right one.
+/// Becomes the other engine if `compiler` asks for it on a device of kind `kind`: the executable of
+/// that build takes the process over with the same arguments, so terminal, signals and exit code
+/// are its own. Says so on stderr. Returns where this build is the right one.
 ///
 /// # Errors
-/// A sibling that is not there, is another engine, of another version or without the device; each with the way out.
+/// A sibling that is not there, is another engine, of another version or without the device; each
+/// with the way out.
 pub fn hand_over(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> Result<()> {
     settle(compiler, kind)?;
     become_engine(Engine::wanted(compiler), kind, &[])
 }
 
-/// Becomes the engine `wanted` on a device of kind `kind`, as [`hand_over`] does; `more` follows the name of the command in its
-/// arguments.
+/// Becomes the engine `wanted` on a device of kind `kind`, as [`hand_over`] does; `more` follows
+/// the name of the command in its arguments.
 ///
 /// # Errors
 /// An executable of the other engine that is missing, is another engine, of another version or
@@ -292,7 +298,8 @@ fn find(this: &Path, wanted: Engine, kind: DeviceKind) -> Result<PathBuf> {
     })
 }
 
-/// Where the engine `wanted` may be: beside this executable, or in its target folder of the checkout.
+/// Where the engine `wanted` may be: beside this executable, or in its target folder of the
+/// checkout.
 fn places(this: &Path, wanted: Engine) -> Vec<PathBuf> {
     let ending = std::env::consts::EXE_SUFFIX;
     let folder = this.parent().unwrap_or(Path::new("."));
@@ -331,7 +338,8 @@ pub struct Settings {
     pub autotune: AutotuneLevel,
 }
 
-/// The settings that `compiler` asks for on `kind`; none where Burn neither fuses nor tunes: in the native engine and on the CPU.
+/// The settings that `compiler` asks for on `kind`; none where Burn neither fuses nor tunes: in the
+/// native engine and on the CPU.
 ///
 /// # Errors
 /// A setting that is asked for by name and that the device lacks.
@@ -369,7 +377,8 @@ pub fn is_unfused(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -
         && matches!(settings(compiler, kind), Ok(Some(Settings { fusion: false, .. })))
 }
 
-/// Tells Burn and CubeCL what [`settings`] says, before a device is used. Native engine and CPU: nothing to tell.
+/// Tells Burn and CubeCL what [`settings`] says, before a device is used. Native engine and CPU:
+/// nothing to tell.
 ///
 /// # Errors
 /// A setting that is asked for by name and that the device lacks, and a process that has been
@@ -411,8 +420,9 @@ mod compiled {
         };
         cubecl.compilation.cache = true;
         cubecl.environment.path = CacheConfig::Directory(cache::folder()?.join(cache::KERNELS));
-        // Within the file CubeCL tells devices, drivers' features and builds of kiln apart; but devices of CUDA by their number, and
-        // a cache may be shared by machines with different ones.
+        // Within the file CubeCL tells devices, drivers' features and builds of kiln apart; but
+        // devices of CUDA by their number, and a cache may be shared by machines with different
+        // ones.
         #[cfg(feature = "cuda")]
         let model = crate::engine::cuda::model().map_or_else(String::new, |model| format!("-{model}"));
         #[cfg(not(feature = "cuda"))]

@@ -1,9 +1,11 @@
-//! `kiln cache export` and `kiln cache import`: the kernels that the compiled engine has compiled and tuned, as one tar
-//! archive with its provenance, so that another machine of the same kind starts warm. An import refuses kernels that were tuned
-//! for another version, device or driver: they would be slow, or wrong.
+//! `kiln cache export` and `kiln cache import`: the kernels that the compiled engine has compiled
+//! and tuned, as one tar archive with its provenance, so that another machine of the same kind
+//! starts warm. An import refuses kernels that were tuned for another version, device or driver:
+//! they would be slow, or wrong.
 //!
-//! The archive: `kiln-cache.json` (the [`Manifest`]) first, then `kernels/NAME` for each file that it lists. An import unpacks
-//! beside the cache, checks every size and SHA-256, and only then moves the files into place.
+//! The archive: `kiln-cache.json` (the [`Manifest`]) first, then `kernels/NAME` for each file that
+//! it lists. An import unpacks beside the cache, checks every size and SHA-256, and only then moves
+//! the files into place.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -97,8 +99,8 @@ impl Manifest {
     }
 }
 
-/// Packs the kernels of the cache in `cache`, which were made for `devices`, into the tar archive `target`, which appears when
-/// it is whole.
+/// Packs the kernels of the cache in `cache`, which were made for `devices`, into the tar archive
+/// `target`, which appears when it is whole.
 ///
 /// # Errors
 /// No kernels, a target that exists, and the operating system's.
@@ -139,7 +141,8 @@ pub fn export(cache: &Path, devices: &[String], target: &Path) -> Result<Manifes
         let io = |error: io::Error| Error::io(format!("read {}", path.display()), &error);
         let mut file = Digesting::new(File::open(&path).map_err(io)?);
         append(&format!("{prefix}{}", packed.name), packed.bytes, &mut (&mut file).take(packed.bytes))?;
-        // A run that is at work may have written meanwhile: what the archive says of a file has to be true of it.
+        // A run that is at work may have written meanwhile: what the archive says of a file has to
+        // be true of it.
         io::copy(&mut file, &mut io::sink()).map_err(io)?;
         if file.end() != (packed.bytes, packed.sha256.clone()) {
             return Err(Error::data(format!("{}: the file changed while it was packed", path.display()))
@@ -152,11 +155,13 @@ pub fn export(cache: &Path, devices: &[String], target: &Path) -> Result<Manifes
     Ok(manifest)
 }
 
-/// Puts the kernels of `archive` into the cache in `cache`. Files that are there already are replaced only with `replace`.
+/// Puts the kernels of `archive` into the cache in `cache`. Files that are there already are
+/// replaced only with `replace`.
 ///
 /// # Errors
-/// An archive that is damaged, that holds anything besides, or that is of another version, device or driver; kernels that are
-/// there already; and the operating system's. The cache is then as it was.
+/// An archive that is damaged, that holds anything besides, or that is of another version, device
+/// or driver; kernels that are there already; and the operating system's. The cache is then as it
+/// was.
 pub fn import(archive: &Path, cache: &Path, devices: &[String], replace: bool) -> Result<Manifest> {
     let mut file = File::open(archive).map_err(|error| Error::io(format!("read {}", archive.display()), &error))?;
     let io = |error: io::Error| Error::io(format!("write {}", cache.display()), &error);
@@ -178,7 +183,8 @@ pub fn import(archive: &Path, cache: &Path, devices: &[String], replace: bool) -
     Ok(manifest)
 }
 
-/// Unpacks an archive into the empty folder `into` and checks it: against `here`, its manifest, and every file against that.
+/// Unpacks an archive into the empty folder `into` and checks it: against `here`, its manifest, and
+/// every file against that.
 fn unpack(file: &mut File, archive: &Path, into: &Path, here: &Manifest) -> Result<Manifest> {
     let shown = archive.display();
     let damaged = |what: String| {

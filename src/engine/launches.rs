@@ -1,6 +1,7 @@
-//! How many kernels a device was given, counted by CubeCL's own observer and, of what is replayed, as it was recorded; and
-//! which of them came up for the first time. On the CPU an operation is a call and nothing is launched. Counting begins with
-//! `watch`: it takes a lock for every launch, so only runs whose steps are measured pay for it.
+//! How many kernels a device was given, counted by CubeCL's own observer and, of what is replayed,
+//! as it was recorded; and which of them came up for the first time. On the CPU an operation is a
+//! call and nothing is launched. Counting begins with `watch`: it takes a lock for every launch, so
+//! only runs whose steps are measured pay for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,8 +43,9 @@ mod gpu {
         WATCHED.call_once(|| std::mem::forget(LaunchObservation::new(Arc::new(Counter))));
     }
 
-    /// Kernels that are launched for the first time since it was made, on any thread: each was compiled, read from the kernel
-    /// cache or tried by a tuning. A kernel is one with all that it was specialised for, such as a type or a tile.
+    /// Kernels that are launched for the first time since it was made, on any thread: each was
+    /// compiled, read from the kernel cache or tried by a tuning. A kernel is one with all that it
+    /// was specialised for, such as a type or a tile.
     #[derive(Debug)]
     pub(crate) struct NewKernels {
         open: LaunchedKernels,

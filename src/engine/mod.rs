@@ -1,5 +1,5 @@
-//! Devices, the two engines and the hand-over between them, the settings of the training compiler, the choice of fused
-//! operators and of the precision, kernel launches.
+//! Devices, the two engines and the hand-over between them, the settings of the training compiler,
+//! the choice of fused operators and of the precision, kernel launches.
 
 pub mod compiler;
 #[cfg(feature = "cuda")]

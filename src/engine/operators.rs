@@ -1,5 +1,5 @@
-//! Which of Kiln's operators a run computes in the fused form: `compiler.fused_ops`, the device and the precision, held against
-//! the table [`FUSED`](kiln_models::ops::FUSED).
+//! Which of Kiln's operators a run computes in the fused form: `compiler.fused_ops`, the device and
+//! the precision, held against the table [`FUSED`](kiln_models::ops::FUSED).
 
 use burn::tensor::FloatDType;
 use kiln_models::Operator;
@@ -7,14 +7,15 @@ use kiln_models::ops::{Availability, DTYPES, Target};
 
 use crate::config::{DeviceKind, FusedOps, Switch};
 
-/// The operators that `fused_ops` fuses on a device of kind `kind` in a run whose matrix products are in `dtype`.
+/// The operators that `fused_ops` fuses on a device of kind `kind` in a run whose matrix products
+/// are in `dtype`.
 pub fn fused(fused_ops: &FusedOps, kind: DeviceKind, dtype: FloatDType) -> Vec<Operator> {
     let is_fused = |operator: &Operator| plain_because(*operator, fused_ops, kind, dtype).is_none();
     Operator::ALL.into_iter().filter(is_fused).collect()
 }
 
-/// Why `operator` is plain in a compiled run with `fused_ops` on a device of kind `kind`, whose matrix products are in
-/// `dtype`; none if it is fused.
+/// Why `operator` is plain in a compiled run with `fused_ops` on a device of kind `kind`, whose
+/// matrix products are in `dtype`; none if it is fused.
 pub fn plain_because(operator: Operator, fused_ops: &FusedOps, kind: DeviceKind, dtype: FloatDType) -> Option<String> {
     match fused_ops {
         FusedOps::All(Switch::Off) => return Some("compiler.fused_ops = \"off\"".into()),
@@ -36,8 +37,8 @@ fn missing(dtype: FloatDType, why: &str) -> String {
     format!("precision {}: {why}", format!("{dtype:?}").to_lowercase())
 }
 
-/// The reasons why the operators `plain` are plain, each with its operators, as in `linear (precision bf16: its kernel is f32
-/// only)`; a reason alone if it is that of every operator.
+/// The reasons why the operators `plain` are plain, each with its operators, as in `linear
+/// (precision bf16: its kernel is f32 only)`; a reason alone if it is that of every operator.
 pub fn explain(plain: &[Operator], fused_ops: &FusedOps, kind: DeviceKind, dtype: FloatDType) -> String {
     let mut reasons = Vec::<(String, Vec<Operator>)>::new();
     for operator in plain {
@@ -58,7 +59,8 @@ pub fn explain(plain: &[Operator], fused_ops: &FusedOps, kind: DeviceKind, dtype
     }
 }
 
-/// How far Kiln's kernels and captured steps have been tried on devices of kind `kind`, where that is less than a run on one.
+/// How far Kiln's kernels and captured steps have been tried on devices of kind `kind`, where that
+/// is less than a run on one.
 pub const fn tried(kind: DeviceKind) -> Option<&'static str> {
     match kind {
         DeviceKind::Cuda => Some("checked against NVIDIA's compiler and an emulated device; not timed on a GPU"),
@@ -74,8 +76,8 @@ pub fn names(operators: &[Operator]) -> String {
     operators.iter().map(|operator| operator.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// The operators that a compiled run fuses on a device of kind `kind` unless its config says otherwise, and those that a
-/// narrow precision leaves plain, one line each.
+/// The operators that a compiled run fuses on a device of kind `kind` unless its config says
+/// otherwise, and those that a narrow precision leaves plain, one line each.
 pub fn defaults(kind: DeviceKind) -> Vec<String> {
     let auto = FusedOps::from(Switch::Auto);
     let wide = fused(&auto, kind, FloatDType::F32);

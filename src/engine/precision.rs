@@ -1,5 +1,6 @@
-//! In which type a run computes: what `precision` asks for, against what the device has. Decided here and nowhere else;
-//! what is then rounded and what stays in f32 is `kiln_models::compute`'s, and the loss scale of f16 is [`optim::scaler`](crate::optim::scaler)'s.
+//! In which type a run computes: what `precision` asks for, against what the device has. Decided
+//! here and nowhere else; what is then rounded and what stays in f32 is `kiln_models::compute`'s,
+//! and the loss scale of f16 is [`optim::scaler`](crate::optim::scaler)'s.
 
 use burn::tensor::FloatDType;
 use kiln_core::error::{Error, Result};
@@ -43,7 +44,8 @@ impl PrecisionPlan {
         if !device.computes_in(precision) {
             let others = [Precision::F16, Precision::Bf16].into_iter().filter(|other| device.computes_in(*other));
             let others = others.map(|precision| format!("\"{precision}\" or ")).collect::<String>();
-            // The feature that the device lacks, where it is known; otherwise it depends on the driver.
+            // The feature that the device lacks, where it is known; otherwise it depends on the
+            // driver.
             let why = match (device.kind, precision) {
                 (DeviceKind::Wgpu, Precision::Bf16) => {
                     "WGSL, the language of its kernels, has no bf16 (for Vulkan's own: tracel-ai/cubecl#802)"
@@ -93,7 +95,8 @@ impl PrecisionPlan {
     }
 }
 
-/// The note of the plan on the unit that multiplies in a run in bf16 whose products are fused on the CPU.
+/// The note of the plan on the unit that multiplies in a run in bf16 whose products are fused on
+/// the CPU.
 fn bf16_note(unit: Unit) -> String {
     if unit.is_faster_than_f32() {
         format!("products by {unit}")
@@ -128,7 +131,8 @@ fn f16_note(unit: Unit) -> String {
     }
 }
 
-/// The precision that `auto` chooses, and why; `unit` multiplies bf16 where products are fused on the CPU.
+/// The precision that `auto` chooses, and why; `unit` multiplies bf16 where products are fused on
+/// the CPU.
 fn choose(device: &DeviceFacts, unit: Option<Unit>) -> (Precision, String) {
     match (device.kind, unit) {
         (DeviceKind::Cpu, Some(unit)) if unit.is_faster_than_f32() => {

@@ -1,10 +1,13 @@
-//! The guide to the command and the library, in chapters. `kiln help CHAPTER` prints the same chapters in a terminal.
+//! The guide to the command and the library, in chapters. `kiln help CHAPTER` prints the same
+//! chapters in a terminal.
 //!
-//! The first half follows a user: [`first_run`], [`classifier`], [`pre_training`], [`data_formats`], [`other_files`] and
-//! the [`config_reference`] with every key. [`compiler_switch`] and [`comparing`] explain the two modes of a run and what the
-//! faster one is worth; [`batch_and_learning_rate`], [`precision`], [`checkpoints_and_faults`] and [`jobs`] cover the
-//! rest of a training. [`own_model`] and [`operators`] are for people who extend Kiln, and [`numbers`] says how its
-//! results are checked. [`from_hugging_face`] and [`from_burn_train`] translate names; the [`glossary`] explains words.
+//! The first half follows a user: [`first_run`], [`classifier`], [`pre_training`],
+//! [`data_formats`], [`other_files`] and the [`config_reference`] with every key.
+//! [`compiler_switch`] and [`comparing`] explain the two modes of a run and what the faster one is
+//! worth; [`batch_and_learning_rate`], [`precision`], [`checkpoints_and_faults`] and [`jobs`] cover
+//! the rest of a training. [`own_model`] and [`operators`] are for people who extend Kiln, and
+//! [`numbers`] says how its results are checked. [`from_hugging_face`] and [`from_burn_train`]
+//! translate names; the [`glossary`] explains words.
 
 /// A chapter of the guide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,9 +30,10 @@ impl Chapter {
     }
 }
 
-/// Declares the chapters: each is a module whose documentation is the file of its name, and an entry of [`CHAPTERS`].
-/// `links.md` comes first, since the first definition of a link wins: in the crate's documentation the names of chapters lead to
-/// modules, and on a page of the repository to files.
+/// Declares the chapters: each is a module whose documentation is the file of its name, and an
+/// entry of [`CHAPTERS`]. `links.md` comes first, since the first definition of a link wins: in the
+/// crate's documentation the names of chapters lead to modules, and on a page of the repository to
+/// files.
 macro_rules! chapters {
     ($($module:ident),+ $(,)?) => {
         $(

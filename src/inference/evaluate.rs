@@ -1,5 +1,5 @@
-//! Evaluation: one pass over a dataset in order, without gradients. The task's [`Evaluator`](crate::task::evaluator::Evaluator)
-//! collects the values of each batch.
+//! Evaluation: one pass over a dataset in order, without gradients. The task's
+//! [`Evaluator`](crate::task::evaluator::Evaluator) collects the values of each batch.
 
 use std::time::Duration;
 
@@ -21,7 +21,8 @@ use crate::task::scores::Confusion;
 /// The result of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
-    /// The figures by name, without `eval_`; the first is the `loss`, the mean over all valid terms.
+    /// The figures by name, without `eval_`; the first is the `loss`, the mean over all valid
+    /// terms.
     pub metrics: Vec<(&'static str, f64)>,
     /// Which class was predicted for which, for a classification.
     pub confusion: Option<Confusion>,
@@ -34,11 +35,12 @@ pub struct Evaluation {
 /// Batches after which values are read back, so that pending work does not pile up on the device.
 const READ_EVERY: usize = 32;
 
-/// Evaluates `model` in `session`. The ranks of `world` take turns with the batches and tell one another the values: each has the
-/// figures that one process alone has, to the bit.
+/// Evaluates `model` in `session`. The ranks of `world` take turns with the batches and tell one
+/// another the values: each has the figures that one process alone has, to the bit.
 ///
 /// # Errors
-/// Data that cannot be read, a dataset without one valid label; a signal to any rank, which stops all. MPI's.
+/// Data that cannot be read, a dataset without one valid label; a signal to any rank, which stops
+/// all. MPI's.
 pub fn evaluate<T: TrainingTask>(
     world: &World,
     session: &EvaluationSession<T>,
@@ -94,8 +96,8 @@ pub fn evaluate<T: TrainingTask>(
     Ok(Evaluation { metrics: evaluator.metrics()?, confusion: evaluator.confusion(), samples, batches })
 }
 
-/// Batches with their values, which lie one after the other in `values`: those that other ranks have computed, and of which
-/// this one has none, are theirs.
+/// Batches with their values, which lie one after the other in `values`: those that other ranks
+/// have computed, and of which this one has none, are theirs.
 fn in_order<B>(world: &World, batches: Vec<(B, usize)>, values: Vec<f64>) -> Result<Vec<(B, Vec<f64>)>> {
     let lengths = batches.iter().map(|(_, length)| *length as f64).collect();
     let (lengths, values) = (world.gather_lists(lengths)?, world.gather_lists(values)?);
@@ -118,7 +120,8 @@ impl Evaluation {
         self.metrics.iter().find(|(known, _)| *known == name).map_or(f64::NAN, |(_, value)| *value)
     }
 
-    /// The confusion matrix as lines of text, a row for each label and a column for each prediction; none for other tasks.
+    /// The confusion matrix as lines of text, a row for each label and a column for each
+    /// prediction; none for other tasks.
     pub fn confusion_lines(&self, names: &[String]) -> Vec<String> {
         let Some(confusion) = &self.confusion else { return Vec::new() };
         let classes = 0..confusion.num_labels();

@@ -1,4 +1,5 @@
-//! `kiln eval`: a trained model on the validation data of a config, by the same pass that evaluates during training.
+//! `kiln eval`: a trained model on the validation data of a config, by the same pass that evaluates
+//! during training.
 
 use std::cmp::Ordering;
 use std::time::Instant;
@@ -15,12 +16,14 @@ use crate::session::Session;
 use crate::session::evaluation::{EvaluationSession, no_validation};
 use crate::session::model_folder::{ModelFolder, described, model_folder};
 
-/// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder of `config`, on the
-/// validation data of `config`. `open` opens a config. Returns the figures of an evaluation row, and for a
-/// classification the confusion matrix as lines of text. The ranks of `world` share the work.
+/// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder
+/// of `config`, on the validation data of `config`. `open` opens a config. Returns the figures of
+/// an evaluation row, and for a classification the confusion matrix as lines of text. The ranks of
+/// `world` share the work.
 ///
 /// # Errors
-/// A config without validation data, a folder without a model of the config's task, and whatever reading them meets.
+/// A config without validation data, a folder without a model of the config's task, and whatever
+/// reading them meets.
 pub fn evaluate_folder(
     world: &World,
     config: RunConfig,
@@ -40,7 +43,8 @@ pub fn evaluate_folder(
     let spec = folder.display().to_string();
     config.model = crate::config::ModelSection { from: Some(spec.clone()), ..Default::default() };
     config.lora = None;
-    // Names that the model has too have its ids; others are the data's names of its labels, in the order of the ids.
+    // Names that the model has too have its ids; others are the data's names of its labels, in the
+    // order of the ids.
     if let Ok(Some(known)) = LabelNames::of_model(described(&spec)?.0.labels()) {
         config.data.label_names.take_if(|names| known.lacks(names).is_none());
     }
@@ -56,7 +60,8 @@ pub fn evaluate_folder(
     figures(world, &session, &model.with_compute(session.compute).model)
 }
 
-/// Checks that the model in `folder` has an output for each label of the data and no more: classes beyond them have no name.
+/// Checks that the model in `folder` has an output for each label of the data and no more: classes
+/// beyond them have no name.
 fn check_outputs(folder: &str, outputs: usize, labels: usize) -> Result<()> {
     let help = match outputs.cmp(&labels) {
         Ordering::Equal => return Ok(()),
@@ -80,7 +85,8 @@ pub fn evaluate_untrained(session: Session) -> Result<(Record, Vec<String>)> {
     figures(&World::alone(), &session.evaluation(validation), &model)
 }
 
-/// The figures of an evaluation row for `model` in `session` by the ranks of `world`, and the confusion matrix as lines of text.
+/// The figures of an evaluation row for `model` in `session` by the ranks of `world`, and the
+/// confusion matrix as lines of text.
 fn figures(world: &World, session: &EvaluationSession, model: &Model) -> Result<(Record, Vec<String>)> {
     let started = Instant::now();
     let evaluation = evaluate(world, session, model)?;

@@ -1,4 +1,5 @@
-//! One batch through a model, with its loss and gradients, for checking a converted model against another framework.
+//! One batch through a model, with its loss and gradients, for checking a converted model against
+//! another framework.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -18,12 +19,12 @@ use crate::session::model_folder::ModelFolder;
 use crate::task::{DeviceBatch, LossOptions, span_logits};
 
 /// Runs `batch` through the model without dropout and returns, in this order:
-/// - `logits`: `[batch, seq, vocab]`, `[batch, seq, num_labels]` for token classification, `[batch, num_labels]` for sequence
-///   tasks, or `[batch, choices]` for multiple choice; `start_logits` and `end_logits`,
-///   `[batch, seq]`, for question answering
+/// - `logits`: `[batch, seq, vocab]`, `[batch, seq, num_labels]` for token classification, `[batch,
+///   num_labels]` for sequence tasks, or `[batch, choices]` for multiple choice; `start_logits` and
+///   `end_logits`, `[batch, seq]`, for question answering
 /// - `loss`, `[1]`, the mean over valid labels, when the batch has labels
-/// - with `gradients`, `grad.<Hugging Face name>` of that loss, in Hugging Face's layout; zeros for a parameter that the
-///   loss does not reach
+/// - with `gradients`, `grad.<Hugging Face name>` of that loss, in Hugging Face's layout; zeros for
+///   a parameter that the loss does not reach
 ///
 /// # Errors
 /// Ids, labels or lengths that the model does not have; gradients asked for without labels.

@@ -1,4 +1,5 @@
-//! Using a trained model: evaluation, prediction, and one batch forward for comparison with another framework.
+//! Using a trained model: evaluation, prediction, and one batch forward for comparison with another
+//! framework.
 
 pub mod evaluate;
 pub mod evaluate_folder;

@@ -1,5 +1,6 @@
-//! `kiln predict`: a trained model on new rows, in their order: labels with probabilities, numbers, or answers. Rows are read
-//! as they are needed, so the input may be larger than memory (SQuAD's JSON is read whole).
+//! `kiln predict`: a trained model on new rows, in their order: labels with probabilities, numbers,
+//! or answers. Rows are read as they are needed, so the input may be larger than memory (SQuAD's
+//! JSON is read whole).
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +41,8 @@ pub struct PredictOptions {
     pub choice_columns: Vec<String>,
     /// Rows of a forward pass.
     pub batch_size: usize,
-    /// Tokens that a row, or a window of a context, is cut to; the model's positions, at most 512 (384), when none.
+    /// Tokens that a row, or a window of a context, is cut to; the model's positions, at most 512
+    /// (384), when none.
     pub max_length: Option<usize>,
     /// Tokens that two neighbouring windows of a context share; those of `run_qa.py` when none.
     pub doc_stride: Option<usize>,
@@ -49,7 +51,8 @@ pub struct PredictOptions {
 }
 
 impl PredictOptions {
-    /// The rows of `input`, predicted as a run of `task` on `data` evaluates, in batches of `batch_size`.
+    /// The rows of `input`, predicted as a run of `task` on `data` evaluates, in batches of
+    /// `batch_size`.
     pub fn of(data: &DataSection, task: Task, input: PathBuf, batch_size: usize) -> Self {
         Self {
             input,
@@ -65,15 +68,18 @@ impl PredictOptions {
     }
 }
 
-/// Predicts every row with the model of `folder` and hands the predictions to `write` in the order of the rows:
+/// Predicts every row with the model of `folder` and hands the predictions to `write` in the order
+/// of the rows:
 /// - classification: `{"index", "label", "score", "probabilities": {label: probability}}`
 /// - regression: `{"index", "value"}`
-/// - token classification: `{"index", "labels", "scores"}`, a label and its probability for each word; null for words beyond the
-///   maximum length
-/// - multi-label classification: `{"index", "labels", "probabilities": {label: probability}}`, the labels with more than 0.5
-/// - multiple choice: `{"index", "choice", "score", "probabilities"}`, the number of the best choice, from 0
-/// - question answering: `{"id", "answer", "score", "start", "end"}`, the last two in characters of the context, null for no
-///   answer
+/// - token classification: `{"index", "labels", "scores"}`, a label and its probability for each
+///   word; null for words beyond the maximum length
+/// - multi-label classification: `{"index", "labels", "probabilities": {label: probability}}`, the
+///   labels with more than 0.5
+/// - multiple choice: `{"index", "choice", "score", "probabilities"}`, the number of the best
+///   choice, from 0
+/// - question answering: `{"id", "answer", "score", "start", "end"}`, the last two in characters of
+///   the context, null for no answer
 ///
 /// Returns how many there were.
 ///
@@ -347,7 +353,8 @@ fn tagged<'a>(
     json!({ "index": index, "labels": labels, "scores": scores })
 }
 
-/// The labels that apply, and the probabilities of all: the logistic function of the logits, in f64.
+/// The labels that apply, and the probabilities of all: the logistic function of the logits, in
+/// f64.
 fn several(index: usize, logits: &[f32], name: &dyn Fn(usize) -> String) -> Value {
     let probabilities = logits.iter().map(|logit| 1.0 / (1.0 + f64::from(-logit).exp())).collect::<Vec<_>>();
     // The probability is above one half, as an evaluation asks it.

@@ -1,16 +1,19 @@
-//! Adafactor (Shazeer & Stern 2018) as `transformers.optimization.Adafactor` has it, with a learning rate from outside
-//! (`relative_step = False`, which is what Hugging Face's Trainer asks for): second moments of a matrix kept as the mean of
-//! each row and each column, updates clipped by their root mean square, no first moment unless asked for.
+//! Adafactor (Shazeer & Stern 2018) as `transformers.optimization.Adafactor` has it, with a
+//! learning rate from outside (`relative_step = False`, which is what Hugging Face's Trainer asks
+//! for): second moments of a matrix kept as the mean of each row and each column, updates clipped
+//! by their root mean square, no first moment unless asked for.
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::{State, Update};
 
-/// Settings of Adafactor for all parameters and steps. The defaults are those of Hugging Face's Trainer.
+/// Settings of Adafactor for all parameters and steps. The defaults are those of Hugging Face's
+/// Trainer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AdafactorConfig {
-    /// Scales the learning rate by the root mean square of the weights, at least 1e-3. Default false.
+    /// Scales the learning rate by the root mean square of the weights, at least 1e-3. Default
+    /// false.
     pub scale_parameter: bool,
     /// Largest root mean square of an update before the learning rate. Default 1.
     pub clip_threshold: f64,
@@ -33,7 +36,8 @@ const EPSILON: f64 = 1e-30;
 const LEAST_SCALE: f64 = 1e-3;
 
 impl AdafactorConfig {
-    /// Names and sizes of the state of a parameter of `shape`, in Kiln's layout: `transformers`' names.
+    /// Names and sizes of the state of a parameter of `shape`, in Kiln's layout: `transformers`'
+    /// names.
     pub(super) fn state(&self, shape: &[usize]) -> Vec<(&'static str, usize)> {
         let n = shape.iter().product();
         let mut state = match *shape {
@@ -67,8 +71,8 @@ impl AdafactorConfig {
                 let row = averaged(old.next(), squared.clone().mean_dim(1).reshape([rows]));
                 let col = averaged(old.next(), squared.mean_dim(0).reshape([columns]));
                 state.extend([row.clone(), col.clone()]);
-                // The product of both over their mean, which is the same for rows and columns: Kiln's layout, where
-                // torch's rows are columns, gives the same matrix.
+                // The product of both over their mean, which is the same for rows and columns:
+                // Kiln's layout, where torch's rows are columns, gives the same matrix.
                 let row = (row.clone() / row.mean()).sqrt().recip().reshape([rows, 1]);
                 let col = col.sqrt().recip().reshape([1, columns]);
                 (grad.reshape([rows, columns]) * row * col).reshape([rows * columns])

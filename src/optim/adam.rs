@@ -1,6 +1,7 @@
-//! AdamW (Loshchilov & Hutter 2017), Adam (Kingma & Ba 2014) and the moments that LAMB shares with them, by the formulas
-//! of `torch.optim.AdamW` and `torch.optim.Adam`: bias-corrected moments, epsilon outside the square root. They differ in
-//! the weight decay: AdamW's shrinks the weights, Adam's is added to the gradient.
+//! AdamW (Loshchilov & Hutter 2017), Adam (Kingma & Ba 2014) and the moments that LAMB shares with
+//! them, by the formulas of `torch.optim.AdamW` and `torch.optim.Adam`: bias-corrected moments,
+//! epsilon outside the square root. They differ in the weight decay: AdamW's shrinks the weights,
+//! Adam's is added to the gradient.
 
 use burn::tensor::Tensor;
 use kiln_models::ops::adamw;
@@ -51,7 +52,8 @@ impl AdamConfig {
         value - self.ratio(grad, step, lr, state, skip)
     }
 
-    /// Takes `grad` into both moments and returns `factor` times their bias-corrected ratio, `m / (sqrt(v) + epsilon)`.
+    /// Takes `grad` into both moments and returns `factor` times their bias-corrected ratio, `m /
+    /// (sqrt(v) + epsilon)`.
     pub(super) fn ratio(
         &self,
         grad: Tensor<1>,
@@ -84,7 +86,8 @@ impl AdamConfig {
     }
 }
 
-/// The moments in `state`, zeros like the flattened `value` before the first update; `state` is left without them.
+/// The moments in `state`, zeros like the flattened `value` before the first update; `state` is
+/// left without them.
 pub(super) fn moments<const D: usize>(state: &mut State, value: &Tensor<D>) -> [Tensor<1>; 2] {
     let zeros = || Tensor::zeros([value.shape().num_elements()], &value.device());
     match (state.pop(), state.pop()) {

@@ -1,9 +1,10 @@
 //! Forward and backward pass of one micro-batch: its loss and the gradients of every parameter.
 //!
-//! The random numbers of every stage (embeddings, each block, head) come from a seed of its own, so that a block that is
-//! computed a second time for its gradients drops what it dropped the first time, and a run draws the same masks whether it
-//! keeps activations or computes them again. With [`ActivationCheckpointing::Blocks`] (Chen et al. 2016, with a segment a
-//! block) the gradients are the same, on the CPU to the last bit.
+//! The random numbers of every stage (embeddings, each block, head) come from a seed of its own, so
+//! that a block that is computed a second time for its gradients drops what it dropped the first
+//! time, and a run draws the same masks whether it keeps activations or computes them again. With
+//! [`ActivationCheckpointing::Blocks`] (Chen et al. 2016, with a segment a block) the gradients are
+//! the same, on the CPU to the last bit.
 
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -20,22 +21,23 @@ use crate::config::ActivationCheckpointing;
 pub struct GradientPass<'a> {
     /// The source of dropout's random numbers.
     pub seed: DropoutSeed<'a>,
-    /// The part of the forward pass that is computed again. `Balanced` is a property of the device that the model and the
-    /// batch are on, so here it is as `None`.
+    /// The part of the forward pass that is computed again. `Balanced` is a property of the device
+    /// that the model and the batch are on, so here it is as `None`.
     pub checkpointing: ActivationCheckpointing,
     /// The form of the operators and the type of matrix products.
     pub compute: Compute,
     /// Where the model and the batch are, with autodiff.
     pub device: &'a Device,
-    /// Where narrow copies of the weights are kept ([`Optimizer::copies`](super::Optimizer::copies)); none to cast a weight
-    /// for every product.
+    /// Where narrow copies of the weights are kept
+    /// ([`Optimizer::copies`](super::Optimizer::copies)); none to cast a weight for every product.
     pub copies: Option<&'a Copies>,
 }
 
 /// The source of the random numbers of a micro-batch's dropout.
 #[derive(Debug, Clone, Copy)]
 pub enum DropoutSeed<'a> {
-    /// The device's generator, seeded anew with a number derived from this one before every stage of the model.
+    /// The device's generator, seeded anew with a number derived from this one before every stage
+    /// of the model.
     Host(u64),
     /// Numbers on the device.
     Device(&'a DropoutSeeds),
@@ -43,8 +45,8 @@ pub enum DropoutSeed<'a> {
     Off,
 }
 
-/// The loss of a batch in stages, of which a backward pass computes the blocks again ([`GradientPass::by_blocks`]). Between
-/// stages flow hidden states, `[rows, width]`.
+/// The loss of a batch in stages, of which a backward pass computes the blocks again
+/// ([`GradientPass::by_blocks`]). Between stages flow hidden states, `[rows, width]`.
 pub trait Stages<M> {
     /// How many blocks there are.
     fn num_blocks(&self, model: &M) -> usize;
@@ -63,9 +65,9 @@ pub trait Stages<M> {
 }
 
 impl GradientPass<'_> {
-    /// The sum that `loss` computes of a batch, `[1]`, without autodiff, and the gradients of `scaled` of it, which is called
-    /// between forward and backward pass. The model decides which activations are recomputed by blocks
-    /// ([`by_blocks`](Self::by_blocks)).
+    /// The sum that `loss` computes of a batch, `[1]`, without autodiff, and the gradients of
+    /// `scaled` of it, which is called between forward and backward pass. The model decides which
+    /// activations are recomputed by blocks ([`by_blocks`](Self::by_blocks)).
     ///
     /// # Errors
     /// The errors of `loss`.
@@ -130,8 +132,9 @@ impl GradientPass<'_> {
         let (pass, blocks) = (self.pass(&begin_stage), stages.num_blocks(model));
         self.begin_stage(0);
         let embedded = stages.embed(model, pass);
-        // On the device with autodiff although nothing is tracked: without it backends compute a softmax in another way,
-        // and the block that is computed again would not be this one to the last bit.
+        // On the device with autodiff although nothing is tracked: without it backends compute a
+        // softmax in another way, and the block that is computed again would not be this one to the
+        // last bit.
         let computes_again = self.checkpointing == ActivationCheckpointing::Blocks;
         let untracked = computes_again.then(|| model.clone().no_grad());
         // As many rows as `embed` gives each, and the output of a block that is not computed again.
@@ -195,7 +198,8 @@ impl GradientPass<'_> {
         params
     }
 
-    /// Makes the random numbers those of stage `stage`: 0 the embeddings, then the blocks, then the head.
+    /// Makes the random numbers those of stage `stage`: 0 the embeddings, then the blocks, then the
+    /// head.
     fn begin_stage(&self, stage: usize) {
         match self.seed {
             DropoutSeed::Host(seed) => self.device.seed(seed_for(seed, "stage", stage as u64, 0)),
@@ -205,7 +209,8 @@ impl GradientPass<'_> {
     }
 }
 
-/// The gradients of everything below `y`, where that of `y` itself is `above`: those of `sum(y * above)`.
+/// The gradients of everything below `y`, where that of `y` itself is `above`: those of `sum(y *
+/// above)`.
 fn backward_from(y: Tensor<2>, above: Tensor<2>) -> Gradients {
     (y * Tensor::from_inner(above)).sum().backward()
 }

@@ -1,5 +1,6 @@
-//! Gradients between the backward pass and the update: those of the micro-batches are summed, the sum is divided once
-//! by the number of loss terms, and the result is clipped by its global norm. All of it stays on the device.
+//! Gradients between the backward pass and the update: those of the micro-batches are summed, the
+//! sum is divided once by the number of loss terms, and the result is clipped by its global norm.
+//! All of it stays on the device.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -25,8 +26,8 @@ pub fn global_norm<M: Module>(model: &M, grads: &GradientsParams, ops: Ops) -> T
     if sums.is_empty() { Tensor::zeros([1], &device) } else { Tensor::cat(sums, 0).sum().sqrt() }
 }
 
-/// [`global_norm`] of gradients that are divided among ranks, on each of them: on the CPU the same bits; the fused operator of
-/// a GPU adds in another order.
+/// [`global_norm`] of gradients that are divided among ranks, on each of them: on the CPU the same
+/// bits; the fused operator of a GPU adds in another order.
 ///
 /// # Errors
 /// The device's, and MPI's.
@@ -42,16 +43,18 @@ pub fn global_norm_of_shards(shard: &Shard, grads: &ShardGradients, ops: Ops, de
     Ok(if sums.is_empty() { Tensor::zeros([1], device) } else { tensor(sums).sum().sqrt() })
 }
 
-/// The factor that turns summed gradients into the clipped mean gradient, and the norm of the mean before clipping.
+/// The factor that turns summed gradients into the clipped mean gradient, and the norm of the mean
+/// before clipping.
 ///
-/// With `max_norm` the factor is `min(1, max_norm / (norm + 1e-6)) / divisor` (`torch.nn.utils.clip_grad_norm_`), without
-/// it `1 / divisor`. Both are `[1]` on the device.
+/// With `max_norm` the factor is `min(1, max_norm / (norm + 1e-6)) / divisor`
+/// (`torch.nn.utils.clip_grad_norm_`), without it `1 / divisor`. Both are `[1]` on the device.
 pub fn scale_and_norm(sum_norm: Tensor<1>, divisor: f64, max_norm: Option<f64>) -> (Tensor<1>, Tensor<1>) {
     let per_term = sum_norm.full_like(1.0 / divisor);
     scale_and_norm_by(sum_norm, per_term, max_norm)
 }
 
-/// [`scale_and_norm`] where the device knows what the sum is multiplied by to be the mean: `per_term`, `[1]`.
+/// [`scale_and_norm`] where the device knows what the sum is multiplied by to be the mean:
+/// `per_term`, `[1]`.
 pub fn scale_and_norm_by(sum_norm: Tensor<1>, per_term: Tensor<1>, max_norm: Option<f64>) -> (Tensor<1>, Tensor<1>) {
     let norm = sum_norm * per_term.clone();
     let scale = match max_norm {

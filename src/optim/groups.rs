@@ -1,5 +1,6 @@
-//! Which parameters learn, and how fast: weight decay (Hugging Face's two groups), freezing, and learning rates that fall
-//! from the head down to the embeddings. Resolved and checked when the plan is made, from names alone.
+//! Which parameters learn, and how fast: weight decay (Hugging Face's two groups), freezing, and
+//! learning rates that fall from the head down to the embeddings. Resolved and checked when the
+//! plan is made, from names alone.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -27,11 +28,12 @@ impl ParameterGroups {
         Self { weight_decay, lr_decay: 1.0, num_layers: 0, frozen: BTreeSet::new() }
     }
 
-    /// The groups that `[trainer]` asks for in a model with these parameters. Those of a base under adapters are frozen whatever it
-    /// says.
+    /// The groups that `[trainer]` asks for in a model with these parameters. Those of a base under
+    /// adapters are frozen whatever it says.
     ///
     /// # Errors
-    /// A pattern that is none or that no tensor has, more frozen layers than there are, nothing left to train.
+    /// A pattern that is none or that no tensor has, more frozen layers than there are, nothing
+    /// left to train.
     pub fn of(trainer: &TrainerSection, parameters: &[Parameter]) -> Result<Self> {
         let layers = parameters.iter().filter_map(|parameter| match parameter.depth() {
             Depth::Layer(number) => Some(number + 1),
@@ -91,8 +93,9 @@ impl ParameterGroups {
         if parameter.decays() { self.weight_decay } else { 0.0 }
     }
 
-    /// The factor of the step's learning rate for `parameter`: `decay^0` above the layers, `decay^1` in the top layer, and
-    /// `decay^(layers + 1)` in the embeddings (as in BEiT's fine-tuning, Bao et al. 2021).
+    /// The factor of the step's learning rate for `parameter`: `decay^0` above the layers,
+    /// `decay^1` in the top layer, and `decay^(layers + 1)` in the embeddings (as in BEiT's
+    /// fine-tuning, Bao et al. 2021).
     pub fn lr_factor(&self, parameter: &Parameter) -> f64 {
         self.factor(parameter.depth())
     }
@@ -117,8 +120,8 @@ impl ParameterGroups {
         all.map(|(name, depth)| (name, self.factor(depth))).collect()
     }
 
-    /// `model` with the frozen parameters out of the backward pass: they get no gradient, and where nothing below them
-    /// learns either, none is computed.
+    /// `model` with the frozen parameters out of the backward pass: they get no gradient, and where
+    /// nothing below them learns either, none is computed.
     #[must_use]
     pub fn freeze<M: StateDict>(&self, model: M) -> M {
         if self.frozen.is_empty() {

@@ -1,7 +1,9 @@
-//! Updates in the parameters' own memory, told their numbers through the device: those of captured steps, which do the same every
-//! time but find other numbers. AdamW has a kernel for all parameters together. The other optimizers, and AdamW where its operator is
-//! plain or a step may be skipped (f16), compute their own formula at the learning rate 1: all of them move a weight by the learning
-//! rate times something that does not depend on it, which is then scaled by the rate that the device has.
+//! Updates in the parameters' own memory, told their numbers through the device: those of captured
+//! steps, which do the same every time but find other numbers. AdamW has a kernel for all
+//! parameters together. The other optimizers, and AdamW where its operator is plain or a step may
+//! be skipped (f16), compute their own formula at the learning rate 1: all of them move a weight by
+//! the learning rate times something that does not depend on it, which is then scaled by the rate
+//! that the device has.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -36,7 +38,8 @@ pub fn updatable<M: Module>(model: M) -> M {
     model.map(&mut RowMajor)
 }
 
-/// An optimizer in place. The weights are the model's own tensors, [`updatable`], the state is the optimizer's.
+/// An optimizer in place. The weights are the model's own tensors, [`updatable`], the state is the
+/// optimizer's.
 pub struct InPlace {
     device: Device,
     how: How,
@@ -59,8 +62,8 @@ enum How {
     Formula {
         config: OptimizerConfig,
         groups: HashMap<ParamId, Group>,
-        /// Learning rate, `1 / (1 - beta1^t)` and `sqrt(1 - beta2^t)`, or Adafactor's weights of the past and of the update, and 1 where
-        /// the update is idle, else 0: `[4]`.
+        /// Learning rate, `1 / (1 - beta1^t)` and `sqrt(1 - beta2^t)`, or Adafactor's weights of
+        /// the past and of the update, and 1 where the update is idle, else 0: `[4]`.
         numbers: Tensor<1>,
         /// The number of the update, `[1]`.
         update: Tensor<1, Int>,
@@ -103,8 +106,9 @@ impl Optimizer {
         Some(InPlace { device: device.clone(), how, state: RefCell::new(state) })
     }
 
-    /// Counts an update and writes its numbers, for the learning rate `lr`, to where `in_place` finds them. `update` is its
-    /// number where the device counts the updates that were not skipped, `[1]`.
+    /// Counts an update and writes its numbers, for the learning rate `lr`, to where `in_place`
+    /// finds them. `update` is its number where the device counts the updates that were not
+    /// skipped, `[1]`.
     #[must_use]
     pub fn begin_in_place(&mut self, in_place: &InPlace, lr: f64, update: Option<Tensor<1, Int>>) -> Vec<Written> {
         self.step += 1;
@@ -141,7 +145,8 @@ impl Optimizer {
 }
 
 impl InPlace {
-    /// From now on, until [`Optimizer::begin_in_place`], updates leave weights and state what they are.
+    /// From now on, until [`Optimizer::begin_in_place`], updates leave weights and state what they
+    /// are.
     #[must_use]
     pub fn idle(&self) -> Vec<Written> {
         vec![match &self.how {
@@ -150,8 +155,8 @@ impl InPlace {
         }]
     }
 
-    /// The update of all parameters of `model` that have a gradient, each multiplied by `scale`, `[1]`. Nothing changes where
-    /// `skipped`, `[1]`, is true, in one that was made to skip.
+    /// The update of all parameters of `model` that have a gradient, each multiplied by `scale`,
+    /// `[1]`. Nothing changes where `skipped`, `[1]`, is true, in one that was made to skip.
     #[must_use]
     pub fn apply<M: Module>(
         &self,

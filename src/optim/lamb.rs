@@ -1,13 +1,14 @@
-//! LAMB (You et al. 2019, "Large Batch Optimization for Deep Learning", algorithm 2, with the identity for its phi): Adam's
-//! ratio plus the decayed weights, scaled so that the step is to the learning rate as the weights are to one.
+//! LAMB (You et al. 2019, "Large Batch Optimization for Deep Learning", algorithm 2, with the
+//! identity for its phi): Adam's ratio plus the decayed weights, scaled so that the step is to the
+//! learning rate as the weights are to one.
 
 use burn::tensor::Tensor;
 
 use super::adam::AdamConfig;
 use super::{State, Update};
 
-/// `w <- w - lr |w| / |u| u` with `u = m / (sqrt(v) + epsilon) + decay w`; a norm of zero leaves the scale at 1. The norms
-/// are those of one tensor.
+/// `w <- w - lr |w| / |u| u` with `u = m / (sqrt(v) + epsilon) + decay w`; a norm of zero leaves
+/// the scale at 1. The norms are those of one tensor.
 pub(super) fn update(config: &AdamConfig, update: Update<'_, '_>, state: &mut State) -> Tensor<1> {
     let Update { value, grad, lr, weight_decay, step, skip, .. } = update;
     let ratio = config.ratio(grad, step, 1.0, state, skip);

@@ -1,6 +1,6 @@
-//! Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2): every weight moves by the
-//! learning rate in the direction of the sign of an average, so its rate is 3 to 10 times smaller than AdamW's and its
-//! decay as much larger.
+//! Lion (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2): every
+//! weight moves by the learning rate in the direction of the sign of an average, so its rate is 3
+//! to 10 times smaller than AdamW's and its decay as much larger.
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};

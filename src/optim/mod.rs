@@ -1,9 +1,10 @@
-//! From gradients to new weights: which parameters learn and how fast, the learning rate of a step, what is done to
-//! gradients, and the update itself. [`Optimizer`] is the one type that trains; a file each says what an optimizer
-//! computes.
+//! From gradients to new weights: which parameters learn and how fast, the learning rate of a step,
+//! what is done to gradients, and the update itself. [`Optimizer`] is the one type that trains; a
+//! file each says what an optimizer computes.
 //!
-//! All of them are Kiln's own and not `burn-optim`'s: there the epsilon of AdamW and its decay are others than PyTorch's,
-//! Adafactor, Lion and LAMB are missing, and the state has no names under which a checkpoint could hold it.
+//! All of them are Kiln's own and not `burn-optim`'s: there the epsilon of AdamW and its decay are
+//! others than PyTorch's, Adafactor, Lion and LAMB are missing, and the state has no names under
+//! which a checkpoint could hold it.
 
 pub mod backward;
 pub mod gradient;
@@ -37,7 +38,8 @@ pub use sgd::SgdConfig;
 
 use burn::tensor::Tensor;
 
-/// One update of one parameter, as every optimizer gets it. Tensors are flat, `[n]`, f32, without autodiff.
+/// One update of one parameter, as every optimizer gets it. Tensors are flat, `[n]`, f32, without
+/// autodiff.
 struct Update<'a, 'b> {
     /// The parameter, `[n]`.
     value: Tensor<1>,
@@ -57,6 +59,6 @@ struct Update<'a, 'b> {
     skip: Option<&'a mut skip::Skip<'b>>,
 }
 
-/// The tensors that an optimizer keeps for one parameter, in the order of its `state` names; empty before the first
-/// update.
+/// The tensors that an optimizer keeps for one parameter, in the order of its `state` names; empty
+/// before the first update.
 type State = Vec<Tensor<1>>;

@@ -1,6 +1,7 @@
-//! Muon (Jordan et al. 2024) by the formula of `torch.optim.Muon`: the momentum of a matrix is replaced by the nearest
-//! matrix with orthogonal rows or columns, found by Newton-Schulz iterations. Made for the matrices inside the layers;
-//! embeddings, heads, norms and biases are AdamW's. PyTorch iterates in bf16, Kiln in f32.
+//! Muon (Jordan et al. 2024) by the formula of `torch.optim.Muon`: the momentum of a matrix is
+//! replaced by the nearest matrix with orthogonal rows or columns, found by Newton-Schulz
+//! iterations. Made for the matrices inside the layers; embeddings, heads, norms and biases are
+//! AdamW's. PyTorch iterates in bf16, Kiln in f32.
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
@@ -67,7 +68,8 @@ impl MuonConfig {
     }
 }
 
-/// `U S' V^T` for `matrix = U S V^T`, every value of `S'` near 1: `[rows, columns]`, on the side with the smaller product.
+/// `U S' V^T` for `matrix = U S V^T`, every value of `S'` near 1: `[rows, columns]`, on the side
+/// with the smaller product.
 fn orthogonalised(matrix: Tensor<2>, steps: usize) -> Tensor<2> {
     let [rows, columns] = matrix.dims();
     let (a, b, c) = QUINTIC;

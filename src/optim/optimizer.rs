@@ -1,5 +1,6 @@
-//! The optimizer of a run over all parameters of a model. State lives on the device in f32, flat, keyed by parameter; it
-//! leaves and enters under Hugging Face's parameter names, so that a checkpoint can hold it.
+//! The optimizer of a run over all parameters of a model. State lives on the device in f32, flat,
+//! keyed by parameter; it leaves and enters under Hugging Face's parameter names, so that a
+//! checkpoint can hold it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -93,7 +94,8 @@ impl From<&TrainerSection> for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// Refuses a precision whose steps may be skipped where this optimizer, called `name`, cannot skip one.
+    /// Refuses a precision whose steps may be skipped where this optimizer, called `name`, cannot
+    /// skip one.
     ///
     /// # Errors
     /// f16 with an optimizer whose update cannot be skipped on the device.
@@ -113,7 +115,8 @@ impl OptimizerConfig {
         matches!(self, Self::AdamW(_) | Self::Adam(_) | Self::Sgd(_) | Self::Lion(_))
     }
 
-    /// Refuses to divide this optimizer, called `name`, among devices where the update of a value needs more than its own gradient.
+    /// Refuses to divide this optimizer, called `name`, among devices where the update of a value
+    /// needs more than its own gradient.
     ///
     /// # Errors
     /// `distributed.optimizer_sharding` with an optimizer that is not element-wise.
@@ -131,7 +134,8 @@ impl OptimizerConfig {
         .help("use an element-wise optimizer (adamw_torch, adam, sgd, lion), or distributed.optimizer_sharding = false"))
     }
 
-    /// Names and sizes of what is kept for `parameter`, in the order in which the optimizer keeps it.
+    /// Names and sizes of what is kept for `parameter`, in the order in which the optimizer keeps
+    /// it.
     pub fn state(&self, parameter: &Parameter) -> Vec<(&'static str, usize)> {
         let n = parameter.num_elements();
         let moments = || adam::STATE.map(|name| (name, n)).to_vec();
@@ -151,8 +155,8 @@ impl OptimizerConfig {
         !matches!(self, Self::Adafactor(_)) // its decay rate is a function of the number of updates
     }
 
-    /// Whether an update can be made in place, as captured steps make it: a weight moves by the learning rate times something that
-    /// does not depend on it.
+    /// Whether an update can be made in place, as captured steps make it: a weight moves by the
+    /// learning rate times something that does not depend on it.
     pub fn can_be_in_place(&self) -> bool {
         !matches!(self, Self::Adafactor(config) if config.beta1.is_some()) // its first moment has learning rates in it
     }
@@ -232,7 +236,8 @@ pub(super) struct Group {
 }
 
 impl Optimizer {
-    /// An optimizer for `model`, without state yet. Which parameters learn is the model's own: those with a gradient.
+    /// An optimizer for `model`, without state yet. Which parameters learn is the model's own:
+    /// those with a gradient.
     pub fn new<M: StateDict>(config: OptimizerConfig, groups: &ParameterGroups, model: &M) -> Self {
         let group = |parameter: Parameter| {
             let group = Group {
@@ -284,15 +289,17 @@ impl Optimizer {
         self.state.values().flatten().map(|tensor| tensor.shape().num_elements()).sum()
     }
 
-    /// Copies of the model's weights in the type of its matrix products, for whoever computes with it
-    /// ([`Pass::with_copies`](kiln_models::Pass::with_copies)): a step then casts a weight once, however often it is used.
-    /// An update forgets them; so must whoever changes the weights otherwise.
+    /// Copies of the model's weights in the type of its matrix products, for whoever computes with
+    /// it ([`Pass::with_copies`](kiln_models::Pass::with_copies)): a step then casts a weight once,
+    /// however often it is used. An update forgets them; so must whoever changes the weights
+    /// otherwise.
     pub fn copies(&self) -> &Copies {
         &self.copies
     }
 
-    /// One update with learning rate `lr`. `scale`, `[1]`, multiplies every gradient: it carries the division by the loss
-    /// count and the clipping, so that neither needs a pass of its own or a value on the host.
+    /// One update with learning rate `lr`. `scale`, `[1]`, multiplies every gradient: it carries
+    /// the division by the loss count and the clipping, so that neither needs a pass of its own or
+    /// a value on the host.
     #[must_use]
     pub fn step<M: Module>(&mut self, model: M, grads: GradientsParams, scale: &Tensor<1>, lr: f64) -> M {
         self.step += 1;
@@ -305,10 +312,11 @@ impl Optimizer {
         self.step += 1;
     }
 
-    /// [`step`](Self::step), unless `verdict` says that the gradients overflowed: then weights and state stay what they
-    /// were. Nothing is read from the device to know it. Without an overflow the results are those of `step`, bit for bit.
-    /// In the plain form whatever [`with_ops`](Self::with_ops) says. For an optimizer that
-    /// [can skip](OptimizerConfig::can_skip); in another one skipped updates go on counting.
+    /// [`step`](Self::step), unless `verdict` says that the gradients overflowed: then weights and
+    /// state stay what they were. Nothing is read from the device to know it. Without an overflow
+    /// the results are those of `step`, bit for bit. In the plain form whatever
+    /// [`with_ops`](Self::with_ops) says. For an optimizer that [can
+    /// skip](OptimizerConfig::can_skip); in another one skipped updates go on counting.
     #[must_use]
     pub fn step_unless<M: Module>(
         &mut self,
@@ -327,9 +335,10 @@ impl Optimizer {
         model
     }
 
-    /// The state on the host, `NAME.exp_avg` and the like, flat in Kiln's own layout, `[n]`, for every parameter that has
-    /// been updated. The number of updates is the caller's to keep. Of an optimizer that is divided among ranks all of them
-    /// call it, and rank 0 gets the state of all; the others get values of no length.
+    /// The state on the host, `NAME.exp_avg` and the like, flat in Kiln's own layout, `[n]`, for
+    /// every parameter that has been updated. The number of updates is the caller's to keep. Of an
+    /// optimizer that is divided among ranks all of them call it, and rank 0 gets the state of all;
+    /// the others get values of no length.
     ///
     /// # Errors
     /// The device's, when a value cannot be read, and MPI's.
@@ -355,12 +364,13 @@ impl Optimizer {
         Ok(tensors)
     }
 
-    /// Puts back what [`export`](Self::export) gave after `step` updates of a model of the same shape by the same
-    /// optimizer, divided or not. One that is divided among ranks takes its part of it.
+    /// Puts back what [`export`](Self::export) gave after `step` updates of a model of the same
+    /// shape by the same optimizer, divided or not. One that is divided among ranks takes its part
+    /// of it.
     ///
     /// # Errors
-    /// Names or sizes that are not the model's, or a part of a parameter's state without the rest; the state is then as
-    /// it was.
+    /// Names or sizes that are not the model's, or a part of a parameter's state without the rest;
+    /// the state is then as it was.
     pub fn import<M: StateDict>(
         &mut self,
         model: &M,

@@ -1,7 +1,8 @@
-//! Steps that are not applied because their loss or their gradient norm is an outlier: the detector of llm.c
-//! (`llmc/outlier_detector.h`, options `-sl` and `-sg`). A value is compared with the last [`WINDOW`] ones, itself among them, by its
-//! z-score, `(value - mean) / standard deviation`; until there are so many before it, nothing is an outlier. Values of steps that are
-//! not applied stay in the windows, and such steps count as updates, as there.
+//! Steps that are not applied because their loss or their gradient norm is an outlier: the detector
+//! of llm.c (`llmc/outlier_detector.h`, options `-sl` and `-sg`). A value is compared with the last
+//! [`WINDOW`] ones, itself among them, by its z-score, `(value - mean) / standard deviation`; until
+//! there are so many before it, nothing is an outlier. Values of steps that are not applied stay in
+//! the windows, and such steps count as updates, as there.
 
 use std::collections::VecDeque;
 
@@ -81,8 +82,9 @@ impl Outliers {
         Self { limits, state: OutlierState::default() }
     }
 
-    /// Takes up the loss and the gradient norm of a step. Returns why it is not to be applied, if it is an outlier. A value that is
-    /// no finite number is not taken up: in f16 it is the loss scale's business, and otherwise it ends the run.
+    /// Takes up the loss and the gradient norm of a step. Returns why it is not to be applied, if
+    /// it is an outlier. A value that is no finite number is not taken up: in f16 it is the loss
+    /// scale's business, and otherwise it ends the run.
     pub fn judge(&mut self, loss: f64, grad_norm: f64) -> Option<String> {
         let Self { limits, state } = self;
         let found = [
@@ -102,7 +104,8 @@ impl Outliers {
     }
 }
 
-/// Adds `value` to `window` and returns its z-score there; none while the window was not full before it.
+/// Adds `value` to `window` and returns its z-score there; none while the window was not full
+/// before it.
 fn z_score(window: &mut VecDeque<f32>, value: f32) -> Option<f64> {
     if !value.is_finite() {
         return None;

@@ -1,9 +1,10 @@
-//! The dynamic loss scale of f16 (Micikevicius et al. 2018), by the rules and with the constants of `torch.amp.GradScaler`:
-//! losses are multiplied by a scale, so that small gradients do not vanish in f16; a step whose gradients overflowed is
-//! skipped and halves the scale; 2,000 good steps in a row double it.
+//! The dynamic loss scale of f16 (Micikevicius et al. 2018), by the rules and with the constants of
+//! `torch.amp.GradScaler`: losses are multiplied by a scale, so that small gradients do not vanish
+//! in f16; a step whose gradients overflowed is skipped and halves the scale; 2,000 good steps in a
+//! row double it.
 //!
-//! All of it is decided on the device: nothing is read by the host to know whether a step counts. The host reads it for log
-//! rows and checkpoints.
+//! All of it is decided on the device: nothing is read by the host to know whether a step counts.
+//! The host reads it for log rows and checkpoints.
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use kiln_core::error::{Error, Result};
@@ -31,7 +32,8 @@ impl Default for ScalerConfig {
     }
 }
 
-/// Below this scale gradients overflow for another reason than the scale (fairseq's `min_loss_scale`).
+/// Below this scale gradients overflow for another reason than the scale (fairseq's
+/// `min_loss_scale`).
 pub const MIN_SCALE: f64 = 1e-4;
 
 /// The state of a scaler, as checkpoints keep it.
@@ -119,8 +121,9 @@ impl LossScaler {
         self.skipped.clone().float()
     }
 
-    /// Decides about a step whose gradients have the global norm `norm`, `[1]`: it is infinite or NaN exactly if
-    /// one of them is, since gradients that were f16 are far from where their squares leave f32.
+    /// Decides about a step whose gradients have the global norm `norm`, `[1]`: it is infinite or
+    /// NaN exactly if one of them is, since gradients that were f16 are far from where their
+    /// squares leave f32.
     pub fn judge(&self, norm: Tensor<1>) -> Verdict {
         Verdict { overflow: norm.is_finite().bool_not(), update: self.next_update() }
     }
@@ -130,7 +133,8 @@ impl LossScaler {
         self.applied.clone() + 1
     }
 
-    /// Moves the scale after a step, as `GradScaler.update` does, and returns what there is to log of it.
+    /// Moves the scale after a step, as `GradScaler.update` does, and returns what there is to log
+    /// of it.
     pub fn update(&mut self, verdict: &Verdict) -> Scaling<Tensor<1>> {
         let loss_scale = self.scale();
         let overflow = || verdict.overflow.clone();
@@ -147,7 +151,8 @@ impl LossScaler {
     }
 }
 
-/// The loss scale as a log row shows it: tensors of `[1]` on the device, or the numbers read from them.
+/// The loss scale as a log row shows it: tensors of `[1]` on the device, or the numbers read from
+/// them.
 #[derive(Debug, Clone)]
 pub struct Scaling<T> {
     /// The scale of the step.

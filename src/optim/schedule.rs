@@ -1,6 +1,7 @@
-//! The learning rate of every optimizer step, as a pure function: Hugging Face's schedules, formula by formula
-//! (transformers 5.23, `optimization.py`), checked against values computed there. It holds no state, so a resumed run
-//! has nothing to restore. The plan builds one, prints its curve, and the trainer asks it once per step.
+//! The learning rate of every optimizer step, as a pure function: Hugging Face's schedules, formula
+//! by formula (transformers 5.23, `optimization.py`), checked against values computed there. It
+//! holds no state, so a resumed run has nothing to restore. The plan builds one, prints its curve,
+//! and the trainer asks it once per step.
 
 use std::f64::consts::PI;
 
@@ -56,7 +57,8 @@ enum Shape {
 }
 
 impl Schedule {
-    /// Kind, warm-up, and the rate at the first, the peak and the last step, and at quarters, for the plan.
+    /// Kind, warm-up, and the rate at the first, the peak and the last step, and at quarters, for
+    /// the plan.
     pub fn describe(&self) -> String {
         let total = self.total_steps;
         let mut steps = vec![0, self.warmup_steps, total / 4, total / 2, total * 3 / 4, total.saturating_sub(1)];
@@ -68,12 +70,13 @@ impl Schedule {
         format!("{}, warm-up {} steps: {points}", self.kind, self.warmup_steps)
     }
 
-    /// The schedule `kind` with peak `base_lr` over `total_steps` optimizer steps, of which the first `warmup_steps`
-    /// warm up (a ratio is resolved by [`Interval::resolve`](crate::config::Interval::resolve)).
+    /// The schedule `kind` with peak `base_lr` over `total_steps` optimizer steps, of which the
+    /// first `warmup_steps` warm up (a ratio is resolved by
+    /// [`Interval::resolve`](crate::config::Interval::resolve)).
     ///
     /// # Errors
-    /// A config error when the peak is not a number above 0, the run has no steps, the warm-up is longer than the run
-    /// or given to `constant`, or `kwargs` do not fit the schedule.
+    /// A config error when the peak is not a number above 0, the run has no steps, the warm-up is
+    /// longer than the run or given to `constant`, or `kwargs` do not fit the schedule.
     pub fn new(
         kind: SchedulerType,
         base_lr: f64,
@@ -141,8 +144,8 @@ impl Schedule {
         Ok(Self { kind, base_lr, warmup_steps, total_steps, shape })
     }
 
-    /// The learning rate of the optimizer step that follows `step` completed ones. The first step asks for `lr(0)`,
-    /// which is 0 under a linear warm-up, as in Hugging Face's Trainer.
+    /// The learning rate of the optimizer step that follows `step` completed ones. The first step
+    /// asks for `lr(0)`, which is 0 under a linear warm-up, as in Hugging Face's Trainer.
     pub fn lr(&self, step: usize) -> f64 {
         self.base_lr * self.factor(step)
     }
@@ -198,7 +201,8 @@ impl Schedule {
                 ((self.base_lr - lr_end) * (1.0 - progress).powf(power) + lr_end) / self.base_lr
             }
             Shape::InverseSqrt { timescale } => 1.0 / ((now + (timescale - warmup)) / timescale).sqrt(),
-            // This one counts from 1 after its warm-up, so that the last step of the run is at the minimum.
+            // This one counts from 1 after its warm-up, so that the last step of the run is at the
+            // minimum.
             Shape::CosineWithWarmupRate { num_cycles, min_rate, .. } => {
                 cosine(num_cycles, (now - warmup + 1.0) / after_warmup, min_rate)
             }
@@ -275,7 +279,8 @@ mod tests {
                 Schedule::new(case.name, case.learning_rate, warmup, case.total_steps, &case.kwargs).unwrap();
             for (step, expected) in case.lr.iter().enumerate() {
                 let lr = schedule.lr(step);
-                // The second term is for the zeros of a cosine: one rounding of a factor near 1 before it.
+                // The second term is for the zeros of a cosine: one rounding of a factor near 1
+                // before it.
                 let tolerance = 1e-12 * expected.abs() + 1e-16 * case.learning_rate;
                 assert!(
                     (lr - expected).abs() <= tolerance,

@@ -1,5 +1,6 @@
-//! Stochastic gradient descent by the formula of `torch.optim.SGD`: decay added to the gradient, momentum with dampening,
-//! Nesterov's variant. The first gradient enters the momentum whole, as there.
+//! Stochastic gradient descent by the formula of `torch.optim.SGD`: decay added to the gradient,
+//! momentum with dampening, Nesterov's variant. The first gradient enters the momentum whole, as
+//! there.
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};

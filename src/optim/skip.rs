@@ -1,8 +1,10 @@
-//! Updates that may be skipped without the host knowing (f16): what an optimizer computes is kept or thrown away by a
-//! verdict on the device, and what depends on the number of updates is looked up there.
+//! Updates that may be skipped without the host knowing (f16): what an optimizer computes is kept
+//! or thrown away by a verdict on the device, and what depends on the number of updates is looked
+//! up there.
 //!
-//! Bias corrections are not computed on the device but selected from a table of the same f64 arithmetic that the plain
-//! optimizers do, so that a run without overflows equals one that cannot skip, bit for bit.
+//! Bias corrections are not computed on the device but selected from a table of the same f64
+//! arithmetic that the plain optimizers do, so that a run without overflows equals one that cannot
+//! skip, bit for bit.
 
 use std::collections::HashMap;
 
@@ -19,11 +21,13 @@ pub(super) struct Skip<'a> {
     rates: HashMap<u64, Tensor<1>>,
     /// `sqrt(1 - beta2^t)` of this update, `[1]`.
     root: Option<Tensor<1>>,
-    /// Both, for the learning rate 1, of an update in place; of Adafactor the weights of the past and of this update.
+    /// Both, for the learning rate 1, of an update in place; of Adafactor the weights of the past
+    /// and of this update.
     told: Option<[Tensor<1>; 2]>,
 }
 
-/// Bias corrections of the updates from 1 on, up to where they are 1 and stay so, or to the last update that is possible.
+/// Bias corrections of the updates from 1 on, up to where they are 1 and stay so, or to the last
+/// update that is possible.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tables {
     /// `1 - beta1^t`
@@ -39,7 +43,8 @@ impl Tables {
         extend(&mut self.second, step, |t| (1.0 - config.beta2.powf(t)).sqrt());
     }
 
-    /// `1 / (1 - beta1^t)` and `sqrt(1 - beta2^t)`, `[1]` each, of the update whose number `t`, `step` at most, is `update`, `[1]`.
+    /// `1 / (1 - beta1^t)` and `sqrt(1 - beta2^t)`, `[1]` each, of the update whose number `t`,
+    /// `step` at most, is `update`, `[1]`.
     #[cfg(feature = "compiler")]
     pub(super) fn corrections(&mut self, config: &AdamConfig, step: u64, update: &Tensor<1, Int>) -> [Tensor<1>; 2] {
         self.extend(config, step);
@@ -69,8 +74,8 @@ impl<'a> Skip<'a> {
         self.told.clone()
     }
 
-    /// `lr / (1 - beta1^t)` and `sqrt(1 - beta2^t)`, `[1]` each, where `t` is the number of this update, which is `step` at
-    /// most.
+    /// `lr / (1 - beta1^t)` and `sqrt(1 - beta2^t)`, `[1]` each, where `t` is the number of this
+    /// update, which is `step` at most.
     pub(super) fn corrections(&mut self, config: &AdamConfig, step: u64, lr: f64) -> [Tensor<1>; 2] {
         if let Some(told) = self.told() {
             return told;
@@ -82,13 +87,14 @@ impl<'a> Skip<'a> {
         [rate.clone(), root.clone()]
     }
 
-    /// True where this is the first update that counts, `[n]`: what momentum that takes the first gradient whole asks.
+    /// True where this is the first update that counts, `[n]`: what momentum that takes the first
+    /// gradient whole asks.
     pub(super) fn is_first(&self, n: usize) -> Tensor<1, burn::tensor::Bool> {
         self.verdict.update.clone().equal_scalar(1).expand([n])
     }
 
-    /// `new` and its state, or `old` and what the state was, by the verdict; `[n]` each. A state that was not there yet was
-    /// zero.
+    /// `new` and its state, or `old` and what the state was, by the verdict; `[n]` each. A state
+    /// that was not there yet was zero.
     pub(super) fn choose(&self, new: Tensor<1>, old: Tensor<1>, state: &mut State, old_state: State) -> Tensor<1> {
         let mask = self.verdict.overflow.clone().expand(new.dims());
         let mut old_state = old_state.into_iter();
@@ -100,8 +106,8 @@ impl<'a> Skip<'a> {
     }
 }
 
-/// The value of the update of number `update`, `[1]`, in a table that begins with update 1 and whose last value holds for all
-/// that follow, `[1]`.
+/// The value of the update of number `update`, `[1]`, in a table that begins with update 1 and
+/// whose last value holds for all that follow, `[1]`.
 fn at(update: &Tensor<1, Int>, table: impl Iterator<Item = f64>) -> Tensor<1> {
     let table = table.map(|value| value as f32).collect::<Vec<_>>();
     let len = table.len();

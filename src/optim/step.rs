@@ -1,5 +1,6 @@
-//! One update of all parameters of a model. Which optimizer that is, its state and its groups are [`Optimizer`]'s; here every
-//! parameter is given to its formula, or, where a device does better with all of them at once, held back until they are known.
+//! One update of all parameters of a model. Which optimizer that is, its state and its groups are
+//! [`Optimizer`]'s; here every parameter is given to its formula, or, where a device does better
+//! with all of them at once, held back until they are known.
 
 use std::collections::HashSet;
 
@@ -158,7 +159,8 @@ impl ModuleMapper for PutBack<'_> {
     }
 }
 
-/// A function that makes a tensor without autodiff a tracked one if `old` is, with the same strategy of recomputation.
+/// A function that makes a tensor without autodiff a tracked one if `old` is, with the same
+/// strategy of recomputation.
 pub(super) fn tracked_like<const D: usize>(old: &Tensor<D>) -> impl Fn(Tensor<D>) -> Tensor<D> + use<D> {
     let (require_grad, strategy) = (old.is_require_grad(), old.gradient_checkpointing_strategy());
     move |value| {

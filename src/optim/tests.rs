@@ -1,5 +1,5 @@
-//! Every optimizer against numbers of PyTorch, transformers or its paper (`tests/fixtures/make_optimizers.py`), its state
-//! out and in again, and which parameters learn.
+//! Every optimizer against numbers of PyTorch, transformers or its paper
+//! (`tests/fixtures/make_optimizers.py`), its state out and in again, and which parameters learn.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -143,9 +143,10 @@ fn every_optimizer_equals_its_reference() {
             model = step(&mut optimizer, model, grads, *lr);
             for NamedTensor { name, data, .. } in export(&model).unwrap() {
                 for (value, expected) in data.iter().zip(&case.steps[i][&name]) {
-                    // The reference is in f64. Weights and steps are below 2, where f32 has 1e-7; an update passes
-                    // through about ten roundings (3e-7 was seen at most). PyTorch's own
-                    // Muon has 8 bits, of which five iterations leave 5 % of an update of up to lr.
+                    // The reference is in f64. Weights and steps are below 2, where f32 has 1e-7;
+                    // an update passes through about ten roundings (3e-7 was seen at most).
+                    // PyTorch's own Muon has 8 bits, of which five iterations leave 5 % of an
+                    // update of up to lr.
                     let tolerance = match case.name.as_str() {
                         "muon-bf16" => 0.05 * fixture.lr[..=i].iter().sum::<f64>(),
                         _ => 1e-6,
@@ -158,8 +159,9 @@ fn every_optimizer_equals_its_reference() {
     }
 }
 
-/// With every optimizer that can skip: nothing is another bit than in the plain update when nothing overflows; a step that
-/// overflows leaves weights and state as they were, and what follows is as if it had never been made.
+/// With every optimizer that can skip: nothing is another bit than in the plain update when nothing
+/// overflows; a step that overflows leaves weights and state as they were, and what follows is as
+/// if it had never been made.
 #[test]
 fn skipped_updates_leave_no_trace() {
     let fixture = fixture();

@@ -1,5 +1,5 @@
-//! The batch of an optimizer step, derived: how many examples a forward pass takes, how often gradients are added up, and
-//! what the learning rate makes of it. Arithmetic only.
+//! The batch of an optimizer step, derived: how many examples a forward pass takes, how often
+//! gradients are added up, and what the learning rate makes of it. Arithmetic only.
 
 use kiln_core::error::{Error, Result};
 use kiln_data::padding::Batches;
@@ -29,8 +29,8 @@ pub struct BatchPlan {
 }
 
 impl BatchPlan {
-    /// The batch that `config` asks for, with the micro-batch `found` where it leaves that open; `seq_len` is for the plan to
-    /// fill in.
+    /// The batch that `config` asks for, with the micro-batch `found` where it leaves that open;
+    /// `seq_len` is for the plan to fill in.
     ///
     /// # Errors
     /// A micro-batch that is not known yet, or one that the global batch is no multiple of.
@@ -60,7 +60,8 @@ impl BatchPlan {
         Batches { size: self.micro, order, drop_last: config.trainer.dataloader_drop_last }
     }
 
-    /// This batch with the next smaller micro-batch that divides it, at most half of this one; none at a micro-batch of 1.
+    /// This batch with the next smaller micro-batch that divides it, at most half of this one; none
+    /// at a micro-batch of 1.
     pub fn halved(&self) -> Option<Self> {
         let per_device = self.global / self.devices.count;
         let micro = largest_divisor(per_device, self.micro / 2)?;
@@ -79,8 +80,8 @@ impl BatchPlan {
     }
 }
 
-/// How often `micro` goes into each device's part of the stated global batch. `given` is the accumulation that the config
-/// states; 1, its default, leaves it to be derived.
+/// How often `micro` goes into each device's part of the stated global batch. `given` is the
+/// accumulation that the config states; 1, its default, leaves it to be derived.
 fn accumulation(global: usize, micro: usize, devices: Devices, given: usize) -> Result<usize> {
     let count = devices.count;
     if count > 1 && !global.is_multiple_of(micro.saturating_mul(count)) {
@@ -124,13 +125,14 @@ fn largest_divisor(global: usize, most: usize) -> Option<usize> {
     (1..=most.min(global)).rev().find(|size| global.is_multiple_of(*size))
 }
 
-/// The examples of a stated global batch that each device has in a step; none where it is not stated.
+/// The examples of a stated global batch that each device has in a step; none where it is not
+/// stated.
 pub fn part_of_device(config: &RunConfig) -> Option<usize> {
     config.batch.global_batch_size.map(|global| global / config.devices.count)
 }
 
-/// The micro-batch for a device on which `fits` examples fit: all of them where the batch grows, else the largest number
-/// that divides its part of the global batch.
+/// The micro-batch for a device on which `fits` examples fit: all of them where the batch grows,
+/// else the largest number that divides its part of the global batch.
 pub fn micro_batch(config: &RunConfig, fits: usize) -> usize {
     match (config.batch.scaling, part_of_device(config)) {
         (BatchScaling::Fixed, Some(part)) => largest_divisor(part, fits).unwrap_or(1),

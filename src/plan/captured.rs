@@ -1,4 +1,5 @@
-//! Whether the steps of a run are captured (`compiler.graph`), and if not, why not. How they are is the trainer's.
+//! Whether the steps of a run are captured (`compiler.graph`), and if not, why not. How they are is
+//! the trainer's.
 
 use std::borrow::Cow;
 
@@ -43,8 +44,8 @@ impl NotCaptured {
 }
 
 impl EnginePlan {
-    /// Whether steps that train `model` by `optimizer` under `compiler`, whose mode is the plan's, are captured; several devices share
-    /// the work as `shared` says.
+    /// Whether steps that train `model` by `optimizer` under `compiler`, whose mode is the plan's,
+    /// are captured; several devices share the work as `shared` says.
     ///
     /// # Errors
     /// Why they are not.
@@ -102,7 +103,8 @@ impl RunPlan {
         self.engine.not_captured.clone().map_or(Ok(()), Err)
     }
 
-    /// Refuses a run that asks for captured steps, by `compiler`, whose mode is the plan's, and cannot have them.
+    /// Refuses a run that asks for captured steps, by `compiler`, whose mode is the plan's, and
+    /// cannot have them.
     pub(super) fn check_graph(&self, compiler: Option<&TrainingCompilerConfig>) -> Result<()> {
         let asked = compiler.is_some_and(|compiler| compiler.graph == Switch::On)
             && Engine::wanted(compiler) == Engine::Compiled;

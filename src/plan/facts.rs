@@ -1,5 +1,6 @@
-//! The facts that a plan follows from, besides the config: what is known of model, data, tokenizer, device and this machine.
-//! They are gathered before anything is planned; nothing here opens a file.
+//! The facts that a plan follows from, besides the config: what is known of model, data, tokenizer,
+//! device and this machine. They are gathered before anything is planned; nothing here opens a
+//! file.
 
 use std::path::PathBuf;
 
@@ -75,7 +76,8 @@ impl ModelFacts {
     }
 }
 
-/// Facts about the data that a plan is derived from. Examples that the config leaves out are not counted.
+/// Facts about the data that a plan is derived from. Examples that the config leaves out are not
+/// counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataFacts {
     /// Training data.
@@ -129,8 +131,9 @@ impl DataFacts {
         }
     }
 
-    /// Counts the examples of `train` and `validation`, if any, which are a selection of the examples that were counted before.
-    /// `batches`, from which the padding is derived, still describes all examples.
+    /// Counts the examples of `train` and `validation`, if any, which are a selection of the
+    /// examples that were counted before. `batches`, from which the padding is derived, still
+    /// describes all examples.
     pub(crate) fn choose<E: Fingerprint>(&mut self, train: &dyn Dataset<E>, validation: Option<&dyn Dataset<E>>) {
         self.train.examples = train.len();
         self.tokens = train.num_tokens();

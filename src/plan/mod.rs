@@ -1,6 +1,7 @@
-//! Plans of runs. A plan is derived from the config and the facts about the run's inputs: it holds every number of the run,
-//! checked against the others, and is printed and saved before step 1. A plan is a value: deriving it reads and writes
-//! nothing, and it is not changed afterwards. Another config or other facts have another plan.
+//! Plans of runs. A plan is derived from the config and the facts about the run's inputs: it holds
+//! every number of the run, checked against the others, and is printed and saved before step 1. A
+//! plan is a value: deriving it reads and writes nothing, and it is not changed afterwards. Another
+//! config or other facts have another plan.
 
 pub mod facts;
 pub mod memory;
@@ -50,7 +51,8 @@ use crate::task::{LossOptions, Reduction};
 /// The file in a run folder that holds the plan.
 pub const FILE: &str = "plan.json";
 
-/// The form of that file. A file of another form, which another build of Kiln has written, is as good as none.
+/// The form of that file. A file of another form, which another build of Kiln has written, is as
+/// good as none.
 pub const SCHEMA: &str = "kiln.plan/2";
 
 /// A run, resolved. `plan.json` in its folder holds it.
@@ -90,7 +92,8 @@ pub struct RunPlan {
 }
 
 impl RunPlan {
-    /// The plan that follows from `config` and `facts`. Pure: the same config and facts have the same plan.
+    /// The plan that follows from `config` and `facts`. Pure: the same config and facts have the
+    /// same plan.
     ///
     /// # Errors
     /// Settings that contradict one another or the facts.
@@ -204,7 +207,8 @@ impl RunPlan {
         self.run.expanded_output_dir()
     }
 
-    /// `config`, of which this is the plan, with every derived value made explicit: `plan.toml` repeats the run from it.
+    /// `config`, of which this is the plan, with every derived value made explicit: `plan.toml`
+    /// repeats the run from it.
     #[must_use]
     pub fn resolved(&self, config: &RunConfig) -> RunConfig {
         let mut config = config.clone();
@@ -274,8 +278,8 @@ impl RunPlan {
 }
 
 impl EnginePlan {
-    /// Where and in which form a run of `config` computes on `device`, with the mode that `decision` names. Whether steps are
-    /// captured depends on more.
+    /// Where and in which form a run of `config` computes on `device`, with the mode that
+    /// `decision` names. Whether steps are captured depends on more.
     ///
     /// # Errors
     /// A setting that needs something that the device or this build does not have.
@@ -326,7 +330,8 @@ impl EnginePlan {
         Ok(plan.with_capture(settings.as_ref(), Some(not_captured)))
     }
 
-    /// This plan with `not_captured`, and the parts of the compiler, of which captured steps are one, under `compiler`.
+    /// This plan with `not_captured`, and the parts of the compiler, of which captured steps are
+    /// one, under `compiler`.
     fn with_capture(self, compiler: Option<&TrainingCompilerConfig>, not_captured: Option<NotCaptured>) -> Self {
         let dtype = self.precision.dtype();
         let parts = parts::parts(compiler, &self.device, dtype, self.ops, not_captured.as_ref());
@@ -334,7 +339,8 @@ impl EnginePlan {
     }
 }
 
-/// The compiler's settings in `config`, with the mode that was chosen where they leave that to a trial; none in a run without.
+/// The compiler's settings in `config`, with the mode that was chosen where they leave that to a
+/// trial; none in a run without.
 fn compiler(config: &RunConfig, decision: Option<&Decision>) -> Option<TrainingCompilerConfig> {
     let compiler = config.compiler.clone()?;
     let enabled = decision.map_or(compiler.enabled, |decision| decision.mode);
@@ -459,7 +465,8 @@ fn limits(config: &RunConfig) -> Vec<String> {
     limits.into_iter().flatten().collect()
 }
 
-/// Steps between log rows where the config states none: at least 20 rows a run, at most 500 steps apart.
+/// Steps between log rows where the config states none: at least 20 rows a run, at most 500 steps
+/// apart.
 fn automatic_logging(total_steps: usize) -> usize {
     (total_steps / 20).clamp(1, 500)
 }
@@ -553,8 +560,8 @@ fn check_tokens(trainer: &TrainerSection, train_tokens: u64) -> Result<()> {
     }
 }
 
-/// Hugging Face's arithmetic: the last batch of an epoch may be smaller (unless dropped), and so may the last window of
-/// accumulated batches; epochs may have fractions.
+/// Hugging Face's arithmetic: the last batch of an epoch may be smaller (unless dropped), and so
+/// may the last window of accumulated batches; epochs may have fractions.
 fn step_plan(config: &RunConfig, batch: &BatchPlan, data: &DataPlan) -> Result<StepPlan> {
     let (trainer, examples) = (&config.trainer, data.train_examples);
     let batches = if trainer.dataloader_drop_last { examples / batch.micro } else { examples.div_ceil(batch.micro) };

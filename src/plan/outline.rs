@@ -1,4 +1,5 @@
-//! The part of a plan that follows from what has been found, when not all is there that the config names.
+//! The part of a plan that follows from what has been found, when not all is there that the config
+//! names.
 
 use super::print::{Lines, thousands, update};
 use super::{BatchPlan, DeviceFacts, EnginePlan, ModelFacts, RunSettings, automatic_logging};
@@ -6,7 +7,8 @@ use crate::config::{EvalStrategy, Interval, LoggingStrategy, RunConfig, RunLengt
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 
-/// The facts about the inputs of a run that could be determined, and the reasons why others could not.
+/// The facts about the inputs of a run that could be determined, and the reasons why others could
+/// not.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
     /// The model, where its configuration is known.
@@ -114,7 +116,8 @@ fn steps_unit(interval: Interval) -> &'static str {
     }
 }
 
-/// The peak, and where the number of steps is known also the schedule, unless its warm-up depends on the data.
+/// The peak, and where the number of steps is known also the schedule, unless its warm-up depends
+/// on the data.
 fn describe_rate(config: &RunConfig, batch: Option<&BatchPlan>, steps: Option<usize>, text: &mut Lines) {
     let trainer = &config.trainer;
     let scales = config.learning_rate.reference_batch.is_some();

@@ -22,7 +22,8 @@ pub struct Part {
     pub name: Cow<'static, str>,
     /// `on`, `off` or `not available`.
     pub state: Cow<'static, str>,
-    /// The extent to which it is on, such as the names of the fused operators, or the reason why it is not.
+    /// The extent to which it is on, such as the names of the fused operators, or the reason why it
+    /// is not.
     pub because: String,
 }
 
@@ -41,9 +42,10 @@ impl std::fmt::Display for Part {
 /// Why two runs of a config on a GPU may differ.
 pub(super) const NOT_DETERMINISTIC: &str = "kernels are chosen by their measured time, and those of Burn add in an order of their own: two runs may differ in their last bits";
 
-/// The parts of the training compiler that are active on `device` in this build when a run under `compiler`, whose matrix
-/// products are in `dtype`, computes in the form `ops` and [captures](crate::plan::RunPlan::captures) its steps or not, and
-/// the reasons why the others are not.
+/// The parts of the training compiler that are active on `device` in this build when a run under
+/// `compiler`, whose matrix products are in `dtype`, computes in the form `ops` and
+/// [captures](crate::plan::RunPlan::captures) its steps or not, and the reasons why the others are
+/// not.
 pub(super) fn parts(
     compiler: Option<&TrainingCompilerConfig>,
     device: &DeviceFacts,

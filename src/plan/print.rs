@@ -1,4 +1,5 @@
-//! A plan for people: what `kiln plan` prints and every run shows before step 1, and the `plan.toml` that repeats it.
+//! A plan for people: what `kiln plan` prints and every run shows before step 1, and the
+//! `plan.toml` that repeats it.
 
 use std::fmt::Write as _;
 
@@ -20,7 +21,8 @@ pub(super) struct Lines(String);
 
 impl Lines {
     pub(super) fn line(&mut self, name: &str, value: impl AsRef<str>) {
-        // Names of folders and fields may hold anything, and `plan.toml` has these lines as comments.
+        // Names of folders and fields may hold anything, and `plan.toml` has these lines as
+        // comments.
         writeln!(self.0, "{name:<14} {}", one_line(value.as_ref())).expect("writing to a String cannot fail");
     }
 
@@ -188,8 +190,8 @@ impl RunPlan {
         }
     }
 
-    /// The text of `plan.toml` for the run of `config`: a config file with every default explicit, from which the run can be
-    /// repeated, under a comment with what was derived from it.
+    /// The text of `plan.toml` for the run of `config`: a config file with every default explicit,
+    /// from which the run can be repeated, under a comment with what was derived from it.
     ///
     /// # Errors
     /// A value that TOML cannot hold.
@@ -225,7 +227,8 @@ impl RunSettings {
 }
 
 impl ModelPlan {
-    /// Where its weights come from: the pretrained model by its id on the Hub or its folder, or `random weights`.
+    /// Where its weights come from: the pretrained model by its id on the Hub or its folder, or
+    /// `random weights`.
     pub fn origin(&self) -> String {
         self.from.as_deref().map_or_else(|| "random weights".into(), hub::name_of)
     }

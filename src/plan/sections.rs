@@ -1,5 +1,5 @@
-//! The sections of a plan, as `plan.json` has them. Each says what will happen in one respect, resolved; what follows from
-//! fields is a method, so that nothing is said twice.
+//! The sections of a plan, as `plan.json` has them. Each says what will happen in one respect,
+//! resolved; what follows from fields is a method, so that nothing is said twice.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -107,12 +107,14 @@ impl ModelPlan {
         })
     }
 
-    /// Floating-point operations of forward and backward for one token of sequences of `seq_len`: `6 x` the weights that it is
-    /// multiplied with, `4 x` where these are frozen under adapters (linear layers and, for language models, the output matrix; embeddings are looked up, not multiplied)
-    /// `+ 12 x layers x width x sequence length` for attention, all positions counted, also where a causal mask leaves half of
-    /// them out (the convention of PaLM, Chowdhery et al. 2022, appendix B, without its embedding term). Recomputation counts as
-    /// nothing, and what the compiled mode leaves out (`models/rows.rs`) as if it were computed. None for a model that Kiln does
-    /// not know.
+    /// Floating-point operations of forward and backward for one token of sequences of `seq_len`:
+    /// `6 x` the weights that it is multiplied with, `4 x` where these are frozen under adapters
+    /// (linear layers and, for language models, the output matrix; embeddings are looked up, not
+    /// multiplied) `+ 12 x layers x width x sequence length` for attention, all positions counted,
+    /// also where a causal mask leaves half of them out (the convention of PaLM, Chowdhery et al.
+    /// 2022, appendix B, without its embedding term). Recomputation counts as nothing, and what the
+    /// compiled mode leaves out (`models/rows.rs`) as if it were computed. None for a model that
+    /// Kiln does not know.
     pub fn flops_per_token(&self, seq_len: usize) -> Option<f64> {
         let (config, task) = (self.config.as_ref()?, self.task?);
         let (width, layers, _, inner) = config.shape();
@@ -261,7 +263,8 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// The samples and the mean number of tokens of an optimizer step of `batch`, over data with `train_tokens` tokens.
+    /// The samples and the mean number of tokens of an optimizer step of `batch`, over data with
+    /// `train_tokens` tokens.
     pub fn step_size(&self, batch: &BatchPlan, train_tokens: u64) -> StepSize {
         let tokens = train_tokens as f64 / self.per_epoch as f64;
         StepSize { total_steps: self.total, samples: batch.global, tokens }
@@ -297,9 +300,11 @@ pub struct OptimizerPlan {
 pub struct EnginePlan {
     /// The device.
     pub device: DeviceFacts,
-    /// The mode: the one that a trial has chosen, or else the config's. `auto` where the trial has not been made yet.
+    /// The mode: the one that a trial has chosen, or else the config's. `auto` where the trial has
+    /// not been made yet.
     pub mode: CompilerMode,
-    /// The choice of the mode by a trial and what it rests on, where the config asks for one; none before it was made.
+    /// The choice of the mode by a trial and what it rests on, where the config asks for one; none
+    /// before it was made.
     pub decision: Option<Decision>,
     /// In which form model and optimizer compute: the names of the operators that are fused.
     #[serde(with = "fused_operators", rename = "fused_operators")]
@@ -416,7 +421,8 @@ pub struct SavingPlan {
 }
 
 impl SavingPlan {
-    /// The plan of saving that `[trainer]` asks for, with `steps` optimizer steps between checkpoints.
+    /// The plan of saving that `[trainer]` asks for, with `steps` optimizer steps between
+    /// checkpoints.
     pub fn of(trainer: &TrainerSection, steps: usize) -> Self {
         Self {
             strategy: trainer.save_strategy,

@@ -1,5 +1,5 @@
-//! Where the weights of a model come from: its own folder, or a base and an adapter on it, which is a PEFT folder
-//! (`adapter_config.json`, `adapter_model.safetensors`) that names its base.
+//! Where the weights of a model come from: its own folder, or a base and an adapter on it, which is
+//! a PEFT folder (`adapter_config.json`, `adapter_model.safetensors`) that names its base.
 
 use std::path::{Path, PathBuf};
 
@@ -31,17 +31,20 @@ pub(crate) struct Adapter {
     pub path: PathBuf,
     /// Its settings.
     pub config: LoraConfig,
-    /// Whether the path of its base leads there from its own folder or one around it, and not from the working directory.
+    /// Whether the path of its base leads there from its own folder or one around it, and not from
+    /// the working directory.
     base_is_beside: bool,
     /// Names and shapes of its tensors.
     tensors: Vec<(String, Vec<usize>)>,
 }
 
 impl Source {
-    /// The model that `spec` names: a folder with a model or an adapter, a run folder that ended with one, or an id of the Hub.
+    /// The model that `spec` names: a folder with a model or an adapter, a run folder that ended
+    /// with one, or an id of the Hub.
     ///
     /// # Errors
-    /// Files that are missing or cannot be read, an adapter of a kind that Kiln does not have, and one whose base is not there.
+    /// Files that are missing or cannot be read, an adapter of a kind that Kiln does not have, and
+    /// one whose base is not there.
     pub(crate) fn resolve(spec: &str) -> Result<Self> {
         let lacks = |error: &Error| error.message().contains("has no ");
         let path = match hub::resolve(spec, &Wanted::MODEL) {
@@ -76,8 +79,8 @@ impl Source {
         self.adapter.as_ref().map_or(&self.base, |adapter| &adapter.path)
     }
 
-    /// The model's configuration, and the fields of it that Kiln does not know. PEFT leaves it to the base, whose head an adapter
-    /// may replace by one with other labels.
+    /// The model's configuration, and the fields of it that Kiln does not know. PEFT leaves it to
+    /// the base, whose head an adapter may replace by one with other labels.
     ///
     /// # Errors
     /// A configuration that cannot be read.
@@ -129,8 +132,8 @@ impl Adapter {
     }
 }
 
-/// The error of the adapter in `folder` without the pooler that its head reads, where `random`, the parameters that neither it nor
-/// its base has, are those of the pooler alone.
+/// The error of the adapter in `folder` without the pooler that its head reads, where `random`, the
+/// parameters that neither it nor its base has, are those of the pooler alone.
 pub(crate) fn lacks_pooler(folder: &Path, random: &[String]) -> Option<Error> {
     let first = random.first().filter(|_| random.iter().all(|name| name.contains(".pooler.")))?;
     Some(
@@ -144,8 +147,8 @@ pub(crate) fn lacks_pooler(folder: &Path, random: &[String]) -> Option<Error> {
     )
 }
 
-/// The folder that the path `base` of an adapter in `folder` leads to from there, or from a folder around it; none where it leads
-/// somewhere from the working directory, as `peft` takes it.
+/// The folder that the path `base` of an adapter in `folder` leads to from there, or from a folder
+/// around it; none where it leads somewhere from the working directory, as `peft` takes it.
 fn beside(base: &str, folder: &Path) -> Option<PathBuf> {
     if hub::is_local(base) || Path::new(base).is_absolute() {
         return None;
@@ -227,8 +230,9 @@ impl Adapters {
 }
 
 impl crate::config::LoraSection {
-    /// The settings of the adapters, with PEFT's defaults for the model and the task. The base is `folder`, which the config
-    /// calls `spec`; its path stays as the config has it, as `peft` keeps it.
+    /// The settings of the adapters, with PEFT's defaults for the model and the task. The base is
+    /// `folder`, which the config calls `spec`; its path stays as the config has it, as `peft`
+    /// keeps it.
     fn resolve(&self, model: &ModelConfig, task: Task, folder: &Path, spec: &str) -> LoraConfig {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let is_local = hub::is_local(spec);

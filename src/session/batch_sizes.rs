@@ -1,5 +1,6 @@
-//! Sizes that were found, kept in Kiln's cache: one file for each thing that a size depends on. `per_device_train_batch_size
-//! = "auto"` reads them, `kiln tune-batch --list` shows them, `kiln cache clear` removes them.
+//! Sizes that were found, kept in Kiln's cache: one file for each thing that a size depends on.
+//! `per_device_train_batch_size = "auto"` reads them, `kiln tune-batch --list` shows them, `kiln
+//! cache clear` removes them.
 
 use std::path::PathBuf;
 use std::{fmt, fs};
@@ -36,7 +37,8 @@ pub struct Key {
     pub precision: String,
     /// Tokens of the longest example.
     pub block_size: usize,
-    /// Further settings that take memory: the optimizer, what learns, the evaluation batch, accumulation, checkpoints.
+    /// Further settings that take memory: the optimizer, what learns, the evaluation batch,
+    /// accumulation, checkpoints.
     pub training: String,
     /// The device.
     pub device: String,
@@ -121,7 +123,8 @@ pub fn accumulates(config: &RunConfig) -> bool {
 pub enum Outcome {
     /// It trained.
     Fits {
-        /// The most memory that the trial's process had resident, in MiB; none where memory is the device's.
+        /// The most memory that the trial's process had resident, in MiB; none where memory is the
+        /// device's.
         peak_mib: Option<f64>,
         /// The median time of a step, in milliseconds.
         step_ms: Option<f64>,
@@ -150,8 +153,8 @@ pub struct Stored {
     pub batch: usize,
     /// The next size was tried and does not fit.
     pub next_fails: bool,
-    /// The run had no use for more than this, so that larger sizes were not tried; none where memory or the options ended
-    /// the search.
+    /// The run had no use for more than this, so that larger sizes were not tried; none where
+    /// memory or the options ended the search.
     pub capped_at: Option<usize>,
     /// The memory that trials were allowed, in MiB; none where the device sets the limit.
     pub budget_mib: Option<f64>,
@@ -164,8 +167,8 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// The size that is stored under `key`. None when no size is stored, or when its search stopped at a size below `useful`
-    /// because the run of then had no use for a larger one.
+    /// The size that is stored under `key`. None when no size is stored, or when its search stopped
+    /// at a size below `useful` because the run of then had no use for a larger one.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -226,8 +229,8 @@ impl fmt::Display for Stored {
     }
 }
 
-/// A config that plans the run of `config` with a micro-batch of 1 and nothing derived from the batch: from its plan follow
-/// the facts that a size depends on.
+/// A config that plans the run of `config` with a micro-batch of 1 and nothing derived from the
+/// batch: from its plan follow the facts that a size depends on.
 pub fn probe(config: &RunConfig) -> RunConfig {
     let mut probe = config.clone();
     probe.trainer.per_device_train_batch_size = TrainBatchSize::Size(1);
@@ -238,8 +241,9 @@ pub fn probe(config: &RunConfig) -> RunConfig {
     probe
 }
 
-/// The micro-batch where `config` says `"auto"`, and where it comes from: a run that is continued keeps its own, any other has
-/// what `kiln tune-batch` found for it. None when the config has a number.
+/// The micro-batch where `config` says `"auto"`, and where it comes from: a run that is continued
+/// keeps its own, any other has what `kiln tune-batch` found for it. None when the config has a
+/// number.
 ///
 /// # Errors
 /// No size is stored for this run on this machine.
@@ -272,7 +276,8 @@ pub(crate) fn found(config: &RunConfig, inputs: &Inputs, device: &DeviceFacts) -
     Ok(Some(FoundBatch { micro, because }))
 }
 
-/// The largest size that the run has a use for: each device's part of a fixed global batch, and no more than all training examples.
+/// The largest size that the run has a use for: each device's part of a fixed global batch, and no
+/// more than all training examples.
 pub fn useful(config: &RunConfig, probe: &RunPlan) -> usize {
     part_of_device(config).unwrap_or(usize::MAX).min(probe.data.train_examples).max(1)
 }

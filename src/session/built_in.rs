@@ -57,7 +57,8 @@ pub struct BuiltIn {
 }
 
 impl BuiltIn {
-    /// A model of `model_config` for `task`, with nothing beside it, as it is before there is a plan.
+    /// A model of `model_config` for `task`, with nothing beside it, as it is before there is a
+    /// plan.
     pub fn new(task: Task, model_config: ModelConfig) -> Self {
         Self {
             task,
@@ -164,7 +165,8 @@ impl TrainingTask for BuiltIn {
 
     fn evaluator(&self, data: &Arc<dyn Dataset>) -> Box<dyn Evaluator<Batch>> {
         let labels = self.model_config.labels();
-        // Where there are names that cannot be read, the data were refused; the figures need no more than their number.
+        // Where there are names that cannot be read, the data were refused; the figures need no
+        // more than their number.
         let names = || label_names(labels).unwrap_or_else(|_| vec![String::new(); labels.num_labels()]);
         let names = if self.task.has_label_names() { names() } else { Vec::new() };
         let inner = Predictions::new(self.task, data.clone(), names);

@@ -1,5 +1,5 @@
-//! Opens an evaluation without training: its tokenizer and validation data and its device. Nothing of it depends on training
-//! data or on how a run would train, so there is no plan.
+//! Opens an evaluation without training: its tokenizer and validation data and its device. Nothing
+//! of it depends on training data or on how a run would train, so there is no plan.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ pub struct EvaluationSession<T: TrainingTask = BuiltIn> {
 }
 
 impl EvaluationSession {
-    /// Opens what an evaluation of `config` needs: `data.train` only where validation data is a share of it. `progress` is
-    /// told how far tokenising has come and may interrupt it.
+    /// Opens what an evaluation of `config` needs: `data.train` only where validation data is a
+    /// share of it. `progress` is told how far tokenising has come and may interrupt it.
     ///
     /// # Errors
     /// A config without validation data, and inputs, a device or a compiler that cannot be used.

@@ -1,5 +1,5 @@
-//! `kiln export`: a model folder as one `model.tar.gz`, the form in which model registries and SageMaker take models: the
-//! files of the folder at the root of the archive.
+//! `kiln export`: a model folder as one `model.tar.gz`, the form in which model registries and
+//! SageMaker take models: the files of the folder at the root of the archive.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -10,9 +10,9 @@ use kiln_core::error::{Error, Result};
 use kiln_core::whole_file::WholeFile;
 use kiln_data::tokenizer::chat_templates;
 
-/// Packs the files of `model` (a model folder, or a run folder with `model/` in it) into the gzipped tar archive `target`.
-/// The archive appears under its name when it is whole; the same files give the same bytes. Returns names and sizes in
-/// bytes of what is in it.
+/// Packs the files of `model` (a model folder, or a run folder with `model/` in it) into the
+/// gzipped tar archive `target`. The archive appears under its name when it is whole; the same
+/// files give the same bytes. Returns names and sizes in bytes of what is in it.
 ///
 /// # Errors
 /// A folder without `config.json`, a target that exists, and the operating system's.
@@ -81,7 +81,8 @@ fn write_archive(folder: &Path, names: Vec<String>, target: &Path) -> Result<Vec
     Ok(packed)
 }
 
-/// The names of the plain files of `folder`, and of the tokenizer's chat templates in the folder of their own.
+/// The names of the plain files of `folder`, and of the tokenizer's chat templates in the folder of
+/// their own.
 fn files(folder: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(folder).map_err(|error| Error::io(format!("read {}", folder.display()), &error))?;
     let files = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file());

@@ -1,4 +1,5 @@
-//! `generation_config.json`: how a model's texts are continued, as `transformers` keeps it beside `config.json`.
+//! `generation_config.json`: how a model's texts are continued, as `transformers` keeps it beside
+//! `config.json`.
 
 use std::path::Path;
 
@@ -18,7 +19,8 @@ use crate::session::model_folder::ModelFolder;
 /// The file of a model folder.
 pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
 
-/// The names of the file. A name that is told may change which tokens `transformers` chooses with the same model.
+/// The names of the file. A name that is told may change which tokens `transformers` chooses with
+/// the same model.
 pub static GENERATION_CONFIG_NAMES: NameTable = NameTable {
     file: GENERATION_CONFIG,
     source: "transformers 5.24",
@@ -144,12 +146,13 @@ impl<'a> File<'a> {
     }
 }
 
-/// How the model of `folder` continues texts when nobody says otherwise: as its `generation_config.json` says, and where that
-/// says nothing, as Kiln does by default ([`GenerationSection`]). The second value are the keys of the file that may have an effect
-/// in `transformers` and have none here.
+/// How the model of `folder` continues texts when nobody says otherwise: as its
+/// `generation_config.json` says, and where that says nothing, as Kiln does by default
+/// ([`GenerationSection`]). The second value are the keys of the file that may have an effect in
+/// `transformers` and have none here.
 ///
-/// Generation ends before the `eos_token_id` of that file, else of `config.json`; without either before the id that ends a
-/// document of `tokenizer`.
+/// Generation ends before the `eos_token_id` of that file, else of `config.json`; without either
+/// before the id that ends a document of `tokenizer`.
 ///
 /// # Errors
 /// A file that cannot be read, values of another type, ids that are none of the model's.
@@ -178,8 +181,8 @@ pub fn defaults(folder: &ModelFolder, tokenizer: &Tokenizer) -> Result<(Generate
     Ok((GenerateOptions::of(&section, file.stop_ids(tokenizer)?), unused))
 }
 
-/// The file of a model of `config` without one: its special tokens, as `save_pretrained` takes them from the model's
-/// configuration. `eot` is the token that ends a document of its tokenizer.
+/// The file of a model of `config` without one: its special tokens, as `save_pretrained` takes them
+/// from the model's configuration. `eot` is the token that ends a document of its tokenizer.
 pub(crate) fn file(config: &ModelConfig, eot: Option<u32>) -> NamedFile {
     let model = config.to_json("");
     let mut keys = Map::from_iter([("_from_model_config".to_owned(), json!(true))]);

@@ -1,5 +1,5 @@
-//! The memory line: `memory = a + b x batch`, fitted to the trials that ran. It says which sizes are worth trying; what it
-//! predicts is never reported as measured.
+//! The memory line: `memory = a + b x batch`, fitted to the trials that ran. It says which sizes
+//! are worth trying; what it predicts is never reported as measured.
 
 use std::fmt;
 
@@ -15,8 +15,8 @@ pub struct MemoryLine {
 }
 
 impl MemoryLine {
-    /// The line of least squares through `(batch, peak in MiB)`; none for fewer than two sizes, or when memory does not grow
-    /// with the batch.
+    /// The line of least squares through `(batch, peak in MiB)`; none for fewer than two sizes, or
+    /// when memory does not grow with the batch.
     pub fn fit(points: &[(usize, f64)]) -> Option<Self> {
         let n = points.len() as f64;
         let (mean_x, mean_y) =
@@ -37,7 +37,8 @@ impl MemoryLine {
         self.fixed_mib + self.per_sample_mib * batch as f64
     }
 
-    /// The line through a measured `(batch, peak in MiB)`, in the proportions of this one; this one where it needs no memory there.
+    /// The line through a measured `(batch, peak in MiB)`, in the proportions of this one; this one
+    /// where it needs no memory there.
     #[must_use]
     pub fn through(self, (batch, peak): (usize, f64)) -> Self {
         let ratio = peak / self.mib(batch);

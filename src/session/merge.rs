@@ -1,4 +1,5 @@
-//! `kiln merge`: an adapter taken up into the weights of its base, as a model folder that needs neither.
+//! `kiln merge`: an adapter taken up into the weights of its base, as a model folder that needs
+//! neither.
 
 use std::fs;
 use std::path::Path;
@@ -12,11 +13,13 @@ use kiln_models::weights::save;
 use super::adapter::{Source, task_of};
 use super::model_folder::{ModelFolder, PLAN_TOML, kept_files, plan_of};
 
-/// Writes the model of the adapter `spec` (a folder, a run folder that ended with one, or a Hub id), merged into the weights of its
-/// base, to the new folder `target`, which appears when it is whole. Returns the names of its files.
+/// Writes the model of the adapter `spec` (a folder, a run folder that ended with one, or a Hub
+/// id), merged into the weights of its base, to the new folder `target`, which appears when it is
+/// whole. Returns the names of its files.
 ///
 /// # Errors
-/// A model that is no adapter, a target that exists, files that do not fit, and the operating system's.
+/// A model that is no adapter, a target that exists, files that do not fit, and the operating
+/// system's.
 pub fn merge(spec: &str, target: &Path) -> Result<Vec<String>> {
     let refused = |what: &str| {
         Err(Error::config(format!("--out {}: {what}", target.display()))

@@ -1,5 +1,6 @@
-//! Opens a run: its model's folder, tokenizer and data ([`inputs`]) and its device are found, and the plan is derived from
-//! the config and these facts. A [`Session`] holds the plan and everything that is open.
+//! Opens a run: its model's folder, tokenizer and data ([`inputs`]) and its device are found, and
+//! the plan is derived from the config and these facts. A [`Session`] holds the plan and everything
+//! that is open.
 
 pub mod adapter;
 pub mod batch_sizes;
@@ -131,8 +132,9 @@ impl<T: TrainingTask> Session<T> {
         write_json(&folder.join(plan::FILE), &self.plan)
     }
 
-    /// The session of another config on what is open: `change` is made to this one's, the batches that it draws are looked
-    /// at again, and a plan is derived. Model, tokenizer, device and the choice of examples stay.
+    /// The session of another config on what is open: `change` is made to this one's, the batches
+    /// that it draws are looked at again, and a plan is derived. Model, tokenizer, device and the
+    /// choice of examples stay.
     ///
     /// # Errors
     /// Settings that contradict one another or the facts.
@@ -145,8 +147,8 @@ impl<T: TrainingTask> Session<T> {
         })
     }
 
-    /// The session of another config and other facts on what is open: `change` is made to this one's, and a plan is derived
-    /// from them.
+    /// The session of another config and other facts on what is open: `change` is made to this
+    /// one's, and a plan is derived from them.
     ///
     /// # Errors
     /// The error of `change`, and settings that contradict one another or the facts.
@@ -157,8 +159,9 @@ impl<T: TrainingTask> Session<T> {
         Ok(Self { task: self.task.planned(&plan), plan, config, facts, ..self.clone() })
     }
 
-    /// The session of the same config on a choice of its own examples: `train` in place of its training data and
-    /// `validation`, if any, in place of its validation data. They are padded by the same rule.
+    /// The session of the same config on a choice of its own examples: `train` in place of its
+    /// training data and `validation`, if any, in place of its validation data. They are padded by
+    /// the same rule.
     ///
     /// # Errors
     /// Settings that so many examples contradict.
@@ -185,8 +188,9 @@ impl<T: TrainingTask> Session<T> {
         })
     }
 
-    /// The model as it is before the first step: with the weights that `model.from` names, and random ones, drawn from the
-    /// run's seed alone, where it has none. Parameters that do not learn are frozen.
+    /// The model as it is before the first step: with the weights that `model.from` names, and
+    /// random ones, drawn from the run's seed alone, where it has none. Parameters that do not
+    /// learn are frozen.
     ///
     /// # Errors
     /// Weights that do not fit the model.
@@ -259,8 +263,9 @@ impl<T: TrainingTask> Session<T> {
 }
 
 impl<T: TrainingTask> Session<T> {
-    /// The run of `config` that trains `task` on `train`, and evaluates it on `validation`, if there is any. The config is one
-    /// without model, data and tokenizer ([`build_own`](crate::config::RunConfigBuilder::build_own)).
+    /// The run of `config` that trains `task` on `train`, and evaluates it on `validation`, if
+    /// there is any. The config is one without model, data and tokenizer
+    /// ([`build_own`](crate::config::RunConfigBuilder::build_own)).
     ///
     /// # Errors
     /// Settings that contradict one another, the task or the data, and a model that cannot be made.
@@ -320,7 +325,8 @@ impl<T: TrainingTask> Session<T> {
 }
 
 impl Session {
-    /// Opens what `config` names (tokenising text, if that has not been done before) and derives the plan.
+    /// Opens what `config` names (tokenising text, if that has not been done before) and derives
+    /// the plan.
     ///
     /// # Errors
     /// Inputs that cannot be used, and settings that contradict one another or the inputs.
@@ -370,8 +376,8 @@ impl Session {
     }
 }
 
-/// The plan of the run in `folder`, as it was saved; none for a run without one, and for one of another version of Kiln whose
-/// plans are made otherwise.
+/// The plan of the run in `folder`, as it was saved; none for a run without one, and for one of
+/// another version of Kiln whose plans are made otherwise.
 ///
 /// # Errors
 /// A file that holds no plan, and the operating system's.
@@ -387,8 +393,8 @@ pub fn saved_plan(folder: &Path) -> Result<Option<RunPlan>> {
     }
 }
 
-/// The part of the plan of `config` that does not depend on what is lacking of its inputs, and what that is; none where all is
-/// there.
+/// The part of the plan of `config` that does not depend on what is lacking of its inputs, and what
+/// that is; none where all is there.
 pub fn outline(config: &RunConfig) -> Option<String> {
     let device = device::select(config.device.kind, config.device.index).ok().map(|found| found.facts());
     let found = Found { device, ..inputs::found(config) };
@@ -396,7 +402,8 @@ pub fn outline(config: &RunConfig) -> Option<String> {
 }
 
 impl RunConfig {
-    /// The plan of this run. Its inputs are opened to derive it and closed again; [`Session::open`] keeps them open.
+    /// The plan of this run. Its inputs are opened to derive it and closed again; [`Session::open`]
+    /// keeps them open.
     ///
     /// # Errors
     /// Inputs that cannot be used, and settings that contradict one another or the inputs.

@@ -1,4 +1,5 @@
-//! A trained or pretrained model in its folder, as the commands that use one open it: configuration, weights, tokenizer.
+//! A trained or pretrained model in its folder, as the commands that use one open it:
+//! configuration, weights, tokenizer.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,8 @@ use crate::config::{RunConfig, Task};
 use crate::session::adapter::{Source, lacks_pooler, stated_task};
 use crate::session::generation_config::GENERATION_CONFIG;
 
-/// The config of a run with every default explicit, in the run folder and in what `kiln merge` makes of it.
+/// The config of a run with every default explicit, in the run folder and in what `kiln merge`
+/// makes of it.
 pub const PLAN_TOML: &str = "plan.toml";
 
 /// A model read from a folder, with everything in place.
@@ -31,10 +33,12 @@ pub struct ModelFolder {
 }
 
 impl ModelFolder {
-    /// Opens the model that `spec` (a folder or a Hub id) names, with the head of `task`, on `device`.
+    /// Opens the model that `spec` (a folder or a Hub id) names, with the head of `task`, on
+    /// `device`.
     ///
     /// # Errors
-    /// Files that are missing or do not fit, and a checkpoint without that head: its output would be random.
+    /// Files that are missing or do not fit, and a checkpoint without that head: its output would
+    /// be random.
     pub fn open(spec: &str, task: Task, device: &Device) -> Result<Self> {
         let source = Source::resolve(spec)?;
         let path = source.folder().to_owned();
@@ -94,8 +98,9 @@ impl ModelFolder {
     }
 }
 
-/// The files of the pretrained model in `folder` that a model trained from it keeps as they are: `generation_config.json`,
-/// and `with_tokenizer` those of its tokenizer, which is of a kind that Kiln does not read.
+/// The files of the pretrained model in `folder` that a model trained from it keeps as they are:
+/// `generation_config.json`, and `with_tokenizer` those of its tokenizer, which is of a kind that
+/// Kiln does not read.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -113,8 +118,8 @@ pub fn model_folder(spec: &str) -> Result<PathBuf> {
     Ok(Source::resolve(spec)?.folder().to_owned())
 }
 
-/// The file with the config of the run that the model in `folder` was trained by: beside it in what `kiln merge` wrote, above
-/// `model/` and above `checkpoints/`; none for a model that stands alone.
+/// The file with the config of the run that the model in `folder` was trained by: beside it in what
+/// `kiln merge` wrote, above `model/` and above `checkpoints/`; none for a model that stands alone.
 pub(crate) fn plan_of(folder: &Path) -> Option<PathBuf> {
     let folder = folder.canonicalize().ok()?;
     // A file of this name above another folder is none of a run's.
@@ -124,7 +129,8 @@ pub(crate) fn plan_of(folder: &Path) -> Option<PathBuf> {
     folders.map(|folder| folder.join(PLAN_TOML)).find(|plan| plan.is_file())
 }
 
-/// The config of the run that the model `spec` was trained by, with its file; none for a model that stands alone.
+/// The config of the run that the model `spec` was trained by, with its file; none for a model that
+/// stands alone.
 ///
 /// # Errors
 /// A model that is not there, and a file that is no config.
@@ -141,7 +147,8 @@ pub fn run_of(spec: &str) -> Result<Option<(PathBuf, RunConfig)>> {
     Ok(Some((plan, config)))
 }
 
-/// The configuration of the model or adapter that `spec` names, and the task that an adapter states.
+/// The configuration of the model or adapter that `spec` names, and the task that an adapter
+/// states.
 ///
 /// # Errors
 /// Files that are missing or cannot be read.
@@ -157,6 +164,7 @@ pub fn read_config(folder: &Path) -> Result<(ModelConfig, Vec<String>)> {
     let path = folder.join("config.json");
     let text = read_regular_text(&path).map_err(|e| Error::io(format!("read {}", path.display()), &e))?;
     ModelConfig::from_json(&text)
-        // Of the `[model]` section it would be a fault of the run's config; here it stands in a file of the model.
+        // Of the `[model]` section it would be a fault of the run's config; here it stands in a
+        // file of the model.
         .map_err(|error| error.into_kind(ErrorKind::Data).at(path.display()))
 }

@@ -1,5 +1,6 @@
-//! `provenance.json` of a run folder: by which program, on which machine and at how much arithmetic a run was made, so that
-//! runs can be compared later and their differences named. It says nothing about what the run did: that is `plan.toml`.
+//! `provenance.json` of a run folder: by which program, on which machine and at how much arithmetic
+//! a run was made, so that runs can be compared later and their differences named. It says nothing
+//! about what the run did: that is `plan.toml`.
 
 use std::path::Path;
 
@@ -58,8 +59,9 @@ pub struct Provenance {
     pub dropout: bool,
     /// Parameters of the model, tied ones counted once.
     pub parameters: u64,
-    /// Floating-point operations that training on a token takes; see [`ModelPlan::flops_per_token`](crate::plan::ModelPlan::flops_per_token).
-    /// None for a model that Kiln does not know.
+    /// Floating-point operations that training on a token takes; see
+    /// [`ModelPlan::flops_per_token`](crate::plan::ModelPlan::flops_per_token). None for a model
+    /// that Kiln does not know.
     #[serde(default)]
     pub flops_per_token: Option<f64>,
 }

@@ -1,5 +1,6 @@
-//! The trait by which the [`Trainer`](crate::Trainer) trains any model. A [`TrainingTask`] must define `model`, `collate`, `size`,
-//! `to_device` and `loss`; everything else has a default. [`BuiltIn`](super::BuiltIn) implements it for Kiln's models and tasks.
+//! The trait by which the [`Trainer`](crate::Trainer) trains any model. A [`TrainingTask`] must
+//! define `model`, `collate`, `size`, `to_device` and `loss`; everything else has a default.
+//! [`BuiltIn`](super::BuiltIn) implements it for Kiln's models and tasks.
 
 use std::sync::Arc;
 
@@ -17,10 +18,11 @@ use crate::task::evaluator::{Evaluator, Means};
 /// A model with its batches, its loss and its metrics. A clone trains the same.
 ///
 /// The switch between native and compiled reaches a model as [`Pass::ops`]: Kiln's operators
-/// ([`kiln_models::ops`]) take it and compute in the form that it names; what a model computes with Burn's own operations is
-/// the same in both modes.
+/// ([`kiln_models::ops`]) take it and compute in the form that it names; what a model computes with
+/// Burn's own operations is the same in both modes.
 pub trait TrainingTask: Clone + Send + Sync + 'static {
-    /// The module that learns. Its parameters are named by its fields, which checkpoints and patterns of `[trainer]` use.
+    /// The module that learns. Its parameters are named by its fields, which checkpoints and
+    /// patterns of `[trainer]` use.
     type Model: StateDict;
     /// An example of the data.
     type Example: Fingerprint;
@@ -29,15 +31,15 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// Examples of a micro-batch on the device: a tensor, or a tuple or structure of tensors.
     type DeviceBatch: TensorTree;
 
-    /// The model with random weights, drawn from the generator of `device` and from nothing else. `compute` says in which
-    /// form and type it will compute; [`Pass::compute`] says the same.
+    /// The model with random weights, drawn from the generator of `device` and from nothing else.
+    /// `compute` says in which form and type it will compute; [`Pass::compute`] says the same.
     ///
     /// # Errors
     /// A configuration of which no model can be made.
     fn model(&self, compute: Compute, device: &Device) -> Result<Self::Model>;
 
-    /// `examples` as a batch (`transformers` calls it a data collator), on any thread. A full batch has `rows` rows: a task
-    /// whose batches have one shape fills up one that has fewer.
+    /// `examples` as a batch (`transformers` calls it a data collator), on any thread. A full batch
+    /// has `rows` rows: a task whose batches have one shape fills up one that has fewer.
     ///
     /// # Errors
     /// Examples that do not fit together.
@@ -52,15 +54,16 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// A batch of another kind than the task has.
     fn to_device(&self, batch: &Self::Batch, device: &Device) -> Result<Self::DeviceBatch>;
 
-    /// The sum of the loss over the terms of `batch`, `[1]`, f32: not divided by anything. The Trainer divides it by
-    /// [`BatchSize::labels`], once for all micro-batches of a step. Dropout is [`Pass::rng`]'s.
+    /// The sum of the loss over the terms of `batch`, `[1]`, f32: not divided by anything. The
+    /// Trainer divides it by [`BatchSize::labels`], once for all micro-batches of a step. Dropout
+    /// is [`Pass::rng`]'s.
     ///
     /// # Errors
     /// A batch without labels.
     fn loss(&self, model: &Self::Model, batch: &Self::DeviceBatch, pass: Pass<'_>) -> Result<Tensor<1>>;
 
-    /// Whether the loss comes in [stages](Self::stages), so that the backward pass can compute blocks again
-    /// (`trainer.activation_checkpointing = "blocks"`).
+    /// Whether the loss comes in [stages](Self::stages), so that the backward pass can compute
+    /// blocks again (`trainer.activation_checkpointing = "blocks"`).
     const HAS_BLOCKS: bool = false;
 
     /// The stages of the [loss](Self::loss) of `batch`; by default none.
@@ -73,14 +76,14 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         None
     }
 
-    /// Whether a step can be recorded once and replayed (`compiler.graph`): [`loss`](Self::loss) copies nothing from the host
-    /// and reads nothing back, drops nothing but with Kiln's operators, and [`DeviceBatch`](Self::DeviceBatch) shows all of
-    /// its tensors.
+    /// Whether a step can be recorded once and replayed (`compiler.graph`): [`loss`](Self::loss)
+    /// copies nothing from the host and reads nothing back, drops nothing but with Kiln's
+    /// operators, and [`DeviceBatch`](Self::DeviceBatch) shows all of its tensors.
     const CAN_BE_CAPTURED: bool = false;
 
-    /// The values of `batch` for an evaluation: tensors of one dimension, f32, without autodiff, which the
-    /// [evaluator](Self::evaluator) gets one after the other. By default the loss, to which a task may add the other sums that
-    /// its [metrics](Self::metrics) are means of.
+    /// The values of `batch` for an evaluation: tensors of one dimension, f32, without autodiff,
+    /// which the [evaluator](Self::evaluator) gets one after the other. By default the loss, to
+    /// which a task may add the other sums that its [metrics](Self::metrics) are means of.
     ///
     /// # Errors
     /// A batch without labels.
@@ -99,29 +102,30 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         &["loss"]
     }
 
-    /// The evaluator that collects the values of [`evaluate`](Self::evaluate) over the examples of `data`. By default each
-    /// [metric](Self::metrics) is the sum of one value over all batches, divided once by their labels.
+    /// The evaluator that collects the values of [`evaluate`](Self::evaluate) over the examples of
+    /// `data`. By default each [metric](Self::metrics) is the sum of one value over all batches,
+    /// divided once by their labels.
     fn evaluator(&self, data: &Arc<dyn Dataset<Self::Example>>) -> Box<dyn Evaluator<Self::Batch>> {
         let (_, task) = (data, self.clone());
         Box::new(Means::new(self.metrics(), move |batch: &Self::Batch| task.size(batch).labels))
     }
 
-    /// The task with those of its settings that a plan decides, such as loss and padding, as `plan` has them; called whenever a run gets
-    /// another plan. By default a task has no such settings.
+    /// The task with those of its settings that a plan decides, such as loss and padding, as `plan`
+    /// has them; called whenever a run gets another plan. By default a task has no such settings.
     #[must_use]
     fn planned(&self, plan: &RunPlan) -> Self {
         let _ = plan;
         self.clone()
     }
 
-    /// The configuration of the model, saved as `config.json`: a run is continued only with an equal one. By default the
-    /// [name](Self::name) as `model_type`.
+    /// The configuration of the model, saved as `config.json`: a run is continued only with an
+    /// equal one. By default the [name](Self::name) as `model_type`.
     fn config(&self) -> serde_json::Value {
         serde_json::json!({ "model_type": self.name() })
     }
 
-    /// The files beside the weights in a saved folder of `model`: `config.json`, which a checkpoint must have, and what else
-    /// the model needs.
+    /// The files beside the weights in a saved folder of `model`: `config.json`, which a checkpoint
+    /// must have, and what else the model needs.
     ///
     /// # Errors
     /// A file that cannot be made.
@@ -131,8 +135,8 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         Ok(vec![("config.json".into(), text.into_bytes().into())])
     }
 
-    /// The texts that `model`, without autodiff, writes when the run of `plan` has samples, each as a prompt and the prompt with
-    /// its continuation; by default none.
+    /// The texts that `model`, without autodiff, writes when the run of `plan` has samples, each as
+    /// a prompt and the prompt with its continuation; by default none.
     ///
     /// # Errors
     /// The device's.
@@ -142,8 +146,8 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     }
 }
 
-/// The facts about the model of `task` that a plan is derived from. The model is built for its shapes only: nothing is drawn until a parameter
-/// is used.
+/// The facts about the model of `task` that a plan is derived from. The model is built for its
+/// shapes only: nothing is drawn until a parameter is used.
 ///
 /// # Errors
 /// A configuration of which no model can be made.
@@ -164,7 +168,8 @@ pub struct BatchSize {
     pub padded: bool,
     /// Tokens without padding.
     pub tokens: u64,
-    /// The divisor of the loss sum: the number of labels, or the sum of their weights. 0 where there is none.
+    /// The divisor of the loss sum: the number of labels, or the sum of their weights. 0 where
+    /// there is none.
     pub labels: f64,
 }
 

@@ -65,9 +65,11 @@ pub(crate) fn no_label() -> Error {
 /// The logits and labels of an evaluation (`EvalPrediction` of `transformers`).
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EvalPrediction {
-    /// The logits of each example, or of each word that has a label: those of its classes, labels or choices, or the number.
+    /// The logits of each example, or of each word that has a label: those of its classes, labels
+    /// or choices, or the number.
     pub predictions: Vec<Vec<f32>>,
-    /// For each of these the class or the number of the right choice; empty where labels are numbers.
+    /// For each of these the class or the number of the right choice; empty where labels are
+    /// numbers.
     pub label_ids: Vec<i32>,
     /// For each of these the number, or one for every label; empty where labels are classes.
     pub label_values: Vec<Vec<f32>>,
@@ -76,8 +78,8 @@ pub struct EvalPrediction {
 /// From all predictions of an evaluation to one number for each name.
 type Compute = dyn Fn(&EvalPrediction) -> Result<Vec<f64>> + Send + Sync;
 
-/// Figures of one's own beside those of a task, computed after an evaluation from all of its predictions: `compute_metrics` of
-/// `transformers`' Trainer.
+/// Figures of one's own beside those of a task, computed after an evaluation from all of its
+/// predictions: `compute_metrics` of `transformers`' Trainer.
 #[derive(Clone)]
 pub struct ComputeMetrics {
     names: Vec<&'static str>,
@@ -85,8 +87,8 @@ pub struct ComputeMetrics {
 }
 
 impl ComputeMetrics {
-    /// The figures called `names`, without `eval_`, which `compute` gives in the same order. They stand in the rows of the log, and
-    /// `trainer.metric_for_best_model` may name one of them.
+    /// The figures called `names`, without `eval_`, which `compute` gives in the same order. They
+    /// stand in the rows of the log, and `trainer.metric_for_best_model` may name one of them.
     pub fn new(
         names: &[&'static str],
         compute: impl Fn(&EvalPrediction) -> Result<Vec<f64>> + Send + Sync + 'static,
@@ -97,7 +99,8 @@ impl ComputeMetrics {
     /// The figures of `task` and these.
     ///
     /// # Errors
-    /// A task whose predictions are not collected, and a name that stands in the rows of the log already, or comes twice.
+    /// A task whose predictions are not collected, and a name that stands in the rows of the log
+    /// already, or comes twice.
     pub(crate) fn figures(&self, task: Task) -> Result<&'static [&'static str]> {
         if task.is_language_model() || task == Task::QuestionAnswering {
             return Err(Error::config(format!("figures of one's own: the task {task} does not collect its logits"))
@@ -129,7 +132,8 @@ impl ComputeMetrics {
 /// The names that the row of an evaluation has beside its figures.
 const OF_EVERY_EVALUATION: [&str; 4] = ["samples", "runtime", "samples_per_second", "steps_per_second"];
 
-/// [`Predictions`] with figures of one's own: their values are followed by the logits of the examples.
+/// [`Predictions`] with figures of one's own: their values are followed by the logits of the
+/// examples.
 pub(crate) struct WithMetrics {
     pub task: Task,
     /// Logits of an example or a word.
@@ -178,9 +182,10 @@ impl Evaluator<Batch> for WithMetrics {
     }
 }
 
-/// The evaluator of Kiln's tasks: the mean loss over all valid terms, not a mean of batch means, and what the predictions are
-/// worth. Of a batch it takes the loss sum with the label smoothing of training, the sum of negative log-likelihoods, the
-/// number of right predictions, and the predictions, where they are compared row by row.
+/// The evaluator of Kiln's tasks: the mean loss over all valid terms, not a mean of batch means,
+/// and what the predictions are worth. Of a batch it takes the loss sum with the label smoothing of
+/// training, the sum of negative log-likelihoods, the number of right predictions, and the
+/// predictions, where they are compared row by row.
 pub struct Predictions {
     task: Task,
     /// The questions behind the rows of question answering are in it.
@@ -217,8 +222,9 @@ impl Predictions {
         }
     }
 
-    /// The values that the evaluator reads from `batch`: the sum of the loss of training under `options`, as evaluation computes
-    /// it, the sum of the plain loss, the number of correct predictions, and for some tasks the predictions.
+    /// The values that the evaluator reads from `batch`: the sum of the loss of training under
+    /// `options`, as evaluation computes it, the sum of the plain loss, the number of correct
+    /// predictions, and for some tasks the predictions.
     ///
     /// # Errors
     /// A batch without labels.
@@ -234,7 +240,8 @@ impl Predictions {
             Task::QuestionAnswering => Some(spans(logits.clone(), batch.input.input_ids.dims()[0], batch.examples)),
             Task::Clm | Task::Mlm | Task::MultipleChoice => None,
         };
-        // The logits of a vocabulary are what evaluation takes most memory for: no copy outlives its last use.
+        // The logits of a vocabulary are what evaluation takes most memory for: no copy outlives
+        // its last use.
         let smoothed = if options.is_plain() { None } else { Some(batch.training_loss(logits.clone(), &options)?.sum) };
         let sum = batch.loss(logits)?.sum;
         let smoothed = smoothed.unwrap_or_else(|| sum.clone());
@@ -338,7 +345,8 @@ impl Expected {
     }
 }
 
-/// `[rows, labels]` -> `[examples]`: the most likely class of each example, or the value of a head with one output.
+/// `[rows, labels]` -> `[examples]`: the most likely class of each example, or the value of a head
+/// with one output.
 fn predictions(logits: Tensor<2>, examples: usize) -> Tensor<1> {
     let labels = logits.dims()[1];
     let logits = logits.slice([0..examples, 0..labels]);
@@ -348,13 +356,15 @@ fn predictions(logits: Tensor<2>, examples: usize) -> Tensor<1> {
     }
 }
 
-/// `[rows, labels]` -> `[examples * labels]`: 1 for a label whose probability is above one half, else 0.
+/// `[rows, labels]` -> `[examples * labels]`: 1 for a label whose probability is above one half,
+/// else 0.
 fn applying(logits: Tensor<2>, examples: usize) -> Tensor<1> {
     let labels = logits.dims()[1];
     logits.slice([0..examples, 0..labels]).greater_scalar(0.0).float().reshape([examples * labels])
 }
 
-/// `[rows * tokens, 2]` -> `[examples * 2 * tokens]`: of each example its start logits, then its end logits.
+/// `[rows * tokens, 2]` -> `[examples * 2 * tokens]`: of each example its start logits, then its
+/// end logits.
 fn spans(logits: Tensor<2>, rows: usize, examples: usize) -> Tensor<1> {
     let tokens = logits.dims()[0] / rows;
     let by_example: Tensor<3> = logits.reshape([rows, tokens, 2]).swap_dims(1, 2);

@@ -1,6 +1,6 @@
-//! Text generation with a key/value cache: one forward pass over the prompts, then one token of each at a time. Greedy when
-//! the temperature is 0, else sampling. Names, the order of processors and filters, and stop strings are those of `generate` in
-//! `transformers`.
+//! Text generation with a key/value cache: one forward pass over the prompts, then one token of
+//! each at a time. Greedy when the temperature is 0, else sampling. Names, the order of processors
+//! and filters, and stop strings are those of `generate` in `transformers`.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -50,14 +50,16 @@ impl Row {
 }
 
 impl Generator<'_> {
-    /// Continues every text of `prompts` (token ids) and hands each new token, with the number of its prompt, to `on_token`,
-    /// which may end the generation. A text ends at `max_new_tokens`, before a stop token, with a stop string, or when the
-    /// model has no more positions. Returns the new tokens of each: those that it would have alone, whatever the other
-    /// prompts are and however long.
+    /// Continues every text of `prompts` (token ids) and hands each new token, with the number of
+    /// its prompt, to `on_token`, which may end the generation. A text ends at `max_new_tokens`,
+    /// before a stop token, with a stop string, or when the model has no more positions. Returns
+    /// the new tokens of each: those that it would have alone, whatever the other prompts are and
+    /// however long.
     ///
     /// # Errors
-    /// An empty prompt, one longer than the model's positions, ids outside the vocabulary, a model without a language model
-    /// head, stop strings without a tokenizer, and settings that leave no token to choose.
+    /// An empty prompt, one longer than the model's positions, ids outside the vocabulary, a model
+    /// without a language model head, stop strings without a tokenizer, and settings that leave no
+    /// token to choose.
     pub fn generate(
         &self,
         prompts: &[Vec<u32>],
@@ -134,13 +136,15 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Whether the last of `tokens` completes one of `stops`, as `StopStringCriteria` of `transformers` has it: a part of the
-    /// text that equals a stop string ends within that token. The prompt counts too.
+    /// Whether the last of `tokens` completes one of `stops`, as `StopStringCriteria` of
+    /// `transformers` has it: a part of the text that equals a stop string ends within that token.
+    /// The prompt counts too.
     fn completes_stop_string(&self, tokens: &[u32], stops: &[String]) -> Result<bool> {
         let (Some(tokenizer), Some(longest)) = (self.tokenizer, stops.iter().map(String::len).max()) else {
             return Ok(false);
         };
-        // A token has a byte at least. Special ones count with their text, which may be a stop string.
+        // A token has a byte at least. Special ones count with their text, which may be a stop
+        // string.
         let tail = &tokens[tokens.len().saturating_sub(longest + 1)..];
         let text = |tokens: &[u32]| tokenizer.decode_with_special(tokens);
         let (before, text) = (text(&tail[..tail.len() - 1])?, text(tail)?);
@@ -196,8 +200,9 @@ fn choose(logits: &mut [f32], row: &Row, options: &GenerateOptions) -> Result<u3
     Ok(ranked[chosen.unwrap_or(weights.len() - 1)].0 as u32)
 }
 
-/// Changes logits as the processors of `transformers` do, in their order: `RepetitionPenaltyLogitsProcessor`,
-/// `NoRepeatNGramLogitsProcessor`, `MinNewTokensLengthLogitsProcessor`. A token that must not come gets minus infinity.
+/// Changes logits as the processors of `transformers` do, in their order:
+/// `RepetitionPenaltyLogitsProcessor`, `NoRepeatNGramLogitsProcessor`,
+/// `MinNewTokensLengthLogitsProcessor`. A token that must not come gets minus infinity.
 fn process(logits: &mut [f32], row: &Row, options: &GenerateOptions) {
     let Row { tokens, distinct, prompt, .. } = row;
     if options.repetition_penalty != 1.0 {
@@ -285,7 +290,8 @@ mod tests {
     fn top_k_and_top_p_cut_the_tail() {
         let logits = [0.0, 1.0, 2.0, 3.0];
         assert_eq!(counts(&options(1.0, 2, 1.0), &logits, 500)[..2], [0, 0]);
-        // Softmax: 0.032, 0.087, 0.237, 0.644. The most likely alone reaches 0.6, two are needed for 0.7.
+        // Softmax: 0.032, 0.087, 0.237, 0.644. The most likely alone reaches 0.6, two are needed
+        // for 0.7.
         assert_eq!(counts(&options(1.0, 0, 0.6), &logits, 500)[..3], [0, 0, 0]);
         let counts = counts(&options(1.0, 0, 0.7), &logits, 500);
         assert!(counts[2] > 0 && counts[..2] == [0, 0], "{counts:?}");

@@ -1,7 +1,8 @@
 //! Cross-entropy as training may want it: with label smoothing (Szegedy et al. 2016; Hugging Face's
-//! `label_smoothing_factor`) and with a weight for every class. The numbers are those of `torch.nn.functional.cross_entropy`
-//! with `label_smoothing` and `weight`. Evaluation smooths too, as Hugging Face's Trainer does, and has no weights. Here is
-//! also what the losses of several micro-batches come to.
+//! `label_smoothing_factor`) and with a weight for every class. The numbers are those of
+//! `torch.nn.functional.cross_entropy` with `label_smoothing` and `weight`. Evaluation smooths too,
+//! as Hugging Face's Trainer does, and has no weights. Here is also what the losses of several
+//! micro-batches come to.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::error::{Error, Result};
@@ -16,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use super::{DeviceBatch, LossSum, Targets, by_target, in_f32};
 use crate::config::{Accumulation, ClassWeights, Task, TrainerSection};
 
-/// How the loss of training departs from the plain cross-entropy, and what it is over several micro-batches. Default: the
-/// plain one, divided once.
+/// How the loss of training departs from the plain cross-entropy, and what it is over several
+/// micro-batches. Default: the plain one, divided once.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossOptions {
     /// Part of a target's probability that is spread evenly over all classes.
@@ -26,17 +27,20 @@ pub struct LossOptions {
     pub class_weights: Option<Vec<f64>>,
     /// How the losses of micro-batches become that of an optimizer step.
     pub reduction: Reduction,
-    /// Whether the divisor counts the first label of each row of a causal language model too, which nothing predicts: the
-    /// `num_items_in_batch` that the Trainer of `transformers` 5.24 has for `GPT2LMHeadModel`.
+    /// Whether the divisor counts the first label of each row of a causal language model too, which
+    /// nothing predicts: the `num_items_in_batch` that the Trainer of `transformers` 5.24 has for
+    /// `GPT2LMHeadModel`.
     #[serde(default)]
     pub counts_first_labels: bool,
 }
 
-/// How the losses of the micro-batches of an optimizer step become the step's loss. The same holds for gradients.
+/// How the losses of the micro-batches of an optimizer step become the step's loss. The same holds
+/// for gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
-    /// Their sums are added and divided once by the number of their terms: the loss does not depend on how the step is cut.
+    /// Their sums are added and divided once by the number of their terms: the loss does not depend
+    /// on how the step is cut.
     #[default]
     Exact,
     /// Each is divided by the number of its own terms, and these means are added.
@@ -46,10 +50,12 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// The reduction of the Trainer of `transformers` 5.24 (`Trainer.training_step`). It counts the labels of a step
-    /// (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's language model does that, and so does label
-    /// smoothing; the other models take the mean of each micro-batch all the same, and these means are added up. The labels
-    /// of question answering have other names, so that the Trainer counts none and divides by the number of micro-batches.
+    /// The reduction of the Trainer of `transformers` 5.24 (`Trainer.training_step`). It counts the
+    /// labels of a step (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's
+    /// language model does that, and so does label smoothing; the other models take the mean of
+    /// each micro-batch all the same, and these means are added up. The labels of question
+    /// answering have other names, so that the Trainer counts none and divides by the number of
+    /// micro-batches.
     fn of_transformers(task: Task, label_smoothing: f64) -> Self {
         match task {
             Task::QuestionAnswering => Self::MeanOfMeans,
@@ -64,8 +70,8 @@ impl Reduction {
         }
     }
 
-    /// The factor of the loss of a micro-batch before it is added to the others. `labels` is what its valid labels
-    /// count together ([`LossOptions::total_weight`]).
+    /// The factor of the loss of a micro-batch before it is added to the others. `labels` is what
+    /// its valid labels count together ([`LossOptions::total_weight`]).
     pub fn weight(self, labels: f64) -> f64 {
         match self {
             Self::Exact => 1.0,
@@ -74,12 +80,14 @@ impl Reduction {
         }
     }
 
-    /// The divisor of a step of `micro_batches` if all of them are like the first, which has so many labels; at least 1.
+    /// The divisor of a step of `micro_batches` if all of them are like the first, which has so
+    /// many labels; at least 1.
     pub fn expected_divisor(self, first_labels: f64, micro_batches: usize) -> f64 {
         self.divisor(first_labels * micro_batches as f64, micro_batches).max(1.0)
     }
 
-    /// The divisor of the sum over the `micro_batches` of a step, where the valid labels of all of them count `labels`.
+    /// The divisor of the sum over the `micro_batches` of a step, where the valid labels of all of
+    /// them count `labels`.
     pub fn divisor(self, labels: f64, micro_batches: usize) -> f64 {
         match self {
             Self::Exact => labels,
@@ -93,8 +101,8 @@ impl LossOptions {
     /// The options of `[trainer]`, for `model` with a `task`.
     ///
     /// # Errors
-    /// A task whose loss is no cross-entropy over classes, another number of weights than classes, and weights of labels
-    /// that the model does not have.
+    /// A task whose loss is no cross-entropy over classes, another number of weights than classes,
+    /// and weights of labels that the model does not have.
     pub fn of(trainer: &TrainerSection, task: Task, model: &ModelConfig) -> Result<Self> {
         let label_smoothing = trainer.label_smoothing_factor;
         if label_smoothing > 0.0 && !task.has_accuracy() {
@@ -116,12 +124,14 @@ impl LossOptions {
         let as_in_transformers = trainer.accumulation == Accumulation::Transformers;
         let reduction =
             if as_in_transformers { Reduction::of_transformers(task, label_smoothing) } else { Reduction::Exact };
-        // `GPT2LMHeadModel` has no `loss_type` by which the Trainer would know that its labels are shifted; GPT-Neo's has.
+        // `GPT2LMHeadModel` has no `loss_type` by which the Trainer would know that its labels are
+        // shifted; GPT-Neo's has.
         let counts_first_labels = as_in_transformers && task == Task::Clm && model.model_type() == ModelType::Gpt2;
         Ok(Self { label_smoothing, class_weights, reduction, counts_first_labels })
     }
 
-    /// The options of `[trainer]` where a model brings a loss of its own, of which nothing is known but its sum and its count.
+    /// The options of `[trainer]` where a model brings a loss of its own, of which nothing is known
+    /// but its sum and its count.
     ///
     /// # Errors
     /// Label smoothing and class weights, which are a part of the loss.
@@ -141,7 +151,8 @@ impl LossOptions {
         Ok(Self { reduction, ..Self::default() })
     }
 
-    /// The loss of evaluation where this is that of training: smoothed too, but without class weights.
+    /// The loss of evaluation where this is that of training: smoothed too, but without class
+    /// weights.
     #[must_use]
     pub fn of_evaluation(&self) -> Self {
         Self { label_smoothing: self.label_smoothing, ..Self::default() }
@@ -152,8 +163,8 @@ impl LossOptions {
         self.label_smoothing == 0.0 && self.class_weights.is_none()
     }
 
-    /// The divisor of the loss sum of `batch` in training: the sum of the weights of the terms, where without weights each
-    /// counts 1.
+    /// The divisor of the loss sum of `batch` in training: the sum of the weights of the terms,
+    /// where without weights each counts 1.
     pub fn total_weight(&self, task: Task, batch: &Batch) -> f64 {
         match (&self.class_weights, &batch.labels) {
             (Some(weights), Labels::Classes(labels)) => {
@@ -198,9 +209,9 @@ fn in_order(weights: &ClassWeights, labels: &ModelLabels) -> Result<Vec<f64>> {
 }
 
 impl DeviceBatch {
-    /// The loss sum of this batch under `model` with `options`, in one forward `pass`. The same function as
-    /// [`training_loss`](Self::training_loss) of [`Model::logits`]; a language model that computes in the fused form never
-    /// holds its logits.
+    /// The loss sum of this batch under `model` with `options`, in one forward `pass`. The same
+    /// function as [`training_loss`](Self::training_loss) of [`Model::logits`]; a language model
+    /// that computes in the fused form never holds its logits.
     ///
     /// # Errors
     /// A batch without labels.
@@ -379,8 +390,9 @@ mod tests {
         }
     }
 
-    /// `Trainer._get_num_items_in_batch` of `transformers` 5.24 counts `labels[..., 1:]` where it knows by the model's `loss_type` that
-    /// the labels are shifted, and `GPT2LMHeadModel` has none.
+    /// `Trainer._get_num_items_in_batch` of `transformers` 5.24 counts `labels[..., 1:]` where it
+    /// knows by the model's `loss_type` that the labels are shifted, and `GPT2LMHeadModel` has
+    /// none.
     #[test]
     fn the_divisor_counts_what_is_predicted_or_what_the_trainer_counts() {
         let batch = Batch {

@@ -1,5 +1,5 @@
-//! Tasks: which head a run needs, and how logits and labels become a loss. A loss is a sum and a count, divided once by
-//! whoever has collected all of an optimizer step; never a mean of means.
+//! Tasks: which head a run needs, and how logits and labels become a loss. A loss is a sum and a
+//! count, divided once by whoever has collected all of an optimizer step; never a mean of means.
 
 pub mod evaluator;
 pub mod generate;
@@ -25,9 +25,11 @@ pub struct DeviceBatch {
     pub targets: Option<Targets>,
     /// How many rows are examples; those after them only fill the batch up.
     pub examples: usize,
-    /// How many terms the loss sum has: predicted tokens, rows or spans. Known on the host, so no step reads it back.
+    /// How many terms the loss sum has: predicted tokens, rows or spans. Known on the host, so no
+    /// step reads it back.
     pub count: usize,
-    /// The weights of the classes in the loss of training, `[classes]`, where it has some and they are on the device already.
+    /// The weights of the classes in the loss of training, `[classes]`, where it has some and they
+    /// are on the device already.
     pub class_weights: Option<Tensor<1>>,
 }
 
@@ -35,7 +37,8 @@ pub struct DeviceBatch {
 #[derive(Debug, Clone)]
 #[allow(clippy::large_enum_variant)] // there is one of these at a time
 pub enum Targets {
-    /// One class a row of the logits; of a multiple choice, whose logits have a row for each choice, one a group of choices.
+    /// One class a row of the logits; of a multiple choice, whose logits have a row for each
+    /// choice, one a group of choices.
     Classes {
         /// `[n]`; 0 where the label is ignored.
         index: Tensor<1, Int>,
@@ -77,7 +80,8 @@ pub struct LossSum {
 }
 
 impl DeviceBatch {
-    /// Moves `batch` to `device`. For `clm` the labels are shifted here, on the host: position `i` predicts label `i + 1`.
+    /// Moves `batch` to `device`. For `clm` the labels are shifted here, on the host: position `i`
+    /// predicts label `i + 1`.
     ///
     /// # Errors
     /// Labels of another kind than the task has.
@@ -132,10 +136,11 @@ impl DeviceBatch {
     /// - choices: likewise, `logits [n * choices, 1]`
     /// - several labels: binary cross-entropy of every label, `logits [batch, labels]`
     /// - values: squared error, `logits [batch, 1]`
-    /// - spans: mean of the start's and the end's negative log-likelihood, `logits [batch * seq, 2]`
+    /// - spans: mean of the start's and the end's negative log-likelihood, `logits [batch * seq,
+    ///   2]`
     ///
-    /// as `transformers`' `ForCausalLMLoss`, `ForMaskedLMLoss`, `ForSequenceClassificationLoss`, `ForTokenClassification` and
-    /// `ForQuestionAnsweringLoss` before their division.
+    /// as `transformers`' `ForCausalLMLoss`, `ForMaskedLMLoss`, `ForSequenceClassificationLoss`,
+    /// `ForTokenClassification` and `ForQuestionAnsweringLoss` before their division.
     ///
     /// # Errors
     /// A batch without labels.
@@ -178,7 +183,8 @@ impl DeviceBatch {
     }
 }
 
-/// `logits` with one row for each of the `n` targets: those of a multiple choice come as `[n * choices, 1]`.
+/// `logits` with one row for each of the `n` targets: those of a multiple choice come as `[n *
+/// choices, 1]`.
 fn by_target(logits: Tensor<2>, index: &Tensor<1, Int>) -> Tensor<2> {
     let ([rows, columns], targets) = (logits.dims(), index.dims()[0]);
     if rows == targets { logits } else { logits.reshape([targets, rows * columns / targets]) }

@@ -1,6 +1,6 @@
-//! Metrics of predictions, computed on the host in f64 from all predictions of a dataset. The formulas are those of
-//! scikit-learn and SciPy, which `run_glue` reports, and of seqeval, which `run_ner` reports;
-//! `tests/fixtures/make_scores.py` makes the values the tests compare with.
+//! Metrics of predictions, computed on the host in f64 from all predictions of a dataset. The
+//! formulas are those of scikit-learn and SciPy, which `run_glue` reports, and of seqeval, which
+//! `run_ner` reports; `tests/fixtures/make_scores.py` makes the values the tests compare with.
 
 use std::collections::BTreeSet;
 
@@ -49,8 +49,9 @@ impl Confusion {
         (0..self.num_labels).map(|expected| self.count(expected, class)).sum()
     }
 
-    /// F1, the harmonic mean of precision and recall: of class 1 for two labels (`average="binary"`), else the mean over
-    /// the classes that occur among labels or predictions (`average="macro"`). 0 where it is 0 / 0.
+    /// F1, the harmonic mean of precision and recall: of class 1 for two labels
+    /// (`average="binary"`), else the mean over the classes that occur among labels or predictions
+    /// (`average="macro"`). 0 where it is 0 / 0.
     pub fn f1(&self) -> f64 {
         let of_class = |class: usize| {
             let both = (self.expected(class) + self.predicted(class)) as f64;
@@ -64,8 +65,8 @@ impl Confusion {
         values.iter().sum::<f64>() / values.len().max(1) as f64
     }
 
-    /// Matthews' correlation coefficient for any number of classes (Gorodkin 2004); 0 where labels or predictions are all
-    /// of one class, as in scikit-learn.
+    /// Matthews' correlation coefficient for any number of classes (Gorodkin 2004); 0 where labels
+    /// or predictions are all of one class, as in scikit-learn.
     pub fn matthews_correlation(&self) -> f64 {
         let classes = || 0..self.num_labels;
         let total = self.counts.iter().sum::<u64>() as f64;
@@ -85,9 +86,10 @@ impl Confusion {
 /// The figures of entities.
 pub const ENTITY_FIGURES: [&str; 3] = ["precision", "recall", "f1"];
 
-/// Counts of entities that stand in rows of tags: a name that begins at a word, ends at one and has a type. They are found as
-/// seqeval does by default, which is the rule of CoNLL's `conlleval`: an entity begins at `B-`, or where the type changes; tags
-/// of the schemes IOB1, IOB2, IOE and IOBES are understood.
+/// Counts of entities that stand in rows of tags: a name that begins at a word, ends at one and has
+/// a type. They are found as seqeval does by default, which is the rule of CoNLL's `conlleval`: an
+/// entity begins at `B-`, or where the type changes; tags of the schemes IOB1, IOB2, IOE and IOBES
+/// are understood.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Entities {
     expected: u64,
@@ -96,7 +98,8 @@ pub struct Entities {
 }
 
 impl Entities {
-    /// Adds the tags of a row, by their places in `names`, without those whose expected label is ignored.
+    /// Adds the tags of a row, by their places in `names`, without those whose expected label is
+    /// ignored.
     pub fn add(&mut self, names: &[String], expected: &[i32], predicted: &[f64]) {
         let (mut of_expected, mut of_predicted) = (Vec::new(), Vec::new());
         let name = |class: usize| names.get(class).map_or("O", String::as_str);
@@ -119,7 +122,8 @@ impl Entities {
     }
 }
 
-/// Whether one of `names` is the tag of an entity: `B-`, `I-`, `E-`, `L-`, `S-` or `U-` and a type, or the letter alone.
+/// Whether one of `names` is the tag of an entity: `B-`, `I-`, `E-`, `L-`, `S-` or `U-` and a type,
+/// or the letter alone.
 pub fn are_tags(names: &[String]) -> bool {
     names.iter().any(|name| {
         let (kind, kind_of) = name.split_once('-').unwrap_or((name, "_"));
@@ -133,7 +137,8 @@ fn entities<'a>(tags: &[&'a str]) -> BTreeSet<(&'a str, usize, usize)> {
         let mut chars = tag.chars();
         let kind = chars.next().unwrap_or('O');
         let rest = chars.as_str();
-        // The type stands behind the first hyphen of the rest; a tag without a type has the type `_`.
+        // The type stands behind the first hyphen of the rest; a tag without a type has the type
+        // `_`.
         let name = rest.split_once('-').map_or(rest, |(_, name)| name);
         (kind, if name.is_empty() { "_" } else { name })
     };
@@ -155,8 +160,9 @@ fn entities<'a>(tags: &[&'a str]) -> BTreeSet<(&'a str, usize, usize)> {
     found
 }
 
-/// For rows of `num_labels` labels that apply or do not: the share of rows that are right in all labels (`accuracy`), F1 over all
-/// labels together (`f1`, `average="micro"`) and the mean of the labels' F1 (`f1_macro`); 0 where it is 0 / 0.
+/// For rows of `num_labels` labels that apply or do not: the share of rows that are right in all
+/// labels (`accuracy`), F1 over all labels together (`f1`, `average="micro"`) and the mean of the
+/// labels' F1 (`f1_macro`); 0 where it is 0 / 0.
 pub fn several_labels(expected: &[bool], predicted: &[bool], num_labels: usize) -> Vec<(&'static str, f64)> {
     let rows = expected.chunks(num_labels).zip(predicted.chunks(num_labels));
     let right = rows.clone().filter(|(expected, predicted)| expected == predicted).count();

@@ -1,5 +1,6 @@
-//! Which evaluation was the best so far, and when too many in a row were not better: `metric_for_best_model` and
-//! `EarlyStoppingCallback` of `transformers`. It only counts; the loop saves and stops.
+//! Which evaluation was the best so far, and when too many in a row were not better:
+//! `metric_for_best_model` and `EarlyStoppingCallback` of `transformers`. It only counts; the loop
+//! saves and stops.
 
 use kiln_core::error::{Error, Result};
 use kiln_core::metrics::Record;
@@ -14,7 +15,8 @@ pub struct Best {
     pub metric: String,
     /// More of it is better.
     pub greater_is_better: bool,
-    /// The best value; none before the first evaluation. A NaN is never the best. Written exactly, as text.
+    /// The best value; none before the first evaluation. A NaN is never the best. Written exactly,
+    /// as text.
     value: Option<String>,
     /// The step after which it was measured.
     pub step: Option<u64>,

@@ -1,4 +1,5 @@
-//! Hooks into the training loop, with Hugging Face's event names (`TrainerCallback`). The command line prints through one.
+//! Hooks into the training loop, with Hugging Face's event names (`TrainerCallback`). The command
+//! line prints through one.
 
 use std::path::Path;
 
@@ -25,7 +26,8 @@ pub struct Progress {
     pub epoch: f64,
 }
 
-/// Requests of a callback to the loop (`TrainerControl`). All but `should_training_stop` hold for the step at hand.
+/// Requests of a callback to the loop (`TrainerControl`). All but `should_training_stop` hold for
+/// the step at hand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Control {
     /// End after this step, as if the plan ended here.
@@ -45,8 +47,9 @@ pub struct DeviceValues<'a> {
     pub grad_norm: &'a Tensor<1>,
 }
 
-/// Called by the loop; every method does nothing unless it is written. `M` is the model that is trained: one that looks at no
-/// model is a callback for all of them (`impl<M> Callback<M> for ...`).
+/// Called by the loop; every method does nothing unless it is written. `M` is the model that is
+/// trained: one that looks at no model is a callback for all of them (`impl<M> Callback<M> for
+/// ...`).
 #[allow(unused_variables)]
 pub trait Callback<M = Model> {
     /// Before everything else, when the run continues from `checkpoint`.
@@ -61,23 +64,26 @@ pub trait Callback<M = Model> {
     /// Before every optimizer step.
     fn on_step_begin(&mut self, progress: &Progress) {}
 
-    /// Whether [`on_pre_optimizer_step`](Self::on_pre_optimizer_step) or [`on_optimizer_step`](Self::on_optimizer_step) is
-    /// to be called: a captured step (`compiler.graph`) has no moment for them, so steps are not captured then.
+    /// Whether [`on_pre_optimizer_step`](Self::on_pre_optimizer_step) or
+    /// [`on_optimizer_step`](Self::on_optimizer_step) is to be called: a captured step
+    /// (`compiler.graph`) has no moment for them, so steps are not captured then.
     fn sees_gradients(&self) -> bool {
         false
     }
 
-    /// Before the weights change: the model and its gradients, summed over the micro-batches, neither divided nor clipped.
-    /// Only where some callback [sees gradients](Self::sees_gradients), or steps are not captured and the optimizer is not divided
+    /// Before the weights change: the model and its gradients, summed over the micro-batches,
+    /// neither divided nor clipped. Only where some callback [sees
+    /// gradients](Self::sees_gradients), or steps are not captured and the optimizer is not divided
     /// among ranks.
     fn on_pre_optimizer_step(&mut self, progress: &Progress, model: &M, grads: &GradientsParams) {}
 
     /// After the weights have changed, before the step is counted. As `on_pre_optimizer_step`.
     fn on_optimizer_step(&mut self, progress: &Progress, model: &M) {}
 
-    /// After every optimizer step, before its `on_step_end`, with its values on the device. A callback that wants to read them,
-    /// or others, queues them with `closures`: they are handed to it after the step, or with the next log row, when they are
-    /// read together with the values of that row.
+    /// After every optimizer step, before its `on_step_end`, with its values on the device. A
+    /// callback that wants to read them, or others, queues them with `closures`: they are handed to
+    /// it after the step, or with the next log row, when they are read together with the values of
+    /// that row.
     fn on_step_values(&mut self, progress: &Progress, values: DeviceValues<'_>, closures: &mut StepClosures<'static>) {}
 
     /// After every optimizer step. Reads nothing from the device.
@@ -92,21 +98,23 @@ pub trait Callback<M = Model> {
     /// After an evaluation row was written.
     fn on_evaluate(&mut self, progress: &Progress, row: &Record, control: &mut Control) {}
 
-    /// After the model wrote `samples` of text in the middle of the run (`generation.every`), each a prompt with its
-    /// continuation.
+    /// After the model wrote `samples` of text in the middle of the run (`generation.every`), each
+    /// a prompt with its continuation.
     fn on_samples(&mut self, progress: &Progress, samples: &[String]) {}
 
     /// Something worth telling has happened.
     fn on_notice(&mut self, notice: &str) {}
 
-    /// After a checkpoint was handed over for writing into `checkpoint`; the folder appears when it is whole.
+    /// After a checkpoint was handed over for writing into `checkpoint`; the folder appears when it
+    /// is whole.
     fn on_save(&mut self, progress: &Progress, checkpoint: &Path) {}
 
     /// After the last step, when everything is written.
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}
 }
 
-/// Ends the run after a number of steps, as if the plan ended there; the schedule stays that of the whole plan.
+/// Ends the run after a number of steps, as if the plan ended there; the schedule stays that of the
+/// whole plan.
 #[derive(Debug, Clone, Copy)]
 pub struct StopAfter(
     /// The steps.

@@ -1,4 +1,5 @@
-//! Where the time of a run goes: log windows, the steady state, and what is no training time (evaluation, saving).
+//! Where the time of a run goes: log windows, the steady state, and what is no training time
+//! (evaluation, saving).
 
 use std::time::{Duration, Instant};
 
@@ -69,7 +70,8 @@ impl Clock {
         self.stage = Some(elapsed);
     }
 
-    /// Nor is a check of the compiler that took `elapsed`, up to now. `before` says that no step has been made yet.
+    /// Nor is a check of the compiler that took `elapsed`, up to now. `before` says that no step
+    /// has been made yet.
     pub(super) fn exclude_check(&mut self, elapsed: Duration, before: bool) {
         self.verify = Some(self.verify.unwrap_or_default() + elapsed);
         if before {
@@ -108,9 +110,10 @@ impl Clock {
         self.window_start += elapsed;
     }
 
-    /// Ends the window that started at the last log row. Its values have just been read, so the device is idle. `waited` is
-    /// how long this process has waited for batches in all. `loss` is the mean over the steps of the window, `grad_norm` and
-    /// `lr` are the last step's. The first row after a warm-up stage says what that took.
+    /// Ends the window that started at the last log row. Its values have just been read, so the
+    /// device is idle. `waited` is how long this process has waited for batches in all. `loss` is
+    /// the mean over the steps of the window, `grad_norm` and `lr` are the last step's. The first
+    /// row after a warm-up stage says what that took.
     pub(super) fn close_window(
         &mut self,
         progress: &Progress,
@@ -154,9 +157,10 @@ impl Clock {
         }
     }
 
-    /// The last row: Hugging Face's keys, then medians of the steady state, which leaves the first log window out.
-    /// `warmup_seconds` is the warm-up stage, or that window where there was none; `train_runtime` has it in it.
-    /// Speeds are this process's; `saving` is what reading and writing checkpoints took, most of it beside training.
+    /// The last row: Hugging Face's keys, then medians of the steady state, which leaves the first
+    /// log window out. `warmup_seconds` is the warm-up stage, or that window where there was none;
+    /// `train_runtime` has it in it. Speeds are this process's; `saving` is what reading and
+    /// writing checkpoints took, most of it beside training.
     pub(super) fn summary(&self, progress: &Progress, train_loss: f64, saving: Duration) -> Record {
         let runtime = self.start.elapsed().as_secs_f64();
         let median = |pick: fn(&(f64, f64)) -> f64| {

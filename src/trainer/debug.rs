@@ -1,7 +1,8 @@
-//! `compiler.debug = true`: what the training compiler did in a run, written into `compiler/` of the run folder when the run
-//! ends, however it ends, and shown as a table. Which operators were fused and which were not and why, the batch shapes with
-//! their counts and first step, device reads by the place that read, and where the build has Burn's fusion, the blocks it
-//! fused and the kernels it launched (`observe`). Looking takes time, so rows of such a run carry
+//! `compiler.debug = true`: what the training compiler did in a run, written into `compiler/` of
+//! the run folder when the run ends, however it ends, and shown as a table. Which operators were
+//! fused and which were not and why, the batch shapes with their counts and first step, device
+//! reads by the place that read, and where the build has Burn's fusion, the blocks it fused and the
+//! kernels it launched (`observe`). Looking takes time, so rows of such a run carry
 //! `timings_not_comparable`, and no report makes a speed-up of it.
 
 use std::fs;
@@ -45,7 +46,8 @@ impl Watch {
         })
     }
 
-    /// Ends looking: writes what was seen below the run folder `folder` and returns it as lines of a table.
+    /// Ends looking: writes what was seen below the run folder `folder` and returns it as lines of
+    /// a table.
     pub(crate) fn finish<T: TrainingTask>(
         self,
         session: &Session<T>,

@@ -36,8 +36,8 @@ pub(super) struct Eager<T: TrainingTask> {
     /// Micro-batches of a step.
     micro_batches: usize,
     clip: Option<f64>,
-    /// Whether the gradient norm of rank 0 is that of all: on a GPU ranks may have tuned their way to kernels that add in different
-    /// orders, and their weights would drift apart.
+    /// Whether the gradient norm of rank 0 is that of all: on a GPU ranks may have tuned their way
+    /// to kernels that add in different orders, and their weights would drift apart.
     agrees: bool,
     /// Whether a callback sees gradients, which are put together for it where they are divided.
     shows_gradients: bool,
@@ -53,7 +53,8 @@ pub(super) struct Eager<T: TrainingTask> {
 }
 
 impl<T: TrainingTask> Eager<T> {
-    /// For the run of `session` by the ranks of `world` that trains `model`, on `device` with autodiff.
+    /// For the run of `session` by the ranks of `world` that trains `model`, on `device` with
+    /// autodiff.
     ///
     /// # Errors
     /// A thread that cannot be started.
@@ -87,7 +88,8 @@ impl<T: TrainingTask> Eager<T> {
         })
     }
 
-    /// The divisor that the step will have if all its micro-batches are like the first, which has so many labels.
+    /// The divisor that the step will have if all its micro-batches are like the first, which has
+    /// so many labels.
     fn expected_divisor(&self, first_labels: f64) -> f64 {
         self.reduction.expected_divisor(first_labels, self.micro_batches)
     }
@@ -121,8 +123,9 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
             device: &self.device,
             copies: Some(state.optimizer.copies()),
         };
-        // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so the sum is divided before
-        // the backward pass, by what the step's divisor will be if all batches are like this.
+        // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so
+        // the sum is divided before the backward pass, by what the step's divisor will be if all
+        // batches are like this.
         let expected = self.expected_divisor(micro.first_labels);
         let weight = self.reduction.weight(micro.labels);
         let weighted = |loss: Tensor<1>| if weight == 1.0 { loss } else { loss * weight };

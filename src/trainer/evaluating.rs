@@ -47,8 +47,8 @@ impl Evaluating {
         }
     }
 
-    /// Whether an evaluation follows a step. A run that evaluates at all does so at its end, unless that comes before
-    /// `trainer.eval_delay`.
+    /// Whether an evaluation follows a step. A run that evaluates at all does so at its end, unless
+    /// that comes before `trainer.eval_delay`.
     pub(super) fn due(&self, after: &After) -> bool {
         match self.strategy {
             EvalStrategy::No => self.at_end && after.is_last,

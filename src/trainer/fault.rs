@@ -1,5 +1,6 @@
-//! Handles the end of a run by a fault: its suspect checkpoints are marked, so that a resumed run begins at
-//! the last good one, and `fault/` in the run folder holds what somebody needs to look into it or to report it.
+//! Handles the end of a run by a fault: its suspect checkpoints are marked, so that a resumed run
+//! begins at the last good one, and `fault/` in the run folder holds what somebody needs to look
+//! into it or to report it.
 
 use std::fs;
 use std::path::Path;
@@ -23,8 +24,8 @@ fn is_fault(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NonFinite | ErrorKind::Device | ErrorKind::Differs)
 }
 
-/// Marks checkpoints and writes the bundle, if `error` is a fault, and returns a sentence that says so. A failure meanwhile is
-/// only a warning, because the fault itself is the error to report.
+/// Marks checkpoints and writes the bundle, if `error` is a fault, and returns a sentence that says
+/// so. A failure meanwhile is only a warning, because the fault itself is the error to report.
 pub(super) fn report(plan: &RunPlan, folder: &RunFolder, run: &mut Run, error: &Error) -> Option<String> {
     if !is_fault(error) {
         return None;

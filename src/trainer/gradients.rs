@@ -1,4 +1,5 @@
-//! The gradients of a micro-batch: of the whole loss at once, or block by block where the task's loss comes in stages.
+//! The gradients of a micro-batch: of the whole loss at once, or block by block where the task's
+//! loss comes in stages.
 
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
@@ -40,7 +41,8 @@ pub fn gradients_in_parts<T: TrainingTask>(
     scaled: impl FnOnce(Tensor<1>) -> Tensor<1>,
     on_part: &mut dyn FnMut(GradientsParams) -> Result<()>,
 ) -> Result<Tensor<1>> {
-    // Burn refuses two ways to keep activations in one graph, and the parts are joined with the usual one.
+    // Burn refuses two ways to keep activations in one graph, and the parts are joined with the
+    // usual one.
     let stages = task.stages(model, batch).filter(|_| pass.checkpointing != ActivationCheckpointing::Balanced);
     match stages {
         Some(stages) => pass.in_parts(model, &*stages, scaled, on_part),

@@ -1,13 +1,15 @@
-//! The silent-failure guard: what goes wrong in a training without anybody saying so. Always on, and without a read of the
-//! device between log steps: a flag is accumulated there and read with the loss.
+//! The silent-failure guard: what goes wrong in a training without anybody saying so. Always on,
+//! and without a read of the device between log steps: a flag is accumulated there and read with
+//! the loss.
 //!
 //! It stops a run
 //! - when a thread of the device or of Kiln has panicked, which Burn catches (burn#5352);
-//! - when the loss or the gradient norm of any step was no finite number, also of a step that was not logged;
-//! - when loss and gradient norm are the same to the bit in [`ROWS`] log rows one after the other although the data change
-//!   and the learning rate is not nothing;
-//! - when not one of the weights that are sampled (16 of every tensor that learns) has moved in [`ROWS`] - 1 log windows
-//!   one after the other at a learning rate that is not nothing.
+//! - when the loss or the gradient norm of any step was no finite number, also of a step that was
+//!   not logged;
+//! - when loss and gradient norm are the same to the bit in [`ROWS`] log rows one after the other
+//!   although the data change and the learning rate is not nothing;
+//! - when not one of the weights that are sampled (16 of every tensor that learns) has moved in
+//!   [`ROWS`] - 1 log windows one after the other at a learning rate that is not nothing.
 //!
 //! [`super::fault`] acts on it.
 
@@ -28,15 +30,16 @@ const ROWS: u32 = 4;
 /// Weights that are looked at in every tensor.
 const SAMPLED: usize = 16;
 
-/// A learning rate below this part of the schedule's highest counts as nothing: the last steps of a decay may move no
-/// weight by its last bit.
+/// A learning rate below this part of the schedule's highest counts as nothing: the last steps of a
+/// decay may move no weight by its last bit.
 const NOTHING: f64 = 1e-3;
 
 /// Looks after one run.
 #[derive(Debug)]
 pub(super) struct Guard {
     watch: Watch,
-    /// Steps since the first one, inclusive, whose loss or gradient norm was not finite, `[1]` on the device; 0 for none.
+    /// Steps since the first one, inclusive, whose loss or gradient norm was not finite, `[1]` on
+    /// the device; 0 for none.
     bad_steps: Option<Tensor<1>>,
     /// A loss that stays the same is no fault where every step sees the same examples.
     data_changes: bool,
@@ -112,8 +115,9 @@ impl Guard {
         });
     }
 
-    /// A panic of a device's or Kiln's thread stops the run at the next step. Without one nothing is read from the device; with one
-    /// the `loss` of the step is, since a device that has run out of memory may panic at what follows, and says so there.
+    /// A panic of a device's or Kiln's thread stops the run at the next step. Without one nothing
+    /// is read from the device; with one the `loss` of the step is, since a device that has run out
+    /// of memory may panic at what follows, and says so there.
     pub(super) fn check_threads(&mut self, progress: &Progress, last_row: u64, loss: &Tensor<1>) -> Result<()> {
         match self.watch.panics().first() {
             None => Ok(()),
@@ -134,7 +138,8 @@ impl Guard {
         }
     }
 
-    /// The values to be read with those of the step: the flag alone, or with the movement of `model`'s weights.
+    /// The values to be read with those of the step: the flag alone, or with the movement of
+    /// `model`'s weights.
     pub(super) fn values<M: Module>(&mut self, model: Option<&M>) -> Vec<Tensor<1>> {
         let mut values = self.bad_steps.iter().cloned().collect::<Vec<_>>();
         if let Some(model) = model {
@@ -213,7 +218,8 @@ impl Guard {
         self.first_suspect
     }
 
-    /// While rows look frozen, the step after which they do: a checkpoint up to there must not be rotated away.
+    /// While rows look frozen, the step after which they do: a checkpoint up to there must not be
+    /// rotated away.
     pub(super) fn doubtful_since(&self) -> Option<u64> {
         [self.frozen, self.still].into_iter().filter(|streak| streak.rows > 0).map(|streak| streak.since).min()
     }

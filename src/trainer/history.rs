@@ -1,9 +1,9 @@
-//! `trainer_state.json`, as `transformers` writes it (`TrainerState`): how far the run is, its best checkpoint, and every
-//! row of `metrics.jsonl` as `log_history`.
+//! `trainer_state.json`, as `transformers` writes it (`TrainerState`): how far the run is, its best
+//! checkpoint, and every row of `metrics.jsonl` as `log_history`.
 //!
-//! The rows come first and the rest after them, so that a save writes the new rows only, however long the run is. That the
-//! file is whole whenever it is read takes two copies of it: a save brings the older one up to date, unseen, and the two
-//! change places by renaming.
+//! The rows come first and the rest after them, so that a save writes the new rows only, however
+//! long the run is. That the file is whole whenever it is read takes two copies of it: a save
+//! brings the older one up to date, unseen, and the two change places by renaming.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -119,7 +119,8 @@ impl Drop for History {
 }
 
 impl Written {
-    /// Brings `file`, which is this copy, up to date with the rows in `folder`, and closes it with `end`.
+    /// Brings `file`, which is this copy, up to date with the rows in `folder`, and closes it with
+    /// `end`.
     fn append(&mut self, folder: &Path, file: &mut File, end: &str) -> Result<()> {
         let mut text = if self.rows == 0 { "{\n  \"log_history\": [".to_owned() } else { String::new() };
         let path = folder.join("metrics.jsonl");
@@ -135,8 +136,8 @@ impl Written {
         };
         let rows = read().map_err(|error| Error::io(format!("read {}", path.display()), &error))?;
         self.metrics += rows.len() as u64;
-        // Rows go in as they stand: they may hold NaN, which Python's json module reads and writes. One that somebody has
-        // spoilt meanwhile would spoil this file too.
+        // Rows go in as they stand: they may hold NaN, which Python's json module reads and writes.
+        // One that somebody has spoilt meanwhile would spoil this file too.
         for row in String::from_utf8_lossy(&rows).lines().filter(|row| Record::from_json(row).is_some()) {
             text.push_str(if self.has_rows { ",\n    " } else { "\n    " });
             text.push_str(row);

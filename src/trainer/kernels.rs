@@ -1,5 +1,6 @@
-//! Kernels that a run launches for the first time after its warm-up: something was compiled, or tuned, in the middle of
-//! training. They are counted from log row to log row and told with what brought them.
+//! Kernels that a run launches for the first time after its warm-up: something was compiled, or
+//! tuned, in the middle of training. They are counted from log row to log row and told with what
+//! brought them.
 
 use crate::engine::launches::NewKernels;
 
@@ -33,18 +34,21 @@ impl Kernels {
         self.recordings[0] = recordings;
     }
 
-    /// The kernels that came up since the last row, at `step`, with `new_shapes` shapes of batches; none without a warm-up.
+    /// The kernels that came up since the last row, at `step`, with `new_shapes` shapes of batches;
+    /// none without a warm-up.
     pub(super) fn since_last_row(&mut self, step: u64, new_shapes: u64) -> Option<News> {
         let kernels = self.seen.as_mut()?.count();
         let [now, before] = self.recordings;
         self.recordings[1] = now;
-        // Burn may fuse a step once more when it is recorded, and that it is recorded has been said.
+        // Burn may fuse a step once more when it is recorded, and that it is recorded has been
+        // said.
         let is_told = now > before && new_shapes == 0;
         let said = if is_told { None } else { self.tell(kernels, step, new_shapes) };
         Some(News { kernels, said })
     }
 
-    /// The first window with news is told, and then, as a warning, whenever their number has doubled.
+    /// The first window with news is told, and then, as a warning, whenever their number has
+    /// doubled.
     fn tell(&mut self, kernels: u64, step: u64, new_shapes: u64) -> Option<String> {
         if kernels == 0 {
             return None;

@@ -1,10 +1,11 @@
-//! Where the time of every optimizer step goes, by part: `steps.jsonl` of the run folder, written when `kiln train
-//! --step-times` or `kiln compare` asks for it.
+//! Where the time of every optimizer step goes, by part: `steps.jsonl` of the run folder, written
+//! when `kiln train --step-times` or `kiln compare` asks for it.
 //!
-//! Convention: wall-clock time of the thread that trains. On the CPU every operation has ended when its call returns, so
-//! the parts are what they say. A device that works asynchronously returns at once from `forward`, `backward` and `update`
-//! and is waited for where a value is read, so there the time appears as `sync`: no synchronisation is added, since it
-//! would slow down what it measures. A step is `synced` when nothing of it is pending at its end, so windows of such a
+//! Convention: wall-clock time of the thread that trains. On the CPU every operation has ended when
+//! its call returns, so the parts are what they say. A device that works asynchronously returns at
+//! once from `forward`, `backward` and `update` and is waited for where a value is read, so there
+//! the time appears as `sync`: no synchronisation is added, since it would slow down what it
+//! measures. A step is `synced` when nothing of it is pending at its end, so windows of such a
 //! device end there.
 
 use std::collections::BTreeSet;
@@ -29,9 +30,9 @@ pub const FILE: &str = "steps.jsonl";
 /// A wait that is longer than a driver takes to answer was for others' turns.
 const HELD_UP: Duration = Duration::from_millis(1);
 
-/// One optimizer step: a line of `steps.jsonl`, and a step in the answer of a contestant of a benchmark, where
-/// another program may leave out whatever has a default. `step_ms` is the training time of the step: all parts but evaluation
-/// and saving.
+/// One optimizer step: a line of `steps.jsonl`, and a step in the answer of a contestant of a
+/// benchmark, where another program may leave out whatever has a default. `step_ms` is the training
+/// time of the step: all parts but evaluation and saving.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTimes {
     /// The step, from 1.
@@ -67,14 +68,15 @@ pub struct StepTimes {
     /// Reads from the device, without those of evaluation and saving.
     #[serde(default)]
     pub device_reads: u64,
-    /// Kernels launched, without those of evaluation and saving. A device may be behind, so that what a step asked for is
-    /// launched in the next. None in files from before they were counted.
+    /// Kernels launched, without those of evaluation and saving. A device may be behind, so that
+    /// what a step asked for is launched in the next. None in files from before they were counted.
     #[serde(default)]
     pub kernel_launches: Option<u64>,
     /// A batch of the step had a shape that had not been seen since the file was begun.
     #[serde(default)]
     pub new_shape: bool,
-    /// Kernels that had not been launched since the file was begun: compiled, read from the kernel cache or tried by a tuning.
+    /// Kernels that had not been launched since the file was begun: compiled, read from the kernel
+    /// cache or tried by a tuning.
     #[serde(default)]
     pub new_kernels: u64,
     /// The run was held up before the step, for others' turns: caches and threads are cold.
@@ -87,7 +89,8 @@ pub struct StepTimes {
     pub loss: Option<f64>,
 }
 
-/// Milliseconds of a step by part, as figures show them: each the mean or the median over many steps.
+/// Milliseconds of a step by part, as figures show them: each the mean or the median over many
+/// steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Parts {
     /// Waiting for batches.
@@ -155,7 +158,8 @@ impl StepTimes {
     }
 }
 
-/// Measures the parts of steps and writes `steps.jsonl`, from the moment on when the loop [begins](Observer::begin).
+/// Measures the parts of steps and writes `steps.jsonl`, from the moment on when the loop
+/// [begins](Observer::begin).
 #[derive(Debug, Default)]
 pub struct Laps(Option<Open>);
 
@@ -175,7 +179,8 @@ struct Open {
 }
 
 impl Laps {
-    /// The time since the last call was no part of a step, and of `waited` none of the run: it was held up before the step.
+    /// The time since the last call was no part of a step, and of `waited` none of the run: it was
+    /// held up before the step.
     pub fn skip(&mut self, waited: Duration) {
         if let Some(open) = &mut self.0 {
             open.last = Instant::now();

@@ -1,4 +1,5 @@
-//! Log rows: when one is due, and how the values of a step come to the host for it, in one transfer.
+//! Log rows: when one is due, and how the values of a step come to the host for it, in one
+//! transfer.
 
 use std::time::Duration;
 
@@ -47,8 +48,8 @@ impl Logging {
     }
 }
 
-/// The values of a step that are logged: loss and gradient norm, `[1]` each, still on the device, the learning rate, and what
-/// became of the loss scale.
+/// The values of a step that are logged: loss and gradient norm, `[1]` each, still on the device,
+/// the learning rate, and what became of the loss scale.
 pub(super) struct StepValues {
     pub(super) loss: Tensor<1>,
     pub(super) grad_norm: Tensor<1>,
@@ -73,8 +74,8 @@ impl StepValues {
         callbacks.iter_mut().for_each(|callback| callback.on_step_values(&run.progress, values, &mut run.closures));
     }
 
-    /// Reads loss, gradient norm, loss scale, the losses since the last row, what the guard of `run` wants to know and what
-    /// `closures` wait for, in one transfer.
+    /// Reads loss, gradient norm, loss scale, the losses since the last row, what the guard of
+    /// `run` wants to know and what `closures` wait for, in one transfer.
     #[track_caller]
     fn read<M: Module>(&self, run: &mut Run, model: Option<&M>, closures: StepClosures<'static>) -> Result<ReadValues> {
         let (mut figures, mut scaling, mut reading) = ([f64::NAN; 3], None, Guard::reading(&[]));
@@ -101,7 +102,8 @@ impl StepValues {
 }
 
 impl ReadValues {
-    /// Whether the step was skipped because its gradients overflowed, as a loss scale may have it: not one at its end.
+    /// Whether the step was skipped because its gradients overflowed, as a loss scale may have it:
+    /// not one at its end.
     fn is_skipped(&self) -> bool {
         self.scaling.as_ref().is_some_and(|scaling| scaling.found_inf > 0.0 && scaling.loss_scale >= MIN_SCALE)
     }
@@ -114,7 +116,8 @@ impl ReadValues {
 }
 
 impl<T: TrainingTask> Trainer<T> {
-    /// Reads the values of the step and writes its row. `waited` is how long batches have been waited for in all.
+    /// Reads the values of the step and writes its row. `waited` is how long batches have been
+    /// waited for in all.
     pub(super) fn log(&mut self, folder: &mut RunFolder, run: &mut Run, after: &After, waited: Duration) -> Result<()> {
         let values = &after.values;
         let closures = std::mem::take(&mut run.closures);
@@ -144,7 +147,8 @@ impl<T: TrainingTask> Trainer<T> {
         Ok(())
     }
 
-    /// `row`, marked where Burn's fusion was held off or the compiler was looked at: its times are those of no engine.
+    /// `row`, marked where Burn's fusion was held off or the compiler was looked at: its times are
+    /// those of no engine.
     pub(super) fn labelled(&self, row: Record) -> Record {
         let engine = &self.session.plan().engine;
         let row = if engine.unfused { row.with("unfused", 1u64) } else { row };

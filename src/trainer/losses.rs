@@ -1,5 +1,6 @@
-//! The losses of a run's steps, for the `loss` of log rows and the `train_loss` of the summary: as in Hugging Face's Trainer
-//! they are added up on the device and read once a row, which shows the mean over the steps since the row before it.
+//! The losses of a run's steps, for the `loss` of log rows and the `train_loss` of the summary: as
+//! in Hugging Face's Trainer they are added up on the device and read once a row, which shows the
+//! mean over the steps since the row before it.
 
 use burn::tensor::{Device, Tensor};
 use kiln_core::error::Result;
@@ -51,9 +52,9 @@ impl Losses {
         Ok(LossSums { logged: self.logged, window, steps: self.steps })
     }
 
-    /// Adds the loss of a step, `[1]`. A step that was skipped because it overflowed counts with its loss all the same, or,
-    /// where that is no number, with what `transformers` takes in its place (`logging_nan_inf_filter`): the window's sum by the
-    /// number of its steps and this one.
+    /// Adds the loss of a step, `[1]`. A step that was skipped because it overflowed counts with
+    /// its loss all the same, or, where that is no number, with what `transformers` takes in its
+    /// place (`logging_nan_inf_filter`): the window's sum by the number of its steps and this one.
     pub(super) fn add(&mut self, loss: &Tensor<1>, verdict: Option<&Verdict>) {
         let loss = match (verdict, &self.window) {
             (None, _) => loss.clone(),

@@ -1,9 +1,10 @@
-//! Which files of a run folder are Kiln's. The file `.lock`, which Kiln makes before anything else in the folder and locks
-//! while a run writes, lists them, one path a line; a path is listed before its file appears. So a folder whose `.lock`
-//! begins with [`HEAD`] is known to be a run's, and everything in it that is not listed is somebody else's: it is never
-//! overwritten or removed.
+//! Which files of a run folder are Kiln's. The file `.lock`, which Kiln makes before anything else
+//! in the folder and locks while a run writes, lists them, one path a line; a path is listed before
+//! its file appears. So a folder whose `.lock` begins with [`HEAD`] is known to be a run's, and
+//! everything in it that is not listed is somebody else's: it is never overwritten or removed.
 //!
-//! Checkpoints come and go and TensorBoard's files have a time in their names; there a `*` stands for the part that varies.
+//! Checkpoints come and go and TensorBoard's files have a time in their names; there a `*` stands
+//! for the part that varies.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -33,15 +34,18 @@ const FOLDERS: [&str; 5] = [MODEL, checkpoint::FOLDER, debug::FOLDER, fault::FOL
 /// The content of `.lock` of a folder.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Listed {
-    /// There is none, or it is empty: Kiln had not begun to write, or an older Kiln wrote, which kept no list.
+    /// There is none, or it is empty: Kiln had not begun to write, or an older Kiln wrote, which
+    /// kept no list.
     Nothing,
     /// It is no file of Kiln's.
     Foreign,
-    /// The files that Kiln has written; without the last line's end the rest of the list may be lost.
+    /// The files that Kiln has written; without the last line's end the rest of the list may be
+    /// lost.
     Files { files: BTreeSet<String>, is_ended: bool },
 }
 
-/// The list of a folder that this process has locked. The lock ends with the process, however that ends.
+/// The list of a folder that this process has locked. The lock ends with the process, however that
+/// ends.
 #[derive(Debug)]
 pub struct Manifest {
     folder: PathBuf,
@@ -82,7 +86,8 @@ impl Listed {
 }
 
 impl Manifest {
-    /// Gives a `.lock` in the run folder `folder` that is no regular file, and can be neither locked nor written, another name.
+    /// Gives a `.lock` in the run folder `folder` that is no regular file, and can be neither
+    /// locked nor written, another name.
     ///
     /// # Errors
     /// The operating system's.
@@ -186,8 +191,8 @@ impl Manifest {
         key(path).is_some_and(|key| listed.contains(&key))
     }
 
-    /// Removes every file that is listed, and the folders that are empty then; what else is in Kiln's folders, relative to
-    /// the run folder.
+    /// Removes every file that is listed, and the folders that are empty then; what else is in
+    /// Kiln's folders, relative to the run folder.
     ///
     /// # Errors
     /// A file that cannot be removed.
@@ -205,7 +210,8 @@ impl Manifest {
             let entry = entry.map_err(|error| io(&folder, &error))?;
             let path = inside.join(entry.file_name());
             let is_folder = entry.file_type().map_err(|error| io(&entry.path(), &error))?.is_dir();
-            // Other folders of the user's may be large and are none of Kiln's business; links are not followed.
+            // Other folders of the user's may be large and are none of Kiln's business; links are
+            // not followed.
             let is_searched = is_folder && FOLDERS.iter().any(|known| path.starts_with(known));
             if is_searched {
                 self.remove_in(&path, kept)?;
@@ -222,8 +228,9 @@ impl Manifest {
         Ok(())
     }
 
-    /// Removes what a process that was killed had not finished writing: files whose name says that one of Kiln's writers
-    /// made them, and folders of models and checkpoints that were written aside.
+    /// Removes what a process that was killed had not finished writing: files whose name says that
+    /// one of Kiln's writers made them, and folders of models and checkpoints that were written
+    /// aside.
     ///
     /// # Errors
     /// A file that cannot be removed.
@@ -244,8 +251,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether the folder holds nothing but the beginning of a run: no checkpoint, no model, no row, and no file of
-    /// somebody else.
+    /// Whether the folder holds nothing but the beginning of a run: no checkpoint, no model, no
+    /// row, and no file of somebody else.
     pub fn is_only_begun(folder: &Path, listed: &BTreeSet<String>) -> bool {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         let is_own = |path: &Path| is_unfinished(path, listed) || key(path).is_some_and(|key| listed.contains(&key));
@@ -282,8 +289,8 @@ fn key(path: &Path) -> Option<String> {
     })
 }
 
-/// Whether the file at `path`, relative to the run folder, is one of those that are `listed`, written aside before it had
-/// its name.
+/// Whether the file at `path`, relative to the run folder, is one of those that are `listed`,
+/// written aside before it had its name.
 fn is_unfinished(path: &Path, listed: &BTreeSet<String>) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let aside = name.strip_prefix('.').and_then(|name| name.strip_suffix(".part")).unwrap_or_default();

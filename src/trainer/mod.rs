@@ -1,7 +1,8 @@
-//! The training loop is `Trainer::run`; [`Trainer::train`] opens the run folder around it, and makes micro-batches smaller where memory
-//! runs out. After each step the loop asks its parts (logging, evaluation,
-//! verification, saving, the reasons to stop) whether they are due; each decides for itself. The steps are computed by an
-//! executor, operation by operation or as recordings. The loop trains a [`TrainingTask`]; it is the only training loop of Kiln.
+//! The training loop is `Trainer::run`; [`Trainer::train`] opens the run folder around it, and
+//! makes micro-batches smaller where memory runs out. After each step the loop asks its parts
+//! (logging, evaluation, verification, saving, the reasons to stop) whether they are due; each
+//! decides for itself. The steps are computed by an executor, operation by operation or as
+//! recordings. The loop trains a [`TrainingTask`]; it is the only training loop of Kiln.
 
 pub mod debug;
 pub mod gradients;
@@ -85,10 +86,11 @@ use crate::session::{BuiltIn, Session, TrainingTask};
 /// The purpose of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Its model: a signal stops it after a checkpoint, and when memory runs out, the micro-batch is halved.
+    /// Its model: a signal stops it after a checkpoint, and when memory runs out, the micro-batch
+    /// is halved.
     Train,
-    /// Its steps are looked at and thrown away: no model is written, a signal saves nothing, and a batch that is too large is
-    /// its end, since with another one it would be another run.
+    /// Its steps are looked at and thrown away: no model is written, a signal saves nothing, and a
+    /// batch that is too large is its end, since with another one it would be another run.
     Rehearsal,
     /// A dry run like [`Rehearsal`](Self::Rehearsal) that measures the steps of a run and may write
     /// the model.
@@ -108,7 +110,8 @@ impl Purpose {
 /// Writes the page of a run into its folder.
 type PageWriter = Box<dyn Fn(&Path) -> Result<()>>;
 
-/// A model, its optimizer and its data, ready to train: of Kiln's own, or of a [`TrainingTask`] that a program brings along.
+/// A model, its optimizer and its data, ready to train: of Kiln's own, or of a [`TrainingTask`]
+/// that a program brings along.
 pub struct Trainer<T: TrainingTask = BuiltIn> {
     session: Session<T>,
     /// The ranks that share the micro-batches of a step; alone, one computes all of them.
@@ -117,8 +120,9 @@ pub struct Trainer<T: TrainingTask = BuiltIn> {
     /// With autodiff.
     device: Device,
     purpose: Purpose,
-    /// Whether dropout drops anything. It is no matter of the purpose: checks of the modes compare rehearsals and whole runs
-    /// without dropout, of which each mode draws its own, and other rehearsals drop as the run does.
+    /// Whether dropout drops anything. It is no matter of the purpose: checks of the modes compare
+    /// rehearsals and whole runs without dropout, of which each mode draws its own, and other
+    /// rehearsals drop as the run does.
     drops: bool,
     callbacks: Vec<Box<dyn Callback<T::Model>>>,
     observer: Box<dyn Observer>,
@@ -133,12 +137,14 @@ pub struct Trainer<T: TrainingTask = BuiltIn> {
 pub struct TrainOutput {
     /// Optimizer steps made.
     pub step: u64,
-    /// The last record: `train_runtime`, `train_samples_per_second`, `train_steps_per_second`, `train_loss`, `epoch` and
-    /// the steady-state figures.
+    /// The last record: `train_runtime`, `train_samples_per_second`, `train_steps_per_second`,
+    /// `train_loss`, `epoch` and the steady-state figures.
     pub summary: Record,
-    /// The texts that the model wrote at the end, when the config asks for them: each a prompt with its continuation.
+    /// The texts that the model wrote at the end, when the config asks for them: each a prompt with
+    /// its continuation.
     pub samples: Vec<String>,
-    /// The run that was to be continued was complete already: nothing was done, and nothing in its folder touched.
+    /// The run that was to be continued was complete already: nothing was done, and nothing in its
+    /// folder touched.
     pub was_complete: bool,
 }
 
@@ -153,8 +159,8 @@ impl<T: TrainingTask> Trainer<T> {
     /// Builds the model (random weights, or those that `model.from` names) and the optimizer.
     ///
     /// # Errors
-    /// Weights that do not fit the model; a plan whose mode is to be chosen by a trial that nobody has made
-    /// (`kiln_measure::proof::trainer` makes it).
+    /// Weights that do not fit the model; a plan whose mode is to be chosen by a trial that nobody
+    /// has made (`kiln_measure::proof::trainer` makes it).
     pub fn new(session: Session<T>) -> Result<Self> {
         if session.plan().engine.device.kind != DeviceKind::Cpu {
             device::probe(&session.device)?;
@@ -235,15 +241,16 @@ impl<T: TrainingTask> Trainer<T> {
         self
     }
 
-    /// `compiler.verify` before the first step has been done elsewhere, as `kiln train` does it in processes where each mode
-    /// has an engine of its own.
+    /// `compiler.verify` before the first step has been done elsewhere, as `kiln train` does it in
+    /// processes where each mode has an engine of its own.
     #[must_use]
     pub fn with_verified_start(mut self) -> Self {
         self.verifying.start_is_verified();
         self
     }
 
-    /// The tensors that were missing from and unused in the checkpoint that `model.from` names; none for random weights.
+    /// The tensors that were missing from and unused in the checkpoint that `model.from` names;
+    /// none for random weights.
     pub fn load_report(&self) -> Option<&LoadReport> {
         self.load_report.as_ref()
     }
@@ -272,14 +279,15 @@ impl<T: TrainingTask> Trainer<T> {
         evaluate(&self.world, &self.session.evaluation(validation), &self.state.model)
     }
 
-    /// Trains to the end of the plan, writes the run folder, and returns the summary. With `run.on_existing = "resume"` it
-    /// begins where the newest checkpoint stands. On the CPU this thread is one of those that compute from then on
-    /// ([`threads::compute_here`]).
+    /// Trains to the end of the plan, writes the run folder, and returns the summary. With
+    /// `run.on_existing = "resume"` it begins where the newest checkpoint stands. On the CPU this
+    /// thread is one of those that compute from then on ([`threads::compute_here`]).
     ///
     /// # Errors
-    /// Memory that does not suffice for a micro-batch of 1 (a larger one is halved, from the last good state on); data that
-    /// cannot be read, a loss or gradient norm that is not finite, a device or a disk that fails, a checkpoint
-    /// of another run; a signal that stopped the run after a checkpoint was saved.
+    /// Memory that does not suffice for a micro-batch of 1 (a larger one is halved, from the last
+    /// good state on); data that cannot be read, a loss or gradient norm that is not finite, a
+    /// device or a disk that fails, a checkpoint of another run; a signal that stopped the run
+    /// after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
         self.check_world()?;
         if self.session.plan().engine.device.kind == DeviceKind::Cpu {
@@ -351,7 +359,8 @@ impl<T: TrainingTask> Trainer<T> {
         output
     }
 
-    /// The training loop: an iteration computes one optimizer step, counts it, and lets every part do what is due.
+    /// The training loop: an iteration computes one optimizer step, counts it, and lets every part
+    /// do what is due.
     fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
         let mut executor = self.executor()?;
         let mut loader = self.train_loader()?;
@@ -395,7 +404,8 @@ impl<T: TrainingTask> Trainer<T> {
             stopping.check_signal(&self.world, run, self.purpose)?;
             (run.control.should_evaluate, run.control.should_save) = (false, false);
             if stopping.ends_early(run, folder) {
-                // The end of this process. It follows the checkpoint, since a run that is continued has no end here.
+                // The end of this process. It follows the checkpoint, since a run that is continued
+                // has no end here.
                 let end = After { is_last: true, ..after };
                 if !logs {
                     self.log(folder, run, &end, loader.data_wait())?;

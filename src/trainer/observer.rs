@@ -1,5 +1,6 @@
-//! The loop says here which part of a step it has come to. Who listens measures steps ([`Laps`](super::laps::Laps)) or holds
-//! them up until it is their turn; the loop itself knows of neither.
+//! The loop says here which part of a step it has come to. Who listens measures steps
+//! ([`Laps`](super::laps::Laps)) or holds them up until it is their turn; the loop itself knows of
+//! neither.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +19,8 @@ pub enum Part {
     Forward,
     /// Gradients, and their accumulation.
     Backward,
-    /// Exchanges with the other ranks and waiting for them, with what brings gradients and weights to the host for it.
+    /// Exchanges with the other ranks and waiting for them, with what brings gradients and weights
+    /// to the host for it.
     Communicate,
     /// Gradient norm, clipping, optimizer.
     Update,
@@ -33,13 +35,14 @@ pub enum Part {
 /// Hears of the parts of every step; every method does nothing unless it is written.
 #[allow(unused_variables)]
 pub trait Observer {
-    /// The loop begins at `progress`, in the run folder `folder`. `is_synchronous` says that the device has ended every
-    /// operation when its call returns.
+    /// The loop begins at `progress`, in the run folder `folder`. `is_synchronous` says that the
+    /// device has ended every operation when its call returns.
     fn begin(&mut self, folder: &Path, progress: &Progress, is_synchronous: bool) -> Result<()> {
         Ok(())
     }
 
-    /// A step is about to begin. Returns how long the step was held up, which is no time of the run.
+    /// A step is about to begin. Returns how long the step was held up, which is no time of the
+    /// run.
     fn before_step(&mut self, progress: &Progress) -> Duration {
         Duration::ZERO
     }

@@ -1,10 +1,12 @@
-//! The run folder: `plan.toml`, `plan.json`, `metrics.jsonl`, `status.json`, `trainer_state.json`, `checkpoints/`, and at the end
-//! `all_results.json` and `model/` in Hugging Face's form. One process at a time has it: the file `.lock` is locked while a
-//! run writes, and lists what Kiln has written ([`manifest`](super::manifest)). A folder that belongs to another run is
-//! refused, `model/` appears only when all of it is written, and a file that is not listed is never replaced or removed.
+//! The run folder: `plan.toml`, `plan.json`, `metrics.jsonl`, `status.json`, `trainer_state.json`,
+//! `checkpoints/`, and at the end `all_results.json` and `model/` in Hugging Face's form. One
+//! process at a time has it: the file `.lock` is locked while a run writes, and lists what Kiln has
+//! written ([`manifest`](super::manifest)). A folder that belongs to another run is refused,
+//! `model/` appears only when all of it is written, and a file that is not listed is never replaced
+//! or removed.
 //!
-//! A process may be killed at any moment. The next process in the folder removes unfinished files, and a folder that holds only
-//! the beginning of a run counts as empty.
+//! A process may be killed at any moment. The next process in the folder removes unfinished files,
+//! and a folder that holds only the beginning of a run counts as empty.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -65,7 +67,8 @@ pub struct RunFolder {
     pub promise: Promise,
     /// Where it stands, as `status.json` says.
     pub status: Status,
-    /// The summary of a run that is resumed although it is complete, or its time over: there is nothing left to do.
+    /// The summary of a run that is resumed although it is complete, or its time over: there is
+    /// nothing left to do.
     pub complete: Option<Record>,
     /// The files that Kiln has written, and the lock.
     pub(super) manifest: Arc<Manifest>,
@@ -77,8 +80,8 @@ enum Content {
     Free,
     /// A run, whose files are listed.
     Run(BTreeSet<String>),
-    /// A run of a Kiln that listed nothing, or whose list is lost or damaged. Only a checkpoint of the same run can tell that
-    /// the folder is that run's.
+    /// A run of a Kiln that listed nothing, or whose list is lost or damaged. Only a checkpoint of
+    /// the same run can tell that the folder is that run's.
     Unlisted,
     /// Somebody else's files.
     Foreign,
@@ -154,8 +157,8 @@ impl RunFolder {
     /// Checks that the run may write to its folder, before time is spent on anything else.
     ///
     /// # Errors
-    /// A folder that exists (unless `run.on_existing` allows it), one that another process writes to, or a path that is
-    /// not a folder.
+    /// A folder that exists (unless `run.on_existing` allows it), one that another process writes
+    /// to, or a path that is not a folder.
     pub fn check(run: &RunSettings) -> Result<PathBuf> {
         let path = run.expanded_output_dir()?;
         if path.exists() && !path.is_dir() {
@@ -178,8 +181,9 @@ impl RunFolder {
         Ok(path)
     }
 
-    /// Makes the folder, takes its lock and writes `plan.toml` and `plan.json`. With `run.on_existing = "resume"` also finds the newest
-    /// whole checkpoint, sets those after it aside, and cuts off the rows of `metrics.jsonl` that were written after it.
+    /// Makes the folder, takes its lock and writes `plan.toml` and `plan.json`. With
+    /// `run.on_existing = "resume"` also finds the newest whole checkpoint, sets those after it
+    /// aside, and cuts off the rows of `metrics.jsonl` that were written after it.
     ///
     /// # Errors
     /// A folder that [`check`](Self::check) refuses, a checkpoint of another run, or an error of
@@ -246,7 +250,8 @@ impl RunFolder {
         }
         manifest.remove_unfinished()?;
         finish_replacing(&path, &manifest)?;
-        // From here on the folder itself has the weights and moments that the run goes on from, however this process ends.
+        // From here on the folder itself has the weights and moments that the run goes on from,
+        // however this process ends.
         let origin = found.as_ref().filter(|_| matches!(content, Content::Free)).map(|found| found.path.clone());
         let found = match found {
             Some(found) if origin.is_some() => Some(found.copied(&checkpoints, &|names| {
@@ -340,7 +345,8 @@ impl RunFolder {
         self.path.join(checkpoint::FOLDER)
     }
 
-    /// Writes `all_results.json`: the last evaluation and the summary in one object, as `transformers`' examples do.
+    /// Writes `all_results.json`: the last evaluation and the summary in one object, as
+    /// `transformers`' examples do.
     ///
     /// # Errors
     /// The operating system's.
@@ -354,8 +360,9 @@ impl RunFolder {
         write_whole(&self.path.join(RESULTS), (results.to_json() + "\n").as_bytes())
     }
 
-    /// Writes `model/`: weights and the [files beside them](TrainingTask::files). The folder is written under another name and
-    /// then renamed. Files that somebody has added to an earlier `model/` stay in it.
+    /// Writes `model/`: weights and the [files beside them](TrainingTask::files). The folder is
+    /// written under another name and then renamed. Files that somebody has added to an earlier
+    /// `model/` stay in it.
     ///
     /// # Errors
     /// The operating system's; no `model/` is left behind then, or the one from before.
@@ -401,8 +408,9 @@ impl RunFolder {
     }
 }
 
-/// Copies rows and samples of the run of the checkpoint `origin` to `folder`, where the run goes on: up to there they are
-/// those of both. False, with a warning, where `origin` lies in no run folder, so that there are no rows.
+/// Copies rows and samples of the run of the checkpoint `origin` to `folder`, where the run goes
+/// on: up to there they are those of both. False, with a warning, where `origin` lies in no run
+/// folder, so that there are no rows.
 fn take_over(origin: &Path, state: &State, folder: &Path) -> Result<bool> {
     let whole = fs::canonicalize(origin).unwrap_or_else(|_| origin.to_owned());
     let run = whole.parent().filter(|above| above.ends_with(checkpoint::FOLDER)).and_then(Path::parent);
@@ -439,8 +447,9 @@ fn written_by(plan: &RunPlan) -> Vec<PathBuf> {
     files
 }
 
-/// Ends what [`RunFolder::write_model`] does with a `model/` that was there: what somebody has added to it is moved into the
-/// new one, and the rest is removed. A process that was killed in between has left this to the next one.
+/// Ends what [`RunFolder::write_model`] does with a `model/` that was there: what somebody has
+/// added to it is moved into the new one, and the rest is removed. A process that was killed in
+/// between has left this to the next one.
 fn finish_replacing(run: &Path, manifest: &Manifest) -> Result<()> {
     let (replaced, target) = (run.join(REPLACED), run.join(MODEL));
     let io = |error: std::io::Error| Error::io(format!("replace {}", target.display()), &error);
@@ -455,7 +464,8 @@ fn finish_replacing(run: &Path, manifest: &Manifest) -> Result<()> {
     fs::remove_dir_all(&replaced).map_err(io)
 }
 
-/// Moves the files below `from` that `manifest` does not list under the folder `listed` to the same place below `to`.
+/// Moves the files below `from` that `manifest` does not list under the folder `listed` to the same
+/// place below `to`.
 fn keep_foreign(from: &Path, to: &Path, listed: &Path, manifest: &Manifest) -> std::io::Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -470,7 +480,8 @@ fn keep_foreign(from: &Path, to: &Path, listed: &Path, manifest: &Manifest) -> s
     Ok(())
 }
 
-/// Renames the file at `from`, which is not Kiln's, to `to`, or to a name beside it where that is taken.
+/// Renames the file at `from`, which is not Kiln's, to `to`, or to a name beside it where that is
+/// taken.
 pub(super) fn keep(from: &Path, to: &Path) -> std::io::Result<()> {
     let is_free = fs::symlink_metadata(to).is_err();
     let free = if is_free { to.to_owned() } else { free_beside(to, "kept") };

@@ -1,5 +1,6 @@
-//! The files that a run keeps for its page, `report.html`: the texts that it generated, and the confusion matrix of its
-//! last evaluation. The page itself is written by the function that is handed to [`Trainer::with_page`].
+//! The files that a run keeps for its page, `report.html`: the texts that it generated, and the
+//! confusion matrix of its last evaluation. The page itself is written by the function that is
+//! handed to [`Trainer::with_page`].
 
 use std::path::Path;
 use std::time::Instant;
@@ -24,8 +25,8 @@ use crate::task::scores::Confusion;
 /// The page of a run, in its folder.
 pub const PAGE: &str = "report.html";
 
-/// The texts that the model wrote at the end of the run and on the way, in the run folder: lines with `step`, `prompt` and
-/// `text`.
+/// The texts that the model wrote at the end of the run and on the way, in the run folder: lines
+/// with `step`, `prompt` and `text`.
 pub const SAMPLES: &str = "samples.jsonl";
 
 /// The confusion matrix of the last evaluation of a classification, in the run folder.
@@ -54,9 +55,9 @@ impl ConfusionFile {
 }
 
 impl<T: TrainingTask> Trainer<T> {
-    /// `page` is called with the run folder when a run has ended, well or not, and its `status.json` says how: it writes the
-    /// page of the run there. `kiln_measure::report::page_of_run` is such a function. Its errors are shown as
-    /// warnings.
+    /// `page` is called with the run folder when a run has ended, well or not, and its
+    /// `status.json` says how: it writes the page of the run there.
+    /// `kiln_measure::report::page_of_run` is such a function. Its errors are shown as warnings.
     #[must_use]
     pub fn with_page(mut self, page: impl Fn(&Path) -> Result<()> + 'static) -> Self {
         self.page = Some(Box::new(page));
@@ -92,7 +93,8 @@ impl<T: TrainingTask> Trainer<T> {
         write_json(&folder.path().join(CONFUSION), &kept)
     }
 
-    /// Whether samples of text follow step `step`, besides those at the end of a run of `total` steps.
+    /// Whether samples of text follow step `step`, besides those at the end of a run of `total`
+    /// steps.
     pub(super) fn samples_are_due(&self, step: u64, total: u64) -> bool {
         let every = self.session.plan().generation.as_ref().and_then(|options| options.every);
         every.is_some_and(|every| step.is_multiple_of(every as u64) && step != total)
@@ -100,7 +102,8 @@ impl<T: TrainingTask> Trainer<T> {
             && self.world.is_root()
     }
 
-    /// Makes the samples of the step from which the run is continued, where a signal cut them short.
+    /// Makes the samples of the step from which the run is continued, where a signal cut them
+    /// short.
     pub(super) fn make_up_samples(&mut self, folder: &RunFolder, run: &mut Run) -> Result<()> {
         let Progress { step, total_steps, .. } = run.progress;
         if step == 0 || !self.samples_are_due(step, total_steps) {
@@ -123,8 +126,9 @@ impl<T: TrainingTask> Trainer<T> {
         Ok(())
     }
 
-    /// Lets the model write its samples and keeps them in the place of those of this step and of later ones, which a run that
-    /// was continued from an earlier checkpoint makes again. None are written once a signal has come, since it cuts them short.
+    /// Lets the model write its samples and keeps them in the place of those of this step and of
+    /// later ones, which a run that was continued from an earlier checkpoint makes again. None are
+    /// written once a signal has come, since it cuts them short.
     pub(super) fn sample(&mut self, folder: &RunFolder, run: &mut Run) -> Result<Vec<String>> {
         if self.session.plan().generation.is_none() {
             return Ok(Vec::new());
@@ -149,7 +153,8 @@ impl<T: TrainingTask> Trainer<T> {
     }
 }
 
-/// Writes those lines of the file at `from` that are of step `step` and earlier ones to `to`; false when there are none.
+/// Writes those lines of the file at `from` that are of step `step` and earlier ones to `to`; false
+/// when there are none.
 pub(super) fn keep_samples(from: &Path, to: &Path, step: u64) -> Result<bool> {
     let lines = earlier_samples(from, step + 1)?;
     if !lines.is_empty() {

@@ -1,23 +1,28 @@
-//! The settings that must not change between the processes of one run, so that N steps, a stop and M steps equal N + M steps.
-//! Every setting belongs to it unless it is listed here as free, so a setting that is new is on the safe side.
+//! The settings that must not change between the processes of one run, so that N steps, a stop and
+//! M steps equal N + M steps. Every setting belongs to it unless it is listed here as free, so a
+//! setting that is new is on the safe side.
 //!
-//! Free are settings that change what is reported, saved or measured but no weight: where the run writes, logging,
-//! evaluation and its data (a change of these is said), saving, early stopping, `max_minutes`, the text sample, which
-//! device of a kind, and how devices share the work. Free, too, is the compiler: it computes the same function, so a run may change to it and back, though
+//! Free are settings that change what is reported, saved or measured but no weight: where the run
+//! writes, logging, evaluation and its data (a change of these is said), saving, early stopping,
+//! `max_minutes`, the text sample, which device of a kind, and how devices share the work. Free,
+//! too, is the compiler: it computes the same function, so a run may change to it and back, though
 //! not bit for bit.
 //!
-//! Two settings may change with a notice, and the run is another one from there on. Its **length**: the schedule is that of the
-//! new length from the next step on, entered at the step that the run has come to, as in `transformers`' Trainer, which makes
-//! the schedule anew and puts the count of steps back (its first step still has the rate that the old schedule left). Its
-//! **global batch**: progress is counted in examples. The run goes on with the next example, and in the schedule it stands
-//! where it would stand if all examples so far had come in batches of the new size; it ends when the planned examples are
-//! seen. An order by length follows from the global batch, which then must stay. The steps of a warm-up that is given as a
-//! share of the run, in samples or in tokens, and a learning rate that `[learning_rate]` scales with the batch follow both,
-//! as long as the settings that they are derived from stay. Everything else is refused by name, with the reason.
+//! Two settings may change with a notice, and the run is another one from there on. Its **length**:
+//! the schedule is that of the new length from the next step on, entered at the step that the run
+//! has come to, as in `transformers`' Trainer, which makes the schedule anew and puts the count of
+//! steps back (its first step still has the rate that the old schedule left). Its **global batch**:
+//! progress is counted in examples. The run goes on with the next example, and in the schedule it
+//! stands where it would stand if all examples so far had come in batches of the new size; it ends
+//! when the planned examples are seen. An order by length follows from the global batch, which then
+//! must stay. The steps of a warm-up that is given as a share of the run, in samples or in tokens,
+//! and a learning rate that `[learning_rate]` scales with the batch follow both, as long as the
+//! settings that they are derived from stay. Everything else is refused by name, with the reason.
 //!
-//! The micro-batch is free at the same number of examples in an optimizer step, unless the loss of a step depends on how it
-//! is cut (`trainer.accumulation = "transformers"`). Sums are then added in another order, so that losses differ by rounding
-//! (f32: some 1e-6 relative a step), and dropout, which is drawn for each micro-batch, draws anew.
+//! The micro-batch is free at the same number of examples in an optimizer step, unless the loss of
+//! a step depends on how it is cut (`trainer.accumulation = "transformers"`). Sums are then added
+//! in another order, so that losses differ by rounding (f32: some 1e-6 relative a step), and
+//! dropout, which is drawn for each micro-batch, draws anew.
 
 use std::collections::BTreeMap;
 
@@ -110,7 +115,8 @@ const ROUNDED_BEFORE: &str = "products of attention";
 
 const SAMPLER: &str = "data.sampler";
 
-/// Settings that follow from the length and the global batch, each with the keys that it is derived from.
+/// Settings that follow from the length and the global batch, each with the keys that it is derived
+/// from.
 const FOLLOWING: [(&str, &[&str]); 2] = [
     (WARMUP, &[WARMUP]),
     (RATE, &[RATE, "learning_rate.scaling", "learning_rate.reference_batch", "learning_rate.scope"]),
@@ -226,7 +232,8 @@ impl Promise {
         !same(self.settings.get(key), now.settings.get(key))
     }
 
-    /// Notices for when a run with the promise `self`, now at `step`, continues as `now`, although it may.
+    /// Notices for when a run with the promise `self`, now at `step`, continues as `now`, although
+    /// it may.
     pub fn notices(&self, now: &Self, step: u64) -> Vec<String> {
         let changed = now.validation.is_some() && self.validation.is_some() && self.validation != now.validation;
         let validation = changed.then(|| {
@@ -272,8 +279,8 @@ impl Promise {
         }
     }
 
-    /// Whether a run with the promise `self`, now at `step`, which is step `scheduled` of the schedule of `now`, may continue as
-    /// `now`.
+    /// Whether a run with the promise `self`, now at `step`, which is step `scheduled` of the
+    /// schedule of `now`, may continue as `now`.
     ///
     /// # Errors
     /// The settings that differ, with both values and the reason why they must stay.
@@ -324,7 +331,8 @@ impl Promise {
     }
 }
 
-/// Whether two values are the same. A number that was read from JSON may differ from itself in the last place.
+/// Whether two values are the same. A number that was read from JSON may differ from itself in the
+/// last place.
 fn same(a: Option<&Value>, b: Option<&Value>) -> bool {
     match (a, b) {
         (Some(Value::Array(a)), Some(Value::Array(b))) => {

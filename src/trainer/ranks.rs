@@ -1,6 +1,7 @@
-//! A run of several ranks: rank 0 has the run folder and alone writes there. The others train the same steps in a temporary
-//! folder each, which their session names, and into which rank 0 sends what continues the run. So no file system has to be
-//! shared, and on one that is nobody is in another's way.
+//! A run of several ranks: rank 0 has the run folder and alone writes there. The others train the
+//! same steps in a temporary folder each, which their session names, and into which rank 0 sends
+//! what continues the run. So no file system has to be shared, and on one that is nobody is in
+//! another's way.
 
 use std::path::{Path, PathBuf};
 
@@ -40,8 +41,9 @@ struct Opened {
 }
 
 impl<T: TrainingTask> Trainer<T> {
-    /// Trains together with the other ranks of `world`, each of which has this trainer. The plan is one for as many devices
-    /// ([`RunConfig::devices`](crate::RunConfig::devices)), or else the run is refused where it begins.
+    /// Trains together with the other ranks of `world`, each of which has this trainer. The plan is
+    /// one for as many devices ([`RunConfig::devices`](crate::RunConfig::devices)), or else the run
+    /// is refused where it begins.
     #[must_use]
     pub fn with_world(mut self, world: World) -> Self {
         if world.is_shared() && self.session.plan().distributed.optimizer_sharding {
@@ -52,7 +54,8 @@ impl<T: TrainingTask> Trainer<T> {
         self
     }
 
-    /// Refuses a plan for another number of devices than there are ranks. A rehearsal may make the steps of all in one process.
+    /// Refuses a plan for another number of devices than there are ranks. A rehearsal may make the
+    /// steps of all in one process.
     pub(super) fn check_world(&self) -> Result<()> {
         let (planned, ranks) = (self.session.plan().batch.devices, self.world.size());
         if planned.count == ranks || (ranks == 1 && self.purpose != Purpose::Train) {
@@ -81,8 +84,9 @@ impl<T: TrainingTask> Trainer<T> {
         Share { turn: self.world.rank(), of: self.world.size() }
     }
 
-    /// Opens the run folder, and finds the checkpoint to go on from: rank 0 that of the run, the others one of their own, with
-    /// what rank 0 has found. None on the other ranks where the run is complete.
+    /// Opens the run folder, and finds the checkpoint to go on from: rank 0 that of the run, the
+    /// others one of their own, with what rank 0 has found. None on the other ranks where the run
+    /// is complete.
     pub(super) fn open_folder(&self) -> Result<Option<(RunFolder, Option<Checkpoint>)>> {
         let world = &self.world;
         if !world.is_shared() {

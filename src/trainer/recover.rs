@@ -1,7 +1,8 @@
-//! Recovers a run that ran out of memory: back to the last good state (the newest whole checkpoint, or
-//! the start), the micro-batch halved, the global batch kept. Steps computed since that state are not trusted: a device that
-//! ran out of memory may have left any values. Only running out that is reported as an error can be caught; a process that the
-//! operating system's kernel ends, or that Rust's allocator aborts, is continued with `--resume`.
+//! Recovers a run that ran out of memory: back to the last good state (the newest whole checkpoint,
+//! or the start), the micro-batch halved, the global batch kept. Steps computed since that state
+//! are not trusted: a device that ran out of memory may have left any values. Only running out that
+//! is reported as an error can be caught; a process that the operating system's kernel ends, or
+//! that Rust's allocator aborts, is continued with `--resume`.
 
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::metrics::MetricsFile;
@@ -14,7 +15,8 @@ use crate::plan::{BatchPlan, RunPlan};
 use crate::session::TrainingTask;
 use crate::task::Reduction;
 
-/// The batch to go on with after `error`; none when it was not about memory, or when no smaller micro-batch trains the same.
+/// The batch to go on with after `error`; none when it was not about memory, or when no smaller
+/// micro-batch trains the same.
 pub(super) fn smaller_batch(plan: &RunPlan, error: &Error) -> Option<BatchPlan> {
     if error.kind() != ErrorKind::OutOfMemory {
         return None;
@@ -31,8 +33,9 @@ pub(super) fn smaller_batch(plan: &RunPlan, error: &Error) -> Option<BatchPlan> 
 }
 
 impl<T: TrainingTask> Trainer<T> {
-    /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing that the run promises.
-    /// Rows written since are taken back, plan.toml and plan.json are written again.
+    /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing
+    /// that the run promises. Rows written since are taken back, plan.toml and plan.json are
+    /// written again.
     pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Run> {
         let checkpoint = Checkpoint::newest(&folder.checkpoints())?;
         checkpoint::supersede(

@@ -1,4 +1,5 @@
-//! The state of a run besides the model: it goes from step to step, is saved, and is restored when the run is continued.
+//! The state of a run besides the model: it goes from step to step, is saved, and is restored when
+//! the run is continued.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -61,7 +62,8 @@ pub(super) struct Run {
     pub(super) closures: StepClosures<'static>,
     /// Looks at the compiler, where `compiler.debug` asks for it.
     pub(super) watch: Option<Watch>,
-    /// The step up to which the compiler is known to compute what native does, where that is asked for.
+    /// The step up to which the compiler is known to compute what native does, where that is asked
+    /// for.
     pub(super) verified: u64,
     /// `trainer_state.json`.
     pub(super) history: History,
@@ -86,7 +88,8 @@ impl Run {
         self.progress.step < self.progress.total_steps && !self.control.should_training_stop
     }
 
-    /// Takes up the loss and the gradient norm of a step, `[1]` each; those of a skipped one are no fault.
+    /// Takes up the loss and the gradient norm of a step, `[1]` each; those of a skipped one are no
+    /// fault.
     fn note_step(&mut self, loss: &Tensor<1>, grad_norm: &Tensor<1>, verdict: Option<&Verdict>) {
         let counted = |value: &Tensor<1>| match verdict {
             Some(verdict) => value.clone().mask_fill(verdict.overflow.clone(), 0.0),
@@ -264,8 +267,9 @@ impl<T: TrainingTask> Trainer<T> {
         Ok(())
     }
 
-    /// Reads everything that a checkpoint holds and hands it to the thread that writes it. With `trainer.save_only_model` all
-    /// but what continues the optimizer, unless the run is to be continued from here.
+    /// Reads everything that a checkpoint holds and hands it to the thread that writes it. With
+    /// `trainer.save_only_model` all but what continues the optimizer, unless the run is to be
+    /// continued from here.
     pub(super) fn save(
         &mut self,
         folder: &mut RunFolder,
@@ -332,8 +336,8 @@ impl<T: TrainingTask> Trainer<T> {
         };
         run.saver.spent += started.elapsed();
         let keep = self.session.plan().saving.load_best_at_end.then_some(run.evaluating.best.step).flatten();
-        // The newest checkpoint stays that nothing found later can make suspect: up to the last row, the last check of the
-        // compiler, and where the run last looked as if it learned.
+        // The newest checkpoint stays that nothing found later can make suspect: up to the last
+        // row, the last check of the compiler, and where the run last looked as if it learned.
         let verifies = self.verifying.is_repeated().then_some(run.verified);
         let good = verifies.into_iter().chain(run.guard.doubtful_since()).fold(run.last_row, u64::min);
         run.saver.save(snapshot, keep, good)?;

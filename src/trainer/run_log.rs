@@ -1,5 +1,5 @@
-//! `run.log`: what a run printed, with the time, so that it can be read after the terminal is gone. Appended by every process
-//! that takes the run up.
+//! `run.log`: what a run printed, with the time, so that it can be read after the terminal is gone.
+//! Appended by every process that takes the run up.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
@@ -32,7 +32,8 @@ impl RunLog {
         Self { path: folder.join(FILE), failed: false, evaluation: None }
     }
 
-    /// Appends the lines of `text`. A log that cannot be written is no reason to end a training: it is said once.
+    /// Appends the lines of `text`. A log that cannot be written is no reason to end a training: it
+    /// is said once.
     pub fn say(&mut self, text: impl Display) {
         let now = clock::rfc3339();
         let lines = printable(&text.to_string()).lines().map(|line| format!("{now} {line}\n")).collect::<String>();

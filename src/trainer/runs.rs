@@ -15,7 +15,8 @@ pub struct Run {
     /// The folder.
     #[serde(rename = "run", serialize_with = "shown")]
     pub folder: PathBuf,
-    /// How it stands; its step is the last one that left a trace: `status.json` is written now and then, rows more often.
+    /// How it stands; its step is the last one that left a trace: `status.json` is written now and
+    /// then, rows more often.
     #[serde(flatten)]
     pub status: Status,
     /// Why it ended, in words; none while it goes on.
@@ -86,8 +87,8 @@ fn reason(status: &Status) -> Option<String> {
     }
 }
 
-/// The runs in `folder` and, one level down, in the folders in it, by name; with the error where a run cannot be read, so
-/// that one broken run does not hide the others.
+/// The runs in `folder` and, one level down, in the folders in it, by name; with the error where a
+/// run cannot be read, so that one broken run does not hide the others.
 ///
 /// # Errors
 /// A folder that cannot be read.

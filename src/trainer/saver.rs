@@ -1,5 +1,5 @@
-//! Writes checkpoints on a thread of their own, one at a time, so that training goes on meanwhile. An error there is
-//! reported at the next save or at the end, and fails the run.
+//! Writes checkpoints on a thread of their own, one at a time, so that training goes on meanwhile.
+//! An error there is reported at the next save or at the end, and fails the run.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use super::run::After;
 use crate::config::SaveStrategy;
 use crate::plan::RunPlan;
 
-/// When a checkpoint is due, the thread that writes one, if it is at work, and what saving has cost.
+/// When a checkpoint is due, the thread that writes one, if it is at work, and what saving has
+/// cost.
 #[derive(Debug)]
 pub(super) struct Saver {
     checkpoints: PathBuf,
@@ -30,7 +31,8 @@ pub(super) struct Saver {
 }
 
 impl Saver {
-    /// For the run of `plan`: saves into the folder `checkpoints` and lists the files in `manifest`.
+    /// For the run of `plan`: saves into the folder `checkpoints` and lists the files in
+    /// `manifest`.
     pub(super) fn new(plan: &RunPlan, checkpoints: PathBuf, manifest: Arc<Manifest>) -> Self {
         let saving = &plan.saving;
         Self {
@@ -57,8 +59,9 @@ impl Saver {
         }
     }
 
-    /// Starts writing `snapshot`, after the one before is done. Once it is written, removes what the run has left behind and
-    /// old checkpoints, but not the one of step `keep` nor the newest up to step `good`.
+    /// Starts writing `snapshot`, after the one before is done. Once it is written, removes what
+    /// the run has left behind and old checkpoints, but not the one of step `keep` nor the newest
+    /// up to step `good`.
     ///
     /// # Errors
     /// The snapshot before could not be written, or the thread that writes does not start.

@@ -1,5 +1,5 @@
-//! The shapes of the training batches of a run, counted; and those that come up after the warm-up has seen what the plan
-//! can produce, which cost a tuning in the middle of training.
+//! The shapes of the training batches of a run, counted; and those that come up after the warm-up
+//! has seen what the plan can produce, which cost a tuning in the middle of training.
 
 use std::collections::BTreeMap;
 
@@ -59,8 +59,8 @@ impl Shapes {
         self.seen.extend(shapes.iter().map(|shape| (*shape, Seen::default())));
     }
 
-    /// Counts a batch of step `step` (from 1). After a warm-up, what is to be said of a shape that nobody has seen: the first
-    /// one, and then, as a warning, whenever their number has doubled.
+    /// Counts a batch of step `step` (from 1). After a warm-up, what is to be said of a shape that
+    /// nobody has seen: the first one, and then, as a warning, whenever their number has doubled.
     pub(crate) fn see(&mut self, shape: Shape, step: u64) -> Option<String> {
         let seen = self.seen.entry(shape).or_insert(Seen { batches: 0, first_step: step });
         seen.batches += 1;
@@ -79,7 +79,8 @@ impl Shapes {
         }
     }
 
-    /// Shapes that came up first since this was last asked; none without a warm-up, when every shape is new once.
+    /// Shapes that came up first since this was last asked; none without a warm-up, when every
+    /// shape is new once.
     pub(crate) fn new_since_last_row(&mut self) -> Option<u64> {
         let before = std::mem::replace(&mut self.told, self.new);
         self.warmed.map(|_| self.new - before)

@@ -1,5 +1,5 @@
-//! `status.json`: how a run stands, for whoever looks at its folder later. Together with the lock of the folder it tells
-//! a run that is going on from one whose process was killed.
+//! `status.json`: how a run stands, for whoever looks at its folder later. Together with the lock
+//! of the folder it tells a run that is going on from one whose process was killed.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -114,8 +114,8 @@ impl Status {
         write_json(&folder.join(FILE), self)
     }
 
-    /// Reads how the run in `folder` stands; none when there is no run of Kiln's. A run that says it is in progress while
-    /// nobody holds its folder was killed.
+    /// Reads how the run in `folder` stands; none when there is no run of Kiln's. A run that says
+    /// it is in progress while nobody holds its folder was killed.
     ///
     /// # Errors
     /// A `status.json` that is no such file.

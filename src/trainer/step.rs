@@ -1,5 +1,5 @@
-//! One optimizer step of the loop: its micro-batches, and the update. How their losses, gradients and the update are computed
-//! is the [`Executor`]'s; what follows from a step is the loop's.
+//! One optimizer step of the loop: its micro-batches, and the update. How their losses, gradients
+//! and the update are computed is the [`Executor`]'s; what follows from a step is the loop's.
 
 use std::time::{Duration, Instant};
 
@@ -39,8 +39,8 @@ pub(super) struct TrainState<M> {
 }
 
 impl<M> TrainState<M> {
-    /// Why a step with this loss and gradient norm, `[1]` each, is not to be applied, if it is an outlier. The ranks of `world` all go by
-    /// the values of rank 0.
+    /// Why a step with this loss and gradient norm, `[1]` each, is not to be applied, if it is an
+    /// outlier. The ranks of `world` all go by the values of rank 0.
     ///
     /// # Errors
     /// The device's, and MPI's.
@@ -51,13 +51,14 @@ impl<M> TrainState<M> {
     }
 }
 
-/// Computes the micro-batches of a step and its update: operation by operation ([`Eager`]), or by replaying recordings
-/// (`CapturedSteps`).
+/// Computes the micro-batches of a step and its update: operation by operation ([`Eager`]), or by
+/// replaying recordings (`CapturedSteps`).
 pub(super) trait Executor<T: TrainingTask> {
     /// Where batches have to be.
     fn device(&self) -> &Device;
 
-    /// Adds the loss and the gradients of a micro-batch to those of the step. Returns what is worth telling.
+    /// Adds the loss and the gradients of a micro-batch to those of the step. Returns what is worth
+    /// telling.
     ///
     /// # Errors
     /// A batch without labels.
@@ -68,8 +69,8 @@ pub(super) trait Executor<T: TrainingTask> {
         observer: &mut dyn Observer,
     ) -> Result<Option<String>>;
 
-    /// All micro-batches of the step have been computed on this rank: exchanges with others that they have begun are completed as far
-    /// as other exchanges need it.
+    /// All micro-batches of the step have been computed on this rank: exchanges with others that
+    /// they have begun are completed as far as other exchanges need it.
     ///
     /// # Errors
     /// MPI's, and the device's.
@@ -78,8 +79,8 @@ pub(super) trait Executor<T: TrainingTask> {
         Ok(())
     }
 
-    /// The update after the micro-batches of a step. `sees` is called with the model and its summed gradients before the
-    /// weights change, where there is a moment for it.
+    /// The update after the micro-batches of a step. `sees` is called with the model and its summed
+    /// gradients before the weights change, where there is a moment for it.
     ///
     /// # Errors
     /// A batch without labels.
@@ -156,7 +157,8 @@ pub(super) struct Stepped {
 }
 
 impl<T: TrainingTask> Trainer<T> {
-    /// Captured steps where the plan has them, unless a callback sees gradients, which is then said; else eager ones.
+    /// Captured steps where the plan has them, unless a callback sees gradients, which is then
+    /// said; else eager ones.
     ///
     /// # Errors
     /// A thread that cannot be started; a CUDA driver that does not permit a capture.
@@ -177,8 +179,9 @@ impl<T: TrainingTask> Trainer<T> {
         Ok(Box::new(Eager::new(&self.session, &self.world, &self.state.model, self.device.clone(), self.drops, sees)?))
     }
 
-    /// The next step of `run`: up to `accumulation` micro-batches a device, fewer at the end of an epoch, and one update, for which
-    /// their losses and gradients are divided once. The ranks of the world take turns with the micro-batches.
+    /// The next step of `run`: up to `accumulation` micro-batches a device, fewer at the end of an
+    /// epoch, and one update, for which their losses and gradients are divided once. The ranks of
+    /// the world take turns with the micro-batches.
     pub(super) fn step(
         &mut self,
         executor: &mut dyn Executor<T>,
@@ -224,7 +227,8 @@ impl<T: TrainingTask> Trainer<T> {
             epoch_ended = loaded.last_in_epoch;
         }
         if self.world.is_shared() {
-            // Gradients are read next. The work of the device until then is the backward pass, and no exchange.
+            // Gradients are read next. The work of the device until then is the backward pass, and
+            // no exchange.
             self.session.device.sync().map_err(|error| device_error(&error))?;
             self.observer.part(Part::Backward);
             let began = Instant::now();

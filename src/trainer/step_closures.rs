@@ -1,7 +1,8 @@
-//! Values of a step that somebody wants on the host: queued where they are computed, read later and all at once, and handed
-//! to a closure. A read in the middle of a step makes the device wait for the host; here nobody waits until the step, or
-//! the steps up to the next log row, are done, and then one transfer brings the values of everybody who asked. The Trainer's
-//! own log rows are read this way; [`Callback::on_step_values`](crate::trainer::Callback::on_step_values) and loops of
+//! Values of a step that somebody wants on the host: queued where they are computed, read later and
+//! all at once, and handed to a closure. A read in the middle of a step makes the device wait for
+//! the host; here nobody waits until the step, or the steps up to the next log row, are done, and
+//! then one transfer brings the values of everybody who asked. The Trainer's own log rows are read
+//! this way; [`Callback::on_step_values`](crate::trainer::Callback::on_step_values) and loops of
 //! one's own may queue theirs.
 //!
 //! (PyTorch/XLA has `add_step_closure` for the same purpose.)
@@ -52,8 +53,8 @@ struct Waiting<'a> {
 }
 
 impl<'a> StepClosures<'a> {
-    /// Queues `values`, f32 of any length, with or without autodiff. `closure` gets them one after the other in their order;
-    /// closures are called in the order in which they were queued.
+    /// Queues `values`, f32 of any length, with or without autodiff. `closure` gets them one after
+    /// the other in their order; closures are called in the order in which they were queued.
     pub fn add(&mut self, when: When, values: impl IntoIterator<Item = Tensor<1>>, closure: impl FnOnce(&[f64]) + 'a) {
         let values = values.into_iter().collect();
         self.waiting.push(Waiting { when, values, closure: Box::new(closure) });
@@ -64,11 +65,13 @@ impl<'a> StepClosures<'a> {
         self.waiting.is_empty()
     }
 
-    /// Ends a step: calls what is due, which is everything where `logs` says that a log row is written now. The values of all
-    /// of them are read in one transfer; where nobody is due nothing is read.
+    /// Ends a step: calls what is due, which is everything where `logs` says that a log row is
+    /// written now. The values of all of them are read in one transfer; where nobody is due nothing
+    /// is read.
     ///
     /// # Errors
-    /// The device's: execution errors surface when a value is read. The closures that were due are gone then.
+    /// The device's: execution errors surface when a value is read. The closures that were due are
+    /// gone then.
     #[track_caller]
     pub fn end_step(&mut self, logs: bool) -> Result<()> {
         let all = std::mem::take(&mut self.waiting);

@@ -1,4 +1,5 @@
-//! Why a run ends before its plan does: a signal, `trainer.max_minutes`, early stopping or a callback.
+//! Why a run ends before its plan does: a signal, `trainer.max_minutes`, early stopping or a
+//! callback.
 
 use std::time::Duration;
 
@@ -43,8 +44,8 @@ impl Stopping {
         Ok(Self { signal: world.received()?, out_of_time, ..self })
     }
 
-    /// Whether the run, or the plan, ends here, so that what is due at the end is due now. A run that is continued has no end
-    /// here.
+    /// Whether the run, or the plan, ends here, so that what is due at the end is due now. A run
+    /// that is continued has no end here.
     pub(super) fn is_end(&self) -> bool {
         self.is_last || self.is_told
     }

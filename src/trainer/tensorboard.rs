@@ -1,9 +1,10 @@
-//! TensorBoard event files, with the tags of Hugging Face's `TensorBoardCallback`: `train/loss`, `eval/accuracy`. One file
-//! for every process that takes the run up; TensorBoard reads them as one curve.
+//! TensorBoard event files, with the tags of Hugging Face's `TensorBoardCallback`: `train/loss`,
+//! `eval/accuracy`. One file for every process that takes the run up; TensorBoard reads them as one
+//! curve.
 //!
-//! An event file is a sequence of records (TensorFlow, `core/lib/io/record_writer.h`): length (u64, little-endian), its
-//! masked CRC-32C, the bytes, their masked CRC-32C. The bytes are an `Event` (`core/util/event.proto`), of which the fields
-//! below are used.
+//! An event file is a sequence of records (TensorFlow, `core/lib/io/record_writer.h`): length (u64,
+//! little-endian), its masked CRC-32C, the bytes, their masked CRC-32C. The bytes are an `Event`
+//! (`core/util/event.proto`), of which the fields below are used.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -90,7 +91,8 @@ impl TensorBoard {
             ..Event::default()
         };
         let written = self.file.write_all(&record(&event));
-        // A curve that cannot be drawn is in metrics.jsonl all the same: no reason to end the training.
+        // A curve that cannot be drawn is in metrics.jsonl all the same: no reason to end the
+        // training.
         if let (Err(error), false) = (&written, self.failed) {
             tracing::warn!("cannot write {}: {error}", self.path.display());
         }
@@ -141,7 +143,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// The first event of a file with wall time 1, put together in Python from the definition, the checksums bit by bit.
+    /// The first event of a file with wall time 1, put together in Python from the definition, the
+    /// checksums bit by bit.
     const FIRST: &str = "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a";
 
     #[test]

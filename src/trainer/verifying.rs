@@ -1,4 +1,5 @@
-//! `compiler.verify`: the compiler is compared with native before the first step, and every so many steps.
+//! `compiler.verify`: the compiler is compared with native before the first step, and every so many
+//! steps.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,8 +19,9 @@ use crate::session::{BuiltIn, Session, TrainingTask};
 
 /// Compares the modes of the compiler, for `compiler.verify`.
 pub trait Verifier<T: TrainingTask = BuiltIn> {
-    /// Whether compiled computes what native does in the first steps of `session`, after `step` steps of the run whose weights
-    /// are in the folder `weights`, or from those that the run begins with. Returns the verdict for people.
+    /// Whether compiled computes what native does in the first steps of `session`, after `step`
+    /// steps of the run whose weights are in the folder `weights`, or from those that the run
+    /// begins with. Returns the verdict for people.
     ///
     /// # Errors
     /// A difference, and what the steps meet.
@@ -69,8 +71,8 @@ impl<T: TrainingTask> Verifying<T> {
 }
 
 impl<T: TrainingTask> Trainer<T> {
-    /// The check of the compiler before the first step, and how long it took; none where nobody asked, or where it has been
-    /// made.
+    /// The check of the compiler before the first step, and how long it took; none where nobody
+    /// asked, or where it has been made.
     pub(super) fn verify_start(&mut self, checkpoint: Option<&Checkpoint>) -> Result<Option<Duration>> {
         if !self.verifying.at_start {
             return Ok(None);
@@ -95,8 +97,8 @@ impl<T: TrainingTask> Trainer<T> {
         Ok(Some(started.elapsed()))
     }
 
-    /// The check of the compiler from the weights that the run has now. When it fails, checkpoints since the last one that
-    /// passed are suspect.
+    /// The check of the compiler from the weights that the run has now. When it fails, checkpoints
+    /// since the last one that passed are suspect.
     pub(super) fn verify(&mut self, run: &mut Run) -> Result<()> {
         let started = Instant::now();
         let verifier = self.verifying.verifier()?;

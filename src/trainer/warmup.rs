@@ -1,12 +1,14 @@
-//! The warm-up stage: before step 1 of a compiled run every batch shape that its plan can produce goes through forward,
-//! backward and update once, and every shape of its evaluations through a forward pass, so that kernels are compiled, tuned
-//! and kept before training is timed. It is the training loop itself, on a model and an optimizer of its own in a temporary
-//! folder, so it does what the run will do and leaves no trace in it: every step of a run seeds its own random numbers.
+//! The warm-up stage: before step 1 of a compiled run every batch shape that its plan can produce
+//! goes through forward, backward and update once, and every shape of its evaluations through a
+//! forward pass, so that kernels are compiled, tuned and kept before training is timed. It is the
+//! training loop itself, on a model and an optimizer of its own in a temporary folder, so it does
+//! what the run will do and leaves no trace in it: every step of a run seeds its own random
+//! numbers.
 //!
-//! Which shapes: those of the first epoch (its first 4096 batches), and where batches have one of few lengths, full ones of
-//! each of these with and without padding, as far as the data has rows for it. Where every batch has a length of its own
-//! there may be hundreds of shapes, most of them seen once: then the 12 most frequent and the largest are warmed, and
-//! what is left out is said.
+//! Which shapes: those of the first epoch (its first 4096 batches), and where batches have one of
+//! few lengths, full ones of each of these with and without padding, as far as the data has rows
+//! for it. Where every batch has a length of its own there may be hundreds of shapes, most of them
+//! seen once: then the 12 most frequent and the largest are warmed, and what is left out is said.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -153,7 +155,8 @@ fn batches<T: TrainingTask>(
         let examples = examples.iter().map(|index| data.get(*index, 0)).collect::<Result<Vec<_>>>()?;
         Ok(Shape::of(&task.size(&task.collate(&examples, draw.size)?)))
     };
-    // By rows, length and whether rows are shorter, which the lengths tell; what a mask hides besides, the batch itself.
+    // By rows, length and whether rows are shorter, which the lengths tell; what a mask hides
+    // besides, the batch itself.
     let mut seen: BTreeMap<(usize, usize, bool), (Vec<usize>, usize)> = BTreeMap::new();
     for examples in draw.of_first_epoch(&**data) {
         note(&mut seen, data, padding, draw.size, examples);
@@ -164,7 +167,8 @@ fn batches<T: TrainingTask>(
     let all = seen.len();
     let mut kept = seen.into_values().collect::<Vec<_>>();
     if !padding.is_fixed() && all > MOST {
-        // The largest shape, by rows and tokens, is the last; one that is not full has to come first to be kept, too.
+        // The largest shape, by rows and tokens, is the last; one that is not full has to come
+        // first to be kept, too.
         let largest = kept.pop();
         kept.sort_by_key(|(examples, times)| std::cmp::Reverse((*times, examples.len())));
         kept.truncate(MOST - 1);
@@ -206,7 +210,8 @@ fn note<E: Fingerprint>(
     entry.1 += 1;
 }
 
-/// For each length of batches, where these are few, a full batch with and without padding, where the data has rows for it.
+/// For each length of batches, where these are few, a full batch with and without padding, where
+/// the data has rows for it.
 fn of_every_length<E: Fingerprint>(data: &Arc<dyn Dataset<E>>, size: usize, padding: &Padding) -> Vec<Vec<usize>> {
     let shortest = (0..data.len()).min_by_key(|index| data.len_of(*index));
     // By length: a row that fills it, and one that does not.
@@ -234,8 +239,8 @@ fn of_every_length<E: Fingerprint>(data: &Arc<dyn Dataset<E>>, size: usize, padd
     found
 }
 
-/// The examples of `batches` one after the other: each full batch `times` times; one of fewer than `size` examples, the last,
-/// once.
+/// The examples of `batches` one after the other: each full batch `times` times; one of fewer than
+/// `size` examples, the last, once.
 fn picks<E: Fingerprint>(data: &Arc<dyn Dataset<E>>, batches: &[PickedBatch], times: usize, size: usize) -> Subset<E> {
     let all = batches.iter().flat_map(|batch| {
         let times = if batch.examples.len() == size { times } else { 1 };
@@ -266,9 +271,10 @@ impl<M> Callback<M> for Lines {
     }
 }
 
-/// `session` as a run that only trains, computing in the form `ops`: a row for every step, no evaluation, checkpoint or sample,
-/// and all that it writes below `folder`. It has the steps and the warm-up of the run, whatever examples it is given. Of the
-/// compiler's settings what would look at the rehearsal itself is left out.
+/// `session` as a run that only trains, computing in the form `ops`: a row for every step, no
+/// evaluation, checkpoint or sample, and all that it writes below `folder`. It has the steps and
+/// the warm-up of the run, whatever examples it is given. Of the compiler's settings what would
+/// look at the rehearsal itself is left out.
 ///
 /// # Errors
 /// Settings that contradict one another.
@@ -351,7 +357,8 @@ mod tests {
 
     #[test]
     fn buckets_come_with_and_without_padding_whatever_the_first_epoch_drew() {
-        // The first epoch has 2 x 8 with padding alone: its other shapes are those that another order would have.
+        // The first epoch has 2 x 8 with padding alone: its other shapes are those that another
+        // order would have.
         let (shapes, left_out) = found(&[3, 8, 8, 3], 2, &Padding::of(&[4, 8]));
         assert_eq!((shapes, left_out), (vec![(2, 8, true), (2, 8, false), (2, 4, true)], 0));
         let (shapes, _) = found(&[5, 5, 5], 2, &Padding::of(&[8]));

@@ -24,7 +24,8 @@ pub(super) fn answer(term: &Term, question: &str, usual: Option<&str>) -> Result
     }
 }
 
-/// The value that `read` makes of `given`, else of an answer to `question`, which is asked until `read` takes the answer.
+/// The value that `read` makes of `given`, else of an answer to `question`, which is asked until
+/// `read` takes the answer.
 ///
 /// # Errors
 /// A terminal that cannot be written or read, the end of its input, and an error of `read` for

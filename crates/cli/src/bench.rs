@@ -1,4 +1,5 @@
-//! `kiln bench`, and the hidden `kiln worker` that it and `kiln compare` run in processes of their own.
+//! `kiln bench`, and the hidden `kiln worker` that it and `kiln compare` run in processes of their
+//! own.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,7 +32,8 @@ pub(super) struct BenchArgs {
     /// Measure fixed models on synthetic tokens instead: smoke, cpu, gpu or gpu-tiny
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
-    /// Measure the exchanges of ranks instead, from 1 KiB to 64 MiB, as in kiln launch -n 2 -- bench --collectives
+    /// Measure the exchanges of ranks instead, from 1 KiB to 64 MiB, as in kiln launch -n 2 --
+    /// bench --collectives
     #[arg(
         long,
         conflicts_with_all = ["file", "set", "suite", "warmup", "rounds", "steps", "variants", "peers", "time_limit"]
@@ -43,7 +45,8 @@ pub(super) struct BenchArgs {
     /// Only these cases of the suite
     #[arg(long = "case", value_name = "NAME", requires = "suite")]
     cases: Vec<String>,
-    /// Steps of each contestant that are not counted; the suite's, or 3 (20 on a GPU), when it is left out
+    /// Steps of each contestant that are not counted; the suite's, or 3 (20 on a GPU), when it is
+    /// left out
     #[arg(long, value_name = "N")]
     warmup: Option<usize>,
     /// Turns of each contestant
@@ -55,7 +58,8 @@ pub(super) struct BenchArgs {
     /// Repeats of single operators in every round; 0 leaves them out
     #[arg(long, value_name = "N", default_value_t = 3)]
     operators: usize,
-    /// Another contestant: the compiled mode with another setting, as in fused=compiler.fused_ops=on
+    /// Another contestant: the compiled mode with another setting, as in
+    /// fused=compiler.fused_ops=on
     #[arg(long = "variant", value_name = "NAME=SECTION.KEY=VALUE")]
     variants: Vec<Variant>,
     /// Another contestant: a program that speaks the protocol of benches/pytorch/worker.py
@@ -139,7 +143,8 @@ pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
     error.map_or(Ok(()), Err)
 }
 
-/// Measures the exchanges of the world that this process is a part of; rank 0 tells and writes the figures.
+/// Measures the exchanges of the world that this process is a part of; rank 0 tells and writes the
+/// figures.
 fn bench_collectives(out: &Path) -> Result<()> {
     let world = World::join()?;
     if !world.is_shared() {

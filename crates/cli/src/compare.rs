@@ -1,4 +1,5 @@
-//! `kiln compare` and `kiln report`: whether compiling a run is worth it, measured, and shown again from finished runs.
+//! `kiln compare` and `kiln report`: whether compiling a run is worth it, measured, and shown again
+//! from finished runs.
 
 use std::path::{Path, PathBuf};
 
@@ -35,19 +36,22 @@ pub(super) struct CompareArgs {
     /// The micro-batch of the -large arms, for the 2 x 2
     #[arg(long, value_name = "N")]
     compiled_batch: Option<usize>,
-    /// Optimizer steps of each run; as many as take 2.5 seconds, at least 16 (80 on a GPU), when it is left out
+    /// Optimizer steps of each run; as many as take 2.5 seconds, at least 16 (80 on a GPU), when it
+    /// is left out
     #[arg(long, value_name = "N")]
     steps: Option<usize>,
     /// Runs of each arm
     #[arg(long, value_name = "N", default_value_t = 10)]
     repeats: usize,
-    /// Also an arm with each part of the compiler off that the device has; with `operators` each fused operator too
+    /// Also an arm with each part of the compiler off that the device has; with `operators` each
+    /// fused operator too
     #[arg(long, value_name = "columns|operators", num_args = 0..=1, require_equals = true, default_missing_value = "columns")]
     ablate: Option<Ablate>,
     /// Also both modes at every batch and block, as in batch=4,8,block=64,128
     #[arg(long, value_name = "POINTS")]
     sweep: Option<Sweep>,
-    /// Compare numbers of devices instead of modes, as in 1,2,4: the same run with the same global batch, one process a device
+    /// Compare numbers of devices instead of modes, as in 1,2,4: the same run with the same global
+    /// batch, one process a device
     #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with_all = ["arms", "compiled_batch", "ablate", "sweep"])]
     world: Vec<usize>,
     /// The machines of --world, as `kiln launch` takes them
@@ -56,25 +60,30 @@ pub(super) struct CompareArgs {
     /// The launcher of --world: mpirun of Open MPI or MPICH
     #[arg(long, value_name = "PROGRAM", default_value = "mpirun", requires = "world")]
     mpirun: PathBuf,
-    /// The measurements of `kiln bench --collectives` of the link: steps are predicted from it, also of 8, 64 and 512 devices
+    /// The measurements of `kiln bench --collectives` of the link: steps are predicted from it,
+    /// also of 8, 64 and 512 devices
     #[arg(long, value_name = "FILE", requires = "world")]
     collectives: Option<PathBuf>,
     #[command(flatten)]
     asked: Asked,
-    /// Run the compiled arms with this program, to see that the comparison finds out what is wrong with it
+    /// Run the compiled arms with this program, to see that the comparison finds out what is wrong
+    /// with it
     #[arg(long, value_name = "PROGRAM", hide = true)]
     compiled_program: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct ReportArgs {
-    /// A run, the folder of a comparison or of a search, or finished runs; the first is what the others are compared with
+    /// A run, the folder of a comparison or of a search, or finished runs; the first is what the
+    /// others are compared with
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// Properties that may differ between the runs besides how they were trained, as in device,cpu,data.block_size
+    /// Properties that may differ between the runs besides how they were trained, as in
+    /// device,cpu,data.block_size
     #[arg(long, value_name = "KEYS", value_delimiter = ',')]
     about: Vec<String>,
-    /// The folder that gets the report; the run's or the comparison's own, or `report`, when it is left out
+    /// The folder that gets the report; the run's or the comparison's own, or `report`, when it is
+    /// left out
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -138,7 +147,8 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     })?;
     // The compiler is what is compared: a config that switches it on has no native arm of its own.
     config.set_compiler(CompilerMode::Native);
-    // On a GPU only the engine of a mode can plan a run of it, and so name what its size is kept under.
+    // On a GPU only the engine of a mode can plan a run of it, and so name what its size is kept
+    // under.
     let device = device::select(config.device.kind, config.device.index)?;
     if let Some(steps) = args.steps {
         let least = if device.kind == DeviceKind::Cpu { 10 } else { 60 };

@@ -1,4 +1,5 @@
-//! `kiln parity` and `kiln bisect`, and the hidden `kiln probe` that they run in processes of their own.
+//! `kiln parity` and `kiln bisect`, and the hidden `kiln probe` that they run in processes of their
+//! own.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -70,7 +71,8 @@ pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
     write_json(&args.out, &probe)
 }
 
-/// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been done.
+/// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been
+/// done.
 pub(super) fn verify_start(session: &Session) -> Result<bool> {
     let plan = session.plan();
     if plan.engine.verify == Verify::Off || plan.engine.device.kind == DeviceKind::Cpu {
@@ -81,7 +83,8 @@ pub(super) fn verify_start(session: &Session) -> Result<bool> {
     Ok(true)
 }
 
-/// `compiler.verify` of a comparison, which is on unless it is said to be off: before anything is timed.
+/// `compiler.verify` of a comparison, which is on unless it is said to be off: before anything is
+/// timed.
 pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
     if config.compiler.as_ref().and_then(|compiler| compiler.verify) == Some(Verify::Off) {
         return Ok(());
@@ -90,8 +93,9 @@ pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
     say(verify::verdict(Some(&report), 0)?)
 }
 
-/// `compiler.enabled = "auto"`: the session in the mode that was chosen, by the process that began the run, by the one that this one
-/// was as the other engine (`handed`), or else by a trial. Where each mode has an engine of its own, this process becomes it.
+/// `compiler.enabled = "auto"`: the session in the mode that was chosen, by the process that began
+/// the run, by the one that this one was as the other engine (`handed`), or else by a trial. Where
+/// each mode has an engine of its own, this process becomes it.
 pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> {
     let plan = session.plan();
     match (plan.engine.mode, handed) {

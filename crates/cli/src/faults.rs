@@ -1,6 +1,7 @@
-//! The last nets of the command: memory that runs out where nothing can return an error, and a panic, which is a defect of
-//! Kiln's. Either ends the process with one message and its exit code (4 and 7). This module also shows the messages of the
-//! library ([`tracing`]) on stderr; a stderr that is full or closed ends nothing.
+//! The last nets of the command: memory that runs out where nothing can return an error, and a
+//! panic, which is a defect of Kiln's. Either ends the process with one message and its exit code
+//! (4 and 7). This module also shows the messages of the library ([`tracing`]) on stderr; a stderr
+//! that is full or closed ends nothing.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Write as _;
@@ -25,13 +26,14 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::terminal::above_bar;
 
-/// The system's allocator, with an end where it has no more memory: nothing that asks for a block has another way to go on
-/// ([`files`] alone are read with one), and Rust's own end would print a line of its own before it aborts the process.
+/// The system's allocator, with an end where it has no more memory: nothing that asks for a block
+/// has another way to go on ([`files`] alone are read with one), and Rust's own end would print a
+/// line of its own before it aborts the process.
 #[derive(Debug, Clone, Copy)]
 pub struct Allocator;
 
-/// Requests below this many bytes are small. No code can go on without a small block: even an error that names a file needs
-/// one.
+/// Requests below this many bytes are small. No code can go on without a small block: even an error
+/// that names a file needs one.
 const SMALL: usize = 1 << 16;
 
 impl Allocator {
@@ -44,7 +46,8 @@ impl Allocator {
     }
 }
 
-/// Whether a thread is saying with what error the process ends. Memory runs out for all threads at once, and one says so.
+/// Whether a thread is saying with what error the process ends. Memory runs out for all threads at
+/// once, and one says so.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// How long a thread without memory waits for the one that ends the process.
@@ -75,18 +78,20 @@ fn out_of_memory() -> ! {
 #[cfg(unix)]
 static BEFORE: std::sync::OnceLock<libc::sigaction> = std::sync::OnceLock::new();
 
-/// A fault at a stack while the system has no more memory is a stack that could not grow. Any other comes again, to the handler before: a
-/// signal that a process has sent is sent again for that.
+/// A fault at a stack while the system has no more memory is a stack that could not grow. Any other
+/// comes again, to the handler before: a signal that a process has sent is sent again for that.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 extern "C" fn on_fault(signal: libc::c_int, info: *const libc::siginfo_t, context: *const libc::c_void) {
-    // SAFETY: the system gives a handler with SA_SIGINFO a description of the signal and the state that it has interrupted.
+    // SAFETY: the system gives a handler with SA_SIGINFO a description of the signal and the state
+    // that it has interrupted.
     let (is_sent, is_of_stack) = unsafe { ((*info).si_code <= 0, is_of_stack(info, context)) };
     if !is_sent && is_of_stack && host::lacks_memory() {
         out_of_memory();
     }
     if let Some(before) = BEFORE.get() {
-        // SAFETY: the action is one that the system gave. The signal is held back until this handler returns.
+        // SAFETY: the action is one that the system gave. The signal is held back until this
+        // handler returns.
         unsafe {
             libc::sigaction(signal, before, std::ptr::null_mut());
             if is_sent {
@@ -96,7 +101,8 @@ extern "C" fn on_fault(signal: libc::c_int, info: *const libc::siginfo_t, contex
     }
 }
 
-/// Whether the address of a fault is within 1 MiB of the stack pointer; true where the pointer is not known.
+/// Whether the address of a fault is within 1 MiB of the stack pointer; true where the pointer is
+/// not known.
 ///
 /// # Safety
 /// Both are what the system gives the handler of a fault.
@@ -123,8 +129,8 @@ static ENDS_WITH: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new
 #[cfg(unix)]
 const ENDS_ALL_WITHIN: u32 = 5;
 
-/// From now on the process ends with the exit code of `error`, whatever MPI makes of its end: without memory it ends a process with
-/// another code, or not at all.
+/// From now on the process ends with the exit code of `error`, whatever MPI makes of its end:
+/// without memory it ends a process with another code, or not at all.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 pub(super) fn ends_with(error: &Error) {
@@ -147,8 +153,9 @@ fn end_as_told() {
     }
 }
 
-/// The process exits. Where a library does it in the middle of an exchange, which is how MPI ends when it cannot start, and the system
-/// has no more memory, that is why; otherwise it is not the MPI of the launcher.
+/// The process exits. Where a library does it in the middle of an exchange, which is how MPI ends
+/// when it cannot start, and the system has no more memory, that is why; otherwise it is not the
+/// MPI of the launcher.
 #[cfg(unix)]
 extern "C" fn on_exit() {
     end_as_told();
@@ -173,8 +180,9 @@ const NOT_STARTED: &[u8] = b"error: the MPI library has ended this process while
 #[cfg(unix)]
 const RANK_IS_GONE: Duration = Duration::from_secs(1);
 
-/// An abort, a fault or an exit of a library where the system has no more memory is one for want of it: libraries in C (MPI, drivers) and
-/// Rust's runtime, which ask without Kiln's allocator, know no other end. Any other stays one.
+/// An abort, a fault or an exit of a library where the system has no more memory is one for want of
+/// it: libraries in C (MPI, drivers) and Rust's runtime, which ask without Kiln's allocator, know
+/// no other end. Any other stays one.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 fn end_aborts() {
@@ -182,20 +190,21 @@ fn end_aborts() {
         if host::lacks_memory() {
             out_of_memory();
         }
-        // The transport of an MPI library aborts where a rank is gone; that the rank is gone is told on another way, and ends this process
-        // with the exit code for it.
+        // The transport of an MPI library aborts where a rank is gone; that the rank is gone is
+        // told on another way, and ends this process with the exit code for it.
         if World::waits() {
             std::thread::sleep(RANK_IS_GONE);
         }
         let _ = signal_hook::low_level::emulate_default_handler(libc::SIGABRT);
     };
-    // SAFETY: what runs in the handler makes system calls and looks at atomics, and nothing else. Without it an abort is one.
+    // SAFETY: what runs in the handler makes system calls and looks at atomics, and nothing else.
+    // Without it an abort is one.
     let _ = unsafe { signal_hook::low_level::register(libc::SIGABRT, aborted) };
     // SAFETY: the handler runs at the end of the process and unwinds nowhere.
     unsafe { libc::atexit(on_exit) };
     let handler: extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void) = on_fault;
-    // SAFETY: all zero is an action; the handler is as above, on the stack for signals that Rust gives its threads, and it is installed
-    // once it knows the one before.
+    // SAFETY: all zero is an action; the handler is as above, on the stack for signals that Rust
+    // gives its threads, and it is installed once it knows the one before.
     unsafe {
         let mut action = std::mem::zeroed::<libc::sigaction>();
         if libc::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut action) == 0 {
@@ -207,9 +216,10 @@ fn end_aborts() {
     }
 }
 
-// SAFETY: every call is the system allocator's with the same arguments, and its answer is returned as it is. Whether a
-// file is being read is in a thread-local `Cell` that is initialised at compile time and needs no destructor, so reading it never
-// allocates; the end of the process is an atomic flag and two system calls.
+// SAFETY: every call is the system allocator's with the same arguments, and its answer is returned
+// as it is. Whether a file is being read is in a thread-local `Cell` that is initialised at compile
+// time and needs no destructor, so reading it never allocates; the end of the process is an atomic
+// flag and two system calls.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -233,17 +243,19 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// Makes the C library keep memory that is freed, up to 2 GiB at the end of the heap, for what is asked for next. By default it gives it
-/// back to the system as soon as twice the largest block is free there, and a step that computes in bf16 then finds 60 to 160 MiB of its
-/// tensors in pages that the system has to clear again, every step (benches/results/2026-11-23-cpu-step-parts.md). Blocks of 32 MiB or
-/// more are the system's as before: the library has no higher limit for them.
+/// Makes the C library keep memory that is freed, up to 2 GiB at the end of the heap, for what is
+/// asked for next. By default it gives it back to the system as soon as twice the largest block is
+/// free there, and a step that computes in bf16 then finds 60 to 160 MiB of its tensors in pages
+/// that the system has to clear again, every step (benches/results/2026-11-23-cpu-step-parts.md).
+/// Blocks of 32 MiB or more are the system's as before: the library has no higher limit for them.
 #[allow(unsafe_code)]
 pub(super) fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         // The largest that the library takes; setting either ends the adaption of both.
         const MAPPED_FROM: libc::c_int = 32 << 20;
-        // SAFETY: two settings of the C library's allocator, which may be changed at any time. One that it refuses stays as it is.
+        // SAFETY: two settings of the C library's allocator, which may be changed at any time. One
+        // that it refuses stays as it is.
         unsafe {
             libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM);
             libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
@@ -251,7 +263,8 @@ pub(super) fn keep_freed_memory() {
     }
 }
 
-/// The panic of the main thread that was last seen, with its place, and whether it is one of the compute stack.
+/// The panic of the main thread that was last seen, with its place, and whether it is one of the
+/// compute stack.
 static PANIC: Mutex<Option<(String, bool)>> = Mutex::new(None);
 
 /// Whether it has been said that a thread of the device has failed.
@@ -267,20 +280,23 @@ pub(super) fn install() {
     end_aborts();
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // A panic of the main thread is reported where it ends, which is here at the latest; others keep Rust's message.
+        // A panic of the main thread is reported where it ends, which is here at the latest; others
+        // keep Rust's message.
         if std::thread::current().name() != Some("main") {
             let (message, place) = (panics::message(info.payload()), place_of(info));
-            // Whoever asked for a pool of threads that the system refuses panics of it in turn, and ends with one message.
+            // Whoever asked for a pool of threads that the system refuses panics of it in turn, and
+            // ends with one message.
             if says_no_thread(&message) {
                 return;
             }
-            // A thread for which there is no memory panics as it begins, and aborts the process then.
+            // A thread for which there is no memory panics as it begins, and aborts the process
+            // then.
             #[cfg(unix)]
             if says_out_of_memory(&message) && host::lacks_memory() {
                 out_of_memory();
             }
-            // A device that has failed panics at everything that it is asked for afterwards, and whoever reads from it ends with the
-            // error: the first of these panics is enough.
+            // A device that has failed panics at everything that it is asked for afterwards, and
+            // whoever reads from it ends with the error: the first of these panics is enough.
             if !panics::is_of_compute_stack(&place) {
                 others(info);
             } else if !FAILED.swap(true, Ordering::SeqCst) {
@@ -308,7 +324,8 @@ pub(super) fn caught(run: impl FnOnce() -> Result<()>) -> Result<()> {
     panic::catch_unwind(panic::AssertUnwindSafe(run)).unwrap_or_else(|payload| {
         let seen = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (message, is_of_device) = seen.unwrap_or_else(|| (panics::message(&*payload), false));
-        // A panic of a thread of the device that goes on in this one comes without a call of the hook.
+        // A panic of a thread of the device that goes on in this one comes without a call of the
+        // hook.
         if is_of_device || panics::of_driver().is_some() {
             return Err(device_error(&message));
         }
@@ -330,7 +347,8 @@ fn complain_styled(line: impl std::fmt::Display) {
     let _ = above_bar(|| writeln!(std::io::stderr(), "{line}"));
 }
 
-/// Says with what error the process ends, unless a thread that has no memory is ending it already: then that ends it.
+/// Says with what error the process ends, unless a thread that has no memory is ending it already:
+/// then that ends it.
 pub(super) fn complain_last(error: &impl std::fmt::Display) {
     // Writing it takes no more memory, so that this thread does not wait for itself.
     let error = error.to_string();
@@ -342,8 +360,8 @@ pub(super) fn complain_last(error: &impl std::fmt::Display) {
     }
 }
 
-/// The end of the process after `error`. A device that has failed may keep the destructors of its tensors and threads waiting for
-/// ever, so they are not run then; all files are written by now.
+/// The end of the process after `error`. A device that has failed may keep the destructors of its
+/// tensors and threads waiting for ever, so they are not run then; all files are written by now.
 pub(super) fn end(error: &Error) -> std::process::ExitCode {
     use kiln::ErrorKind::{Device, OutOfMemory};
     #[cfg(unix)]
@@ -354,7 +372,8 @@ pub(super) fn end(error: &Error) -> std::process::ExitCode {
     std::process::ExitCode::from(error.exit_code())
 }
 
-/// Shows what the library says, as lines on stderr: warnings and errors under that name, news as they are.
+/// Shows what the library says, as lines on stderr: warnings and errors under that name, news as
+/// they are.
 struct Stderr;
 
 /// The message of an event.

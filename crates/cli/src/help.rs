@@ -1,5 +1,5 @@
-//! `kiln help`: the help of a command, or a chapter of the guide as text for a terminal; `kiln help --man` and
-//! `kiln completions`: the same command line as man pages and for shells.
+//! `kiln help`: the help of a command, or a chapter of the guide as text for a terminal; `kiln help
+//! --man` and `kiln completions`: the same command line as man pages and for shells.
 
 use std::path::{Path, PathBuf};
 
@@ -52,7 +52,8 @@ pub(super) fn run_help(args: &HelpArgs) -> Result<()> {
     say(help_of(command))
 }
 
-/// The help of a command as `--help` prints it, which is the long one where there is something longer to say.
+/// The help of a command as `--help` prints it, which is the long one where there is something
+/// longer to say.
 fn help_of(command: &mut Command) -> String {
     let explains = |arg: &clap::Arg| {
         arg.get_long_help().is_some() || arg.get_possible_values().iter().any(|value| value.get_help().is_some())
@@ -120,8 +121,8 @@ fn collect(command: Command, pages: &mut Vec<(String, Man)>) {
     pages.push((page.get_filename(), page));
 }
 
-/// A chapter as text: headings are underlined, code is indented, links are their words, and tables are aligned or, where they
-/// are wide, lists.
+/// A chapter as text: headings are underlined, code is indented, links are their words, and tables
+/// are aligned or, where they are wide, lists.
 fn text(markdown: &str) -> String {
     let (mut out, mut lines) = (String::new(), markdown.lines().peekable());
     while let Some(line) = lines.next() {

@@ -1,5 +1,5 @@
-//! `kiln init`: a commented config for a task and a model, to be filled in. Keys that it leaves out have the defaults that its
-//! comments name.
+//! `kiln init`: a commented config for a task and a model, to be filled in. Keys that it leaves out
+//! have the defaults that its comments name.
 
 use std::path::Path;
 
@@ -23,8 +23,8 @@ pub struct Checked {
     pub unchecked: Option<Error>,
 }
 
-/// Checks that there is such a `model` (a folder or a Hub id) and that it has a head for `task`. Where the Hub does not answer,
-/// it is known by its name as far as that tells.
+/// Checks that there is such a `model` (a folder or a Hub id) and that it has a head for `task`.
+/// Where the Hub does not answer, it is known by its name as far as that tells.
 ///
 /// # Errors
 /// A model or configuration that cannot be loaded, and a model of a family without a head for
@@ -47,7 +47,8 @@ pub fn check_model(task: Task, model: &str, settings: &HubSettings) -> Result<Ch
         .help(format!("the tasks of a {kind} model are {}{instead}", tasks.join(", "))))
 }
 
-/// The family of a model of the Hub whose name begins with it, as published models' do: `google-bert/bert-base-uncased`.
+/// The family of a model of the Hub whose name begins with it, as published models' do:
+/// `google-bert/bert-base-uncased`.
 fn family_of_name(id: &str) -> Option<ModelType> {
     let id = id.split('@').next().unwrap_or(id);
     let name = id.rsplit('/').next().unwrap_or(id).to_ascii_lowercase();
@@ -118,11 +119,13 @@ impl Data {
         }
     }
 
-    /// The files `train`, in the format that their endings tell. Of a table the first row is read, so that its columns are known
-    /// to be there. A text for language models is divided such that training and validation have a sample at least.
+    /// The files `train`, in the format that their endings tell. Of a table the first row is read,
+    /// so that its columns are known to be there. A text for language models is divided such that
+    /// training and validation have a sample at least.
     ///
     /// # Errors
-    /// Files that do not exist, an ending that tells no format for `task`, a table without the columns, and too little text.
+    /// Files that do not exist, an ending that tells no format for `task`, a table without the
+    /// columns, and too little text.
     pub fn named(
         task: Task,
         train: Vec<String>,
@@ -230,8 +233,8 @@ const SHARES: [f64; 4] = [0.02, 0.05, 0.1, 0.2];
 /// `trainer.seed` of the template, which divides the text.
 const SEED: u64 = 42;
 
-/// Whether `text` has a sample of `block_size` tokens: a word is a token at least, as tokenizers are made. Reads no more than
-/// is needed to know it.
+/// Whether `text` has a sample of `block_size` tokens: a word is a token at least, as tokenizers
+/// are made. Reads no more than is needed to know it.
 fn fills(text: &Corpus, block_size: usize) -> Result<bool> {
     // A word may be cut where a piece ends, and then counts twice.
     let (mut words, enough) = (0, block_size + block_size.div_ceil(8));
@@ -288,8 +291,8 @@ fn line(key: &str, value: impl std::fmt::Display, comment: &str) -> String {
     }
 }
 
-/// The text of a config that fine-tunes `model` (a folder or a Hub id), whose sequences have up to `positions` tokens, on `task`
-/// with `data`, into the folder `runs/NAME`.
+/// The text of a config that fine-tunes `model` (a folder or a Hub id), whose sequences have up to
+/// `positions` tokens, on `task` with `data`, into the folder `runs/NAME`.
 pub fn template(task: Task, name: &str, model: &str, positions: Option<usize>, data: &Data) -> String {
     let output = quoted(&format!("runs/{name}"));
     let model = quoted(model);

@@ -1,5 +1,5 @@
-//! The command line: arguments, and what each command prints. All work is done by the library; an error ends the process
-//! with the exit code of its kind.
+//! The command line: arguments, and what each command prints. All work is done by the library; an
+//! error ends the process with the exit code of its kind.
 
 pub mod init;
 mod ask;
@@ -60,7 +60,8 @@ enum Command {
     Init(InitArgs),
     /// Train the model that a config file describes
     Train(TrainArgs),
-    /// Start a command in several processes that train together, one for each device: `kiln launch -n 2 -- train FILE`
+    /// Start a command in several processes that train together, one for each device: `kiln launch
+    /// -n 2 -- train FILE`
     Launch(LaunchArgs),
     /// Print what a config file would do, without training
     Plan(PlanArgs),
@@ -69,7 +70,8 @@ enum Command {
     /// One trial of tune-batch
     #[command(hide = true)]
     TrialBatch(TrialArgs),
-    /// Search over keys of a config: a grid or random draws, each combination a run, with early stopping, in one mode or both
+    /// Search over keys of a config: a grid or random draws, each combination a run, with early
+    /// stopping, in one mode or both
     Sweep(SweepArgs),
     /// Evaluate a model on the validation data of a config file
     Eval(EvalArgs),
@@ -78,7 +80,8 @@ enum Command {
     /// One part of a run of verify-resume
     #[command(hide = true)]
     ResumePart(PartArgs),
-    /// Compare the first steps of a run in native and compiled mode: loss, gradients, weight changes
+    /// Compare the first steps of a run in native and compiled mode: loss, gradients, weight
+    /// changes
     Parity(ParityArgs),
     /// Find the part of the compiler that makes compiled differ from native, or makes it slower
     Bisect(ParityArgs),
@@ -97,7 +100,8 @@ enum Command {
     Export(ExportArgs),
     /// Measure whether compiling pays for the run that a config file describes
     Compare(CompareArgs),
-    /// Make the page of a run, or the report of a comparison or of finished runs, without running anything
+    /// Make the page of a run, or the report of a comparison or of finished runs, without running
+    /// anything
     Report(ReportArgs),
     /// Measure the steps of a config or of a suite by part, in both modes, and single operators
     Bench(BenchArgs),
@@ -121,17 +125,21 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show what metric definitions, pairs of a name and a regular expression, take from what a run printed
+    /// Show what metric definitions, pairs of a name and a regular expression, take from what a run
+    /// printed
     Metrics(MetricsArgs),
-    /// Show a run or a comparison live: curves, speed, memory, log. Reads the folder alone; q leaves the page, not the run
+    /// Show a run or a comparison live: curves, speed, memory, log. Reads the folder alone; q
+    /// leaves the page, not the run
     #[cfg(unix)]
     Watch {
         /// The run folder, or the folder of a comparison
         run: PathBuf,
     },
-    /// Train as the entry point of a container: hyperparameters, channels and results of a job under /opt/ml
+    /// Train as the entry point of a container: hyperparameters, channels and results of a job
+    /// under /opt/ml
     Job(JobArgs),
-    /// Run a job of a job.toml in a container or a process of this machine, or print the request that starts it on SageMaker
+    /// Run a job of a job.toml in a container or a process of this machine, or print the request
+    /// that starts it on SageMaker
     #[cfg(unix)]
     Submit(submit::SubmitArgs),
     /// Show a local job: its log, also while it goes on, and its metrics as a table
@@ -139,7 +147,8 @@ enum Command {
     Attach(submit::AttachArgs),
     /// Compile and tune the kernels of a run and keep them, without training
     Pretune(ConfigArgs),
-    /// List, clear, export or import what is kept between runs: tokenised text, sizes of batches, kernels
+    /// List, clear, export or import what is kept between runs: tokenised text, sizes of batches,
+    /// kernels
     #[command(subcommand)]
     Cache(CacheCommand),
     /// List what this build and this machine offer
@@ -209,7 +218,8 @@ impl Cli {
 }
 
 impl Command {
-    /// Whether several processes of a launcher may do it together, or each for itself: it writes nothing then.
+    /// Whether several processes of a launcher may do it together, or each for itself: it writes
+    /// nothing then.
     fn knows_ranks(&self) -> bool {
         matches!(self, Self::Bench(args) if args.collectives)
             || matches!(
@@ -287,7 +297,8 @@ fn time(text: &str) -> Result<Duration> {
     }
 }
 
-/// Parses the arguments, runs the command, prints an error if there is one, and returns the exit code.
+/// Parses the arguments, runs the command, prints an error if there is one, and returns the exit
+/// code.
 pub fn main() -> std::process::ExitCode {
     faults::keep_freed_memory();
     faults::install();

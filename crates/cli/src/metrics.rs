@@ -1,5 +1,5 @@
-//! `kiln metrics`: the values that metric definitions, pairs of a name and a regular expression, take from what a run printed, as
-//! a training platform takes them from the log of a job.
+//! `kiln metrics`: the values that metric definitions, pairs of a name and a regular expression,
+//! take from what a run printed, as a training platform takes them from the log of a job.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,8 @@ use super::say;
 /// The definitions that Kiln ships.
 pub(super) const SHIPPED: &str = include_str!("../metric_definitions.json");
 
-/// SageMaker's limits of a training job: definitions, characters of a name, characters of a regular expression.
+/// SageMaker's limits of a training job: definitions, characters of a name, characters of a regular
+/// expression.
 const LIMITS: (usize, usize, usize) = (40, 255, 500);
 
 /// So many values of a metric are shown, without `--all`: the first ones and the last.
@@ -30,8 +31,8 @@ const WIDTH: usize = 100;
 pub(super) struct MetricsArgs {
     /// The run folder, or a file with the log of a job
     run: PathBuf,
-    /// The definitions: JSON, a list of {"Name": .., "Regex": ..}, or TOML with [[metric_definitions]]. Without it, those of
-    /// examples/sagemaker/metric_definitions.json
+    /// The definitions: JSON, a list of {"Name": .., "Regex": ..}, or TOML with
+    /// [[metric_definitions]]. Without it, those of examples/sagemaker/metric_definitions.json
     #[arg(long, value_name = "FILE")]
     definitions: Option<PathBuf>,
     /// Show every value, not the first and the last ones
@@ -42,7 +43,8 @@ pub(super) struct MetricsArgs {
     json: bool,
 }
 
-/// A name and the regular expression whose first group is its value, by the names of SageMaker's API.
+/// A name and the regular expression whose first group is its value, by the names of SageMaker's
+/// API.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Definition {
@@ -89,7 +91,8 @@ pub(super) fn run_metrics(args: &MetricsArgs) -> Result<()> {
     metrics.iter().try_for_each(|metric| show(metric, args.all))
 }
 
-/// The values that `definition` takes from `lines`: the first group of the first match in each line, as SageMaker does.
+/// The values that `definition` takes from `lines`: the first group of the first match in each
+/// line, as SageMaker does.
 pub(super) fn take(definition: &Definition, regex: &Regex, lines: &[String]) -> Metric {
     let of_line = |(index, line): (usize, &String)| {
         let text = regex.captures(line)?.get(1)?.as_str().trim().to_owned();
@@ -136,7 +139,8 @@ fn show(metric: &Metric, all: bool) -> Result<()> {
 /// The text of a file that was named on the command line.
 ///
 /// # Errors
-/// A config error for a file that is missing, a folder, too long or not UTF-8; the operating system's.
+/// A config error for a file that is missing, a folder, too long or not UTF-8; the operating
+/// system's.
 pub(super) fn text_of(path: &Path) -> Result<String> {
     let at = path.display();
     if path.is_dir() {
@@ -150,8 +154,8 @@ pub(super) fn text_of(path: &Path) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| Error::config(format!("{at}: expected UTF-8 text")))
 }
 
-/// The lines that a run printed: of its log, without the times that stand before them there, or of its rows where there is no
-/// log; or the lines of a file.
+/// The lines that a run printed: of its log, without the times that stand before them there, or of
+/// its rows where there is no log; or the lines of a file.
 fn lines(run: &Path) -> Result<Vec<String>> {
     if !run.exists() {
         return Err(Error::config(format!("{}: no such run folder or log", run.display())));
@@ -180,7 +184,8 @@ fn without_time(line: &str) -> &str {
     }
 }
 
-/// Reads definitions: a list, or a list under the name that a request to SageMaker or its Python SDK gives it.
+/// Reads definitions: a list, or a list under the name that a request to SageMaker or its Python
+/// SDK gives it.
 ///
 /// # Errors
 /// A config error for what is no such list, breaks SageMaker's limits, or has no group.

@@ -1,4 +1,5 @@
-//! `kiln forward`, `kiln generate`, `kiln predict`, `kiln merge` and `kiln export`: what takes a model folder.
+//! `kiln forward`, `kiln generate`, `kiln predict`, `kiln merge` and `kiln export`: what takes a
+//! model folder.
 
 use std::io::{BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -54,8 +55,8 @@ pub(super) struct ForwardArgs {
     /// JSON with input_ids, attention_mask, token_type_ids and labels as nested lists
     #[arg(long)]
     batch: PathBuf,
-    /// clm, mlm, sequence-classification, multi-label-classification, regression, token-classification, multiple-choice or
-    /// question-answering
+    /// clm, mlm, sequence-classification, multi-label-classification, regression,
+    /// token-classification, multiple-choice or question-answering
     #[arg(long)]
     task: String,
     /// The safetensors file to write
@@ -75,11 +76,12 @@ pub(super) struct GenerateArgs {
     /// The text to continue; given again, another one
     #[arg(long, required_unless_present = "prompts")]
     prompt: Vec<String>,
-    /// A file with a prompt on every line; lines without a character are skipped, and `index` counts the prompts
+    /// A file with a prompt on every line; lines without a character are skipped, and `index`
+    /// counts the prompts
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
-    /// Write a line of JSON for every prompt: index, prompt, text, token_ids (the new ones). Several prompts and those of --prompts are
-    /// always written so
+    /// Write a line of JSON for every prompt: index, prompt, text, token_ids (the new ones).
+    /// Several prompts and those of --prompts are always written so
     #[arg(long)]
     json: bool,
     /// Prompts that are continued together
@@ -120,10 +122,12 @@ pub(super) struct GenerateArgs {
 pub(super) struct PredictArgs {
     /// A model folder in Hugging Face's form, a run folder, or a Hub id
     model: String,
-    /// The rows: .csv, .tsv, .jsonl, .json, .parquet, SQuAD's .json, or a folder that save_to_disk of `datasets` wrote
+    /// The rows: .csv, .tsv, .jsonl, .json, .parquet, SQuAD's .json, or a folder that save_to_disk
+    /// of `datasets` wrote
     #[arg(long)]
     input: PathBuf,
-    /// Any task but clm and mlm, such as token-classification; what the model was trained for when it is left out
+    /// Any task but clm and mlm, such as token-classification; what the model was trained for when
+    /// it is left out
     #[arg(long)]
     task: Option<String>,
     /// The JSONL file to write; stdout when it is left out
@@ -132,18 +136,20 @@ pub(super) struct PredictArgs {
     /// csv, tsv, jsonl, parquet, arrow or squad, when the ending of the file does not tell
     #[arg(long)]
     format: Option<String>,
-    /// The column with the text, or with the question; that of the run (as all settings below), else `text`, when it is left
-    /// out
+    /// The column with the text, or with the question; that of the run (as all settings below),
+    /// else `text`, when it is left out
     #[arg(long)]
     text_column: Option<String>,
-    /// The column with the second text of a pair, or with the context of a question; that of the run when neither is given
+    /// The column with the second text of a pair, or with the context of a question; that of the
+    /// run when neither is given
     #[arg(long)]
     text_pair_column: Option<String>,
-    /// The columns with the choices of a multiple choice, separated by commas; those of the run when they are left out
+    /// The columns with the choices of a multiple choice, separated by commas; those of the run
+    /// when they are left out
     #[arg(long, value_delimiter = ',')]
     choice_columns: Vec<String>,
-    /// Whether "no answer" may be the answer to a question, as in SQuAD 2.0; where the file or the run says so when it is left
-    /// out
+    /// Whether "no answer" may be the answer to a question, as in SQuAD 2.0; where the file or the
+    /// run says so when it is left out
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     version_2_with_negative: Option<bool>,
     /// Rows of a forward pass; `per_device_eval_batch_size` of the run, else 8, when it is left out
@@ -186,7 +192,8 @@ pub(super) struct ExportArgs {
     tar: PathBuf,
 }
 
-/// The device, and in which form and which type the model computes there: in `precision` where the arguments name none.
+/// The device, and in which form and which type the model computes there: in `precision` where the
+/// arguments name none.
 fn device(args: &DeviceArgs, precision: Precision) -> Result<(Device, Compute)> {
     let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
     let compiler = TrainingCompilerConfig { enabled: args.compiler, ..TrainingCompilerConfig::default() };
@@ -307,9 +314,10 @@ fn streamed(generator: &Generator<'_>, tokenizer: &Tokenizer, prompt: &str, opti
     stream(&format!("{head}{}\n", text.rest()?)).map(drop)
 }
 
-/// The text of tokens that come one by one. A token may end in the middle of a character: text is shown as far as it is whole. The text of
-/// a few tokens depends on those before them (a space at the beginning), so the last ones that were shown are decoded again with the new
-/// ones, and no more of them.
+/// The text of tokens that come one by one. A token may end in the middle of a character: text is
+/// shown as far as it is whole. The text of a few tokens depends on those before them (a space at
+/// the beginning), so the last ones that were shown are decoded again with the new ones, and no
+/// more of them.
 struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     tokens: Vec<u32>,
@@ -333,8 +341,9 @@ impl TextStream<'_> {
         if count - self.shown <= UNSHOWN {
             return Ok(String::new());
         }
-        // A model that has learned little writes many tokens that are no characters. A character has four bytes at most, so all tokens
-        // but the last three are decided; special tokens, which have no text, do not count.
+        // A model that has learned little writes many tokens that are no characters. A character
+        // has four bytes at most, so all tokens but the last three are decided; special tokens,
+        // which have no text, do not count.
         let has_text =
             |index: &usize| self.tokenizer.decode(&self.tokens[*index..=*index]).is_ok_and(|text| !text.is_empty());
         let Some(decided) = (self.shown + 1..count).rev().filter(has_text).nth(2) else {
@@ -366,7 +375,8 @@ fn new_text(tokenizer: &Tokenizer, tokens: &[u32], known: usize) -> Result<Strin
     Ok(text.get(before.len()..).unwrap_or_default().to_owned())
 }
 
-/// Writes text as it comes, to a terminal without control characters; breaks when the reader has gone away.
+/// Writes text as it comes, to a terminal without control characters; breaks when the reader has
+/// gone away.
 fn stream(text: &str) -> Result<ControlFlow<()>> {
     let mut out = std::io::stdout();
     let text = if out.is_terminal() { printable(text) } else { text.into() };
@@ -421,8 +431,8 @@ impl PredictArgs {
         self.text_column.is_some() || self.text_pair_column.is_some()
     }
 
-    /// The settings and the precision: those of the command line, else those of the run `config`, which are listed as
-    /// `name = value`, else the defaults.
+    /// The settings and the precision: those of the command line, else those of the run `config`,
+    /// which are listed as `name = value`, else the defaults.
     fn options(&self, task: Task, config: Option<&RunConfig>) -> Result<(PredictOptions, Precision, Vec<String>)> {
         let (of_run, mut taken) = (config.map(|config| &config.data), Vec::new());
         let mut data = of_run.cloned().unwrap_or_default();
@@ -482,7 +492,8 @@ impl PredictArgs {
         Ok((options, precision, taken))
     }
 
-    /// The format of the rows by that of the run's data, where it fits the ending of the file, or the ending tells none.
+    /// The format of the rows by that of the run's data, where it fits the ending of the file, or
+    /// the ending tells none.
     fn format_of_run(&self, format: DataFormat) -> Option<DataFormat> {
         let fits = match ending(&self.input) {
             Some(ending) if format.endings().contains(&&*ending) => {
@@ -494,7 +505,8 @@ impl PredictArgs {
     }
 }
 
-/// The value that an argument has given, else that of a run, which `taken` lists as `show` writes it.
+/// The value that an argument has given, else that of a run, which `taken` lists as `show` writes
+/// it.
 fn given_or<T>(
     given: Option<T>,
     of_run: Option<T>,
@@ -567,7 +579,8 @@ mod tests {
         args: GenerateArgs,
     }
 
-    /// Also where the tokens are bytes of no characters, of which no more than a few wait to be shown.
+    /// Also where the tokens are bytes of no characters, of which no more than a few wait to be
+    /// shown.
     #[test]
     fn text_that_is_shown_as_it_comes_is_the_text_of_all_tokens() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/run_clm/gpt2");

@@ -1,6 +1,6 @@
-//! The ranks of a run as the commands see them: `kiln launch` starts them, and a command that knows of ranks joins their world.
-//! Rank 0 talks to people. The output of another rank goes to its log in the run folder, and only the error that ends it to the
-//! stderr that it was started with.
+//! The ranks of a run as the commands see them: `kiln launch` starts them, and a command that knows
+//! of ranks joins their world. Rank 0 talks to people. The output of another rank goes to its log
+//! in the run folder, and only the error that ends it to the stderr that it was started with.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -28,17 +28,19 @@ use super::faults;
 
 #[derive(Debug, Args)]
 pub(super) struct LaunchArgs {
-    /// Processes, on all machines; with SageMaker's variables by default one for each of SM_NUM_GPUS of each machine
+    /// Processes, on all machines; with SageMaker's variables by default one for each of
+    /// SM_NUM_GPUS of each machine
     #[arg(short = 'n', long = "ranks", value_name = "N")]
     ranks: Option<usize>,
-    /// The machines, with a shell (ssh) and Kiln at the same path on each; SM_HOSTS by default, and else this one
+    /// The machines, with a shell (ssh) and Kiln at the same path on each; SM_HOSTS by default, and
+    /// else this one
     #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
     hosts: Vec<String>,
     /// The launcher: mpirun of Open MPI or MPICH
     #[arg(long, value_name = "PROGRAM", default_value = "mpirun")]
     mpirun: PathBuf,
-    /// The number of machines, each of which starts its own ranks by such a command. They need no shell between them, but
-    /// MPICH's library, whose ranks meet at --master-addr
+    /// The number of machines, each of which starts its own ranks by such a command. They need no
+    /// shell between them, but MPICH's library, whose ranks meet at --master-addr
     #[arg(long, value_name = "N", requires_all = ["node_rank", "master_addr"], conflicts_with = "hosts")]
     nnodes: Option<usize>,
     /// The number of this machine among those of --nnodes, from 0
@@ -47,10 +49,12 @@ pub(super) struct LaunchArgs {
     /// The machine of --nnodes that has the number 0
     #[arg(long, value_name = "HOST", requires = "nnodes")]
     master_addr: Option<String>,
-    /// The port at which ranks meet there, or one of the seven ports after it; MASTER_PORT by default, and else 29500
+    /// The port at which ranks meet there, or one of the seven ports after it; MASTER_PORT by
+    /// default, and else 29500
     #[arg(long, value_name = "PORT", requires = "nnodes")]
     master_port: Option<u16>,
-    /// Seconds that the ranks have to save a checkpoint when they are told to stop; a second signal ends them at once
+    /// Seconds that the ranks have to save a checkpoint when they are told to stop; a second signal
+    /// ends them at once
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     grace: u64,
     /// The command of kiln and its arguments, after --
@@ -117,10 +121,11 @@ pub(super) fn run_launch(args: &LaunchArgs) -> Result<()> {
     std::process::exit(watch_over(&mut command, Duration::from_secs(args.grace), is_over_hosts)?)
 }
 
-/// Runs `command`, an mpirun, passes a signal on to it, whose ranks have `grace` then, says what no rank has said of the end, and
-/// returns the exit code of this process. An mpirun that stays when its ranks have ended is killed: Open MPI's does where a rank
-/// ends before it has connected, and where the link to another machine is lost. With `is_over_hosts` its children are shells
-/// of other machines instead of ranks, and the last words of a rank tell the end.
+/// Runs `command`, an mpirun, passes a signal on to it, whose ranks have `grace` then, says what no
+/// rank has said of the end, and returns the exit code of this process. An mpirun that stays when
+/// its ranks have ended is killed: Open MPI's does where a rank ends before it has connected, and
+/// where the link to another machine is lost. With `is_over_hosts` its children are shells of other
+/// machines instead of ranks, and the last words of a rank tell the end.
 #[cfg(unix)]
 fn watch_over(command: &mut std::process::Command, grace: Duration, is_over_hosts: bool) -> Result<i32> {
     use std::io::Read;
@@ -131,7 +136,8 @@ fn watch_over(command: &mut std::process::Command, grace: Duration, is_over_host
 
     use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-    // A group of its own: a terminal's signals reach it once, through this process. It reads nothing.
+    // A group of its own: a terminal's signals reach it once, through this process. It reads
+    // nothing.
     command.process_group(0).stdin(Stdio::null()).stderr(Stdio::piped());
     #[cfg(target_os = "linux")]
     kiln_core::process::end_with_parent(command, Signal::TERM);
@@ -220,9 +226,10 @@ fn watch_over(command: &mut std::process::Command, grace: Duration, is_over_host
     }
 }
 
-/// Runs `commands`, each a rank by its number, passes a signal on to them, after which they have `grace`, says what no rank has said of
-/// the end, and returns the exit code of the first that failed, or of one that a signal ended. The others end by themselves when they hear of it; those that do
-/// not are ended.
+/// Runs `commands`, each a rank by its number, passes a signal on to them, after which they have
+/// `grace`, says what no rank has said of the end, and returns the exit code of the first that
+/// failed, or of one that a signal ended. The others end by themselves when they hear of it; those
+/// that do not are ended.
 #[cfg(unix)]
 fn watch_over_all(commands: Vec<(usize, std::process::Command)>, grace: Duration) -> Result<i32> {
     use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -280,7 +287,8 @@ fn watch_over_all(commands: Vec<(usize, std::process::Command)>, grace: Duration
             told = Some((signal, Instant::now()));
             send(&mut children, signal.number());
         }
-        // A rank that is left alone hears of it within seconds, unless it waits for one that has never come.
+        // A rank that is left alone hears of it within seconds, unless it waits for one that has
+        // never come.
         let over = [told.map(|(_, since)| since + grace), failed.map(|(_, _, since)| since + 2 * STAYS)];
         if let Some(over) = over.into_iter().flatten().min().filter(|over| Instant::now() > *over) {
             if !is_ending {
@@ -307,8 +315,9 @@ fn watch_over_all(_commands: Vec<(usize, std::process::Command)>, _grace: Durati
     Err(Error::config("--nnodes: ranks meet so on Unix alone"))
 }
 
-/// Whether the process `pid` has a handler for the signal `number`; true where the system does not tell. Hydra has none for SIGUSR2 and
-/// passes on SIGUSR1 alone, for which its ranks stop as for SIGTERM.
+/// Whether the process `pid` has a handler for the signal `number`; true where the system does not
+/// tell. Hydra has none for SIGUSR2 and passes on SIGUSR1 alone, for which its ranks stop as for
+/// SIGTERM.
 #[cfg(unix)]
 fn catches(pid: u32, number: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -338,8 +347,8 @@ struct Life {
 
 #[cfg(unix)]
 impl Life {
-    /// Whether no process that `pid` started has lived for `time`, although one did before, or `is_told`, for as long, that a rank
-    /// has ended.
+    /// Whether no process that `pid` started has lived for `time`, although one did before, or
+    /// `is_told`, for as long, that a rank has ended.
     fn is_over_for(&mut self, time: Duration, pid: u32, is_told: bool) -> bool {
         if self.looked.is_none_or(|looked| looked.elapsed() > Duration::from_millis(200)) {
             self.looked = Some(std::time::Instant::now());
@@ -380,8 +389,8 @@ struct End {
 
 #[cfg(unix)]
 impl End {
-    /// The exit code of the cause. Hydra tells a signal by its bare number, which no error of Kiln's has; a code above that of any
-    /// signal is mpirun's own, which has lost a machine.
+    /// The exit code of the cause. Hydra tells a signal by its bare number, which no error of
+    /// Kiln's has; a code above that of any signal is mpirun's own, which has lost a machine.
     fn cause(self) -> i32 {
         match self.code {
             code @ 8..=64 => 128 + code,
@@ -390,8 +399,8 @@ impl End {
         }
     }
 
-    /// The exit code of the launcher: that of the cause. A run that was complete before the signal came is complete; Hydra sometimes
-    /// ends with 0 where its ranks have not.
+    /// The exit code of the launcher: that of the cause. A run that was complete before the signal
+    /// came is complete; Hydra sometimes ends with 0 where its ranks have not.
     fn exit_code(self, has_error: bool) -> i32 {
         match (self.cause(), self.told) {
             (0, Some(signal)) if has_error => signal.exit_code().into(),
@@ -454,7 +463,8 @@ pub(super) struct OtherRank {
     log: PathBuf,
 }
 
-/// The world of the launcher, if there is one, with the device that this process of it has for `config`.
+/// The world of the launcher, if there is one, with the device that this process of it has for
+/// `config`.
 ///
 /// # Errors
 /// An error of [`World::join`], and fewer devices than ranks of a machine.
@@ -464,8 +474,8 @@ pub(super) fn world(config: &mut RunConfig) -> Result<World> {
     Ok(world)
 }
 
-/// Refuses a trial of the modes in ranks on a device of `kind` where each mode is an engine of its own: a process that MPI knows
-/// cannot become the other one.
+/// Refuses a trial of the modes in ranks on a device of `kind` where each mode is an engine of its
+/// own: a process that MPI knows cannot become the other one.
 fn check_mode(mode: CompilerMode, kind: DeviceKind) -> Result<()> {
     if mode != CompilerMode::Auto || kind == DeviceKind::Cpu {
         return Ok(());
@@ -478,8 +488,8 @@ fn check_mode(mode: CompilerMode, kind: DeviceKind) -> Result<()> {
     ))
 }
 
-/// Joins the world of the launcher, if there is one, for a run of `config`, which is told the devices. On a rank besides 0 it gets
-/// a temporary run folder.
+/// Joins the world of the launcher, if there is one, for a run of `config`, which is told the
+/// devices. On a rank besides 0 it gets a temporary run folder.
 ///
 /// # Errors
 /// A world that cannot be joined, fewer devices than ranks of a machine, and a mode that ranks
@@ -505,7 +515,8 @@ pub(super) fn join(config: &mut RunConfig) -> Result<Ranks> {
 }
 
 impl OtherRank {
-    /// Goes on with the log in the run folder from when training begins: then rank 0 has made the folder.
+    /// Goes on with the log in the run folder from when training begins: then rank 0 has made the
+    /// folder.
     pub(super) fn callback(&self) -> impl Callback<kiln_models::Model> + use<> {
         MoveLog { from: self.scratch.path().join("log"), to: self.log.clone() }
     }
@@ -568,8 +579,8 @@ fn divert(_: &Path) -> Result<()> {
     Ok(())
 }
 
-/// How long a rank besides 0 waits with the error that ends it: where it is an error of all, rank 0 says it, and the launcher ends
-/// this rank.
+/// How long a rank besides 0 waits with the error that ends it: where it is an error of all, rank 0
+/// says it, and the launcher ends this rank.
 const RANK_0_FIRST: Duration = Duration::from_millis(1500);
 
 /// Whether rank 0 is ending this rank.
@@ -589,7 +600,8 @@ fn is_ended_by_rank_0() -> bool {
 pub(super) fn fail(error: &Error) {
     let Some(world) = World::joined().filter(|world| world.is_shared()) else {
         if environment::find().is_ok_and(|found| found.is_some_and(|found| found.place.rank > 0)) {
-            // There is no world yet that could be ended: the launcher does it when rank 0 has ended for the same reason.
+            // There is no world yet that could be ended: the launcher does it when rank 0 has ended
+            // for the same reason.
             std::thread::sleep(2 * RANK_0_FIRST);
         }
         return faults::complain_last(error);

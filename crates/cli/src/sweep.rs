@@ -15,9 +15,11 @@ use super::say;
 
 #[derive(Debug, Args)]
 pub(super) struct SweepArgs {
-    /// The file with the section [sweep]; its other sections, or the file that sweep.config names, are the config
+    /// The file with the section [sweep]; its other sections, or the file that sweep.config names,
+    /// are the config
     file: PathBuf,
-    /// Override a key of the config in every trial; the value is TOML, anything else is taken as text
+    /// Override a key of the config in every trial; the value is TOML, anything else is taken as
+    /// text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
     /// The folder of the search; sweep.output_dir, else runs/NAME-sweep, when it is left out

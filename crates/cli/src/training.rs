@@ -1,5 +1,6 @@
-//! `kiln init`, `kiln train`, `kiln plan`, `kiln eval` and `kiln verify-resume`: what takes a config file. The hidden
-//! `kiln resume-part` is what `verify-resume` runs in processes of their own.
+//! `kiln init`, `kiln train`, `kiln plan`, `kiln eval` and `kiln verify-resume`: what takes a
+//! config file. The hidden `kiln resume-part` is what `verify-resume` runs in processes of their
+//! own.
 
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
@@ -45,8 +46,9 @@ use crate::init::{Data, check_model, columns, template};
 pub(super) struct ConfigArgs {
     /// The config file (TOML); for `eval` a run folder, too, whose plan.toml and model are taken
     pub(super) file: PathBuf,
-    /// Lay Hugging Face's arguments over the file: JSON that TrainingArguments.to_json_string() wrote. They win over FILE, and
-    /// --set wins over them; null asks for nothing. The plan lists arguments that have no effect
+    /// Lay Hugging Face's arguments over the file: JSON that TrainingArguments.to_json_string()
+    /// wrote. They win over FILE, and --set wins over them; null asks for nothing. The plan lists
+    /// arguments that have no effect
     #[arg(long, value_name = "ARGS.json")]
     hf_args: Option<PathBuf>,
     /// Override a key of the file; the value is TOML, anything else is taken as text
@@ -95,17 +97,19 @@ pub(super) struct PartArgs {
 pub(super) struct TrainArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Continue from the newest checkpoint in the run folder; the same as --set run.on_existing=resume
+    /// Continue from the newest checkpoint in the run folder; the same as --set
+    /// run.on_existing=resume
     #[arg(long)]
     resume: bool,
-    /// Continue from this checkpoint: one of the run folder, or for a new folder one of another run; the same as --resume with
-    /// --set run.resume_from_checkpoint=...
+    /// Continue from this checkpoint: one of the run folder, or for a new folder one of another
+    /// run; the same as --resume with --set run.resume_from_checkpoint=...
     #[arg(long, value_name = "CHECKPOINT")]
     resume_from: Option<PathBuf>,
     /// native, compiled or auto, whatever [compiler] says
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
-    /// Keep Burn's fusion from fusing, in the compiled engine, to debug it; the same as --set compiler.fusion=off
+    /// Keep Burn's fusion from fusing, in the compiled engine, to debug it; the same as --set
+    /// compiler.fusion=off
     #[arg(long)]
     unfused: bool,
     /// f32, bf16, f16 or auto; the same as --set precision=...
@@ -127,15 +131,16 @@ pub(super) struct TrainArgs {
     /// End after this many steps; the learning rate stays that of the whole run
     #[arg(long, value_name = "N")]
     stop_after: Option<NonZeroU64>,
-    /// The mode that a trial of both engines has chosen, handed over by the engine that made the trial
+    /// The mode that a trial of both engines has chosen, handed over by the engine that made the
+    /// trial
     #[arg(long, hide = true)]
     decision: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
-    /// clm, mlm, sequence-classification, multi-label-classification, regression, token-classification, multiple-choice or
-    /// question-answering; asked for when it is left out
+    /// clm, mlm, sequence-classification, multi-label-classification, regression,
+    /// token-classification, multiple-choice or question-answering; asked for when it is left out
     task: Option<String>,
     /// The pretrained model: a folder or a Hub id; asked for when it is left out
     model: Option<String>,
@@ -151,8 +156,8 @@ pub(super) struct InitArgs {
     /// The column with the second text of a pair
     #[arg(long, value_name = "COLUMN", requires = "train")]
     text_pair_column: Option<String>,
-    /// The columns with the choices of a multiple choice, separated by commas; those of SWAG, `ending0` to `ending3`, when they are
-    /// left out
+    /// The columns with the choices of a multiple choice, separated by commas; those of SWAG,
+    /// `ending0` to `ending3`, when they are left out
     #[arg(long, value_name = "COLUMNS", value_delimiter = ',', requires = "train")]
     choice_columns: Vec<String>,
     /// The column with the label; `label` when it is left out
@@ -202,7 +207,8 @@ impl InitArgs {
         Ok((task, positions, self.data(task, positions)?))
     }
 
-    /// Task, model and data, asked for at the terminal where the arguments name none. The answers become arguments.
+    /// Task, model and data, asked for at the terminal where the arguments name none. The answers
+    /// become arguments.
     fn asked(&mut self) -> Result<(Task, Option<usize>, Data)> {
         let term = Term::stderr();
         if !std::io::stdin().is_terminal() || !term.is_term() {
@@ -248,7 +254,8 @@ impl InitArgs {
     }
 }
 
-/// The longest sequence of the model `model`, where its configuration can be read. Warns where it cannot.
+/// The longest sequence of the model `model`, where its configuration can be read. Warns where it
+/// cannot.
 fn positions(task: Task, model: &str) -> Result<Option<usize>> {
     let checked = check_model(task, model, &HubSettings::from_env()?)?;
     if let Some(reason) = &checked.unchecked {
@@ -352,13 +359,15 @@ fn open_evaluation(config: &RunConfig) -> Result<EvaluationSession> {
     tokenising("before the first batch", |progress| EvaluationSession::open_with_progress(config, progress))
 }
 
-/// Shows how far tokenising has come in `open`. A signal stops it; `when` says in the error before what.
+/// Shows how far tokenising has come in `open`. A signal stops it; `when` says in the error before
+/// what.
 fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Result<S>) -> Result<S> {
     signals::install()?;
     let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
     let session = open(&mut |progress: store::Progress| {
         bar.set_message("tokenising");
-        // Both at once: between them the bar would show the bytes of one text and the length of another.
+        // Both at once: between them the bar would show the bytes of one text and the length of
+        // another.
         bar.update(|state| {
             state.set_len(progress.total_bytes);
             state.set_pos(progress.done_bytes);
@@ -568,8 +577,8 @@ fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Predicts the rows of `data.test`, where that is asked for, with the model `model` (a folder or a Hub id), into the run
-/// folder.
+/// Predicts the rows of `data.test`, where that is asked for, with the model `model` (a folder or a
+/// Hub id), into the run folder.
 fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
     let plan = session.plan();
     let (config, folder, (_, task)) = (session.config(), plan.output_dir()?, plan.model.built_in()?);

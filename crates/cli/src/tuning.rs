@@ -1,5 +1,6 @@
-//! `kiln tune-batch`: the search for the largest batch, told as it goes; and the trial that it starts in a process of its
-//! own. Where the modes are two engines, each search is made by the engine of its mode.
+//! `kiln tune-batch`: the search for the largest batch, told as it goes; and the trial that it
+//! starts in a process of its own. Where the modes are two engines, each search is made by the
+//! engine of its mode.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -34,8 +35,8 @@ pub(super) struct TuneArgs {
     /// native, compiled or both; what [compiler] says when it is left out
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
-    /// The first size to try; when it is left out, the one that an earlier search or the plan's estimate leads to; where the memory
-    /// has no stated size, the config's, or 8
+    /// The first size to try; when it is left out, the one that an earlier search or the plan's
+    /// estimate leads to; where the memory has no stated size, the config's, or 8
     #[arg(long, value_name = "SIZE")]
     start: Option<usize>,
     /// The largest size to try
@@ -139,7 +140,8 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     Ok(())
 }
 
-/// The size of a run that asks for it with `"auto"`, which is looked for where none is known; none for a run that states its own.
+/// The size of a run that asks for it with `"auto"`, which is looked for where none is known; none
+/// for a run that states its own.
 pub(super) fn size_of(config: &RunConfig) -> Result<Option<usize>> {
     if config.trainer.per_device_train_batch_size != TrainBatchSize::Auto {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! Turns panics of libraries into errors: some panic on damaged files, or where a driver is missing.
+//! Turns panics of libraries into errors: some panic on damaged files, or where a driver is
+//! missing.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
@@ -13,8 +14,8 @@ thread_local! {
 
 static HOOK: Once = Once::new();
 
-/// The result of `work`, which stays on this thread; the words of its panic, on one line, where it panics. Nothing that a
-/// panic may have left half-changed may be used again.
+/// The result of `work`, which stays on this thread; the words of its panic, on one line, where it
+/// panics. Nothing that a panic may have left half-changed may be used again.
 pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     HOOK.call_once(|| {
         let before = panic::take_hook();

@@ -1,11 +1,11 @@
-//! Settings that are one name out of a few: an enum with its spelling in a file, the list of all spellings and an error
-//! with the nearest one.
+//! Settings that are one name out of a few: an enum with its spelling in a file, the list of all
+//! spellings and an error with the nearest one.
 
 use crate::error::{Error, nearest};
 
-/// Declares an enum whose values are names in a config file: `ALL`, `as_str`, `Display`, `FromStr` and serde, all from
-/// one list. The optional function sees names that are not in the list: synonyms it maps, names with a reason it
-/// refuses.
+/// Declares an enum whose values are names in a config file: `ALL`, `as_str`, `Display`, `FromStr`
+/// and serde, all from one list. The optional function sees names that are not in the list:
+/// synonyms it maps, names with a reason it refuses.
 #[macro_export]
 macro_rules! choices {
     ($(#[$meta:meta])* $name:ident ($what:literal $(, $special:path)?) {

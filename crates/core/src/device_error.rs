@@ -3,8 +3,9 @@
 use crate::error::{Error, says_out_of_memory};
 use crate::panics;
 
-/// The error of a device that has failed with these words of Burn's or of a driver's. Where a thread of the device has panicked by an
-/// error of the driver, what fails afterwards follows from it, and that is the cause.
+/// The error of a device that has failed with these words of Burn's or of a driver's. Where a
+/// thread of the device has panicked by an error of the driver, what fails afterwards follows from
+/// it, and that is the cause.
 pub fn device_error(error: &dyn std::fmt::Display) -> Error {
     let text = error.to_string();
     let cause = panics::of_driver().map_or_else(|| cause(&text), |panic| cause(&panic.message));
@@ -21,20 +22,21 @@ pub fn device_error(error: &dyn std::fmt::Display) -> Error {
     }
 }
 
-/// A matrix product whose tiles do not fit the device: without autotune Burn takes one kernel, whose tiles in f16 and bf16 have 68 KiB,
-/// and capabilities up to 7.5 have 48 or 64.
+/// A matrix product whose tiles do not fit the device: without autotune Burn takes one kernel,
+/// whose tiles in f16 and bf16 have 68 KiB, and capabilities up to 7.5 have 48 or 64.
 const NO_TILE: &str = "Shared memory budget exceeded";
 
 /// How Burn begins to say that weights could not be read from the device.
 const IN_WEIGHTS: &str = "Failed to access TensorData storage: ";
 
-/// The error of the device, if these words of a failure to write weights say that they could not be read from it.
+/// The error of the device, if these words of a failure to write weights say that they could not be
+/// read from it.
 pub fn unread_weights(text: &str) -> Option<Error> {
     text.contains(IN_WEIGHTS).then(|| device_error(&text))
 }
 
-/// The innermost cause that an error of CubeCL's names, in one line. Its text has a line for every layer that the error passed,
-/// "Caused by:" between them, and backtraces.
+/// The innermost cause that an error of CubeCL's names, in one line. Its text has a line for every
+/// layer that the error passed, "Caused by:" between them, and backtraces.
 fn cause(text: &str) -> String {
     const FRAMES: [&str; 6] = ["Caused by", "Backtrace", "No backtrace", "Asked at", "skipped `", "("];
     let is_frame = |line: &str| {

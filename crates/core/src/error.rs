@@ -1,5 +1,6 @@
-//! The one error type of the library: a kind that decides the exit code, a message that says what was expected and what
-//! was found, and a help line that says what to do. The binary prints it; nothing in the library prints or panics.
+//! The one error type of the library: a kind that decides the exit code, a message that says what
+//! was expected and what was found, and a help line that says what to do. The binary prints it;
+//! nothing in the library prints or panics.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -29,8 +30,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The exit code of a process that fails in this way: 1 io, 2 config, 3 data, 4 out of memory, 5 non-finite, 6 a
-    /// comparison that failed, 7 device, and 128 + its number for a signal.
+    /// The exit code of a process that fails in this way: 1 io, 2 config, 3 data, 4 out of memory,
+    /// 5 non-finite, 6 a comparison that failed, 7 device, and 128 + its number for a signal.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Io => 1,
@@ -44,7 +45,8 @@ impl ErrorKind {
         }
     }
 
-    /// The kind with this exit code, if there is one: the inverse of [`exit_code`](Self::exit_code).
+    /// The kind with this exit code, if there is one: the inverse of
+    /// [`exit_code`](Self::exit_code).
     pub fn of_exit_code(code: i32) -> Option<Self> {
         let kinds =
             [Self::Io, Self::Config, Self::Data, Self::OutOfMemory, Self::NonFinite, Self::Differs, Self::Device];
@@ -105,8 +107,9 @@ impl Error {
         Self::new(ErrorKind::Interrupted(signal), message)
     }
 
-    /// The operating system refused `action` (for example "write runs/a/plan.toml"), for lack of memory where it says so; or it
-    /// did not, and what a file holds is not what it should hold, such as text that is not UTF-8.
+    /// The operating system refused `action` (for example "write runs/a/plan.toml"), for lack of
+    /// memory where it says so; or it did not, and what a file holds is not what it should hold,
+    /// such as text that is not UTF-8.
     pub fn io(action: impl fmt::Display, error: &std::io::Error) -> Self {
         let kind = match error.kind() {
             std::io::ErrorKind::InvalidData => ErrorKind::Data,
@@ -122,15 +125,16 @@ impl Error {
         Self::new(kind, format!("cannot {action}: {said}")).caused_by(source)
     }
 
-    /// Names the error of a library or of the system that this one follows from; the message says it already.
+    /// Names the error of a library or of the system that this one follows from; the message says
+    /// it already.
     #[must_use]
     pub fn caused_by<E: std::error::Error + Send + Sync + 'static>(mut self, source: Option<E>) -> Self {
         self.source = source.map(|source| Box::new(source) as _);
         self
     }
 
-    /// The operating system refused to start `what`, a thread or a process: for lack of memory, or because the limit of the
-    /// user's or the container's tasks is reached, where it says so.
+    /// The operating system refused to start `what`, a thread or a process: for lack of memory, or
+    /// because the limit of the user's or the container's tasks is reached, where it says so.
     pub fn start(what: impl fmt::Display, error: &std::io::Error) -> Self {
         let refused = Self::io(format_args!("start {what}"), error);
         match error.kind() {
@@ -141,7 +145,8 @@ impl Error {
         }
     }
 
-    /// Code has panicked at `place`, with the words `message`. A lack of memory or of threads is told from a defect.
+    /// Code has panicked at `place`, with the words `message`. A lack of memory or of threads is
+    /// told from a defect.
     pub fn panicked(place: impl fmt::Display, message: &str) -> Self {
         if says_no_thread(message) {
             return Self::out_of_memory(format!("{place}: the system refuses another thread")).help(NO_THREAD);
@@ -155,8 +160,8 @@ impl Error {
         Self::new(kind, message)
     }
 
-    /// A failure of `kind` of which only the text is left, as [`Display`](fmt::Display) wrote it: another process has printed
-    /// it, or it has passed through serde.
+    /// A failure of `kind` of which only the text is left, as [`Display`](fmt::Display) wrote it:
+    /// another process has printed it, or it has passed through serde.
     pub fn of_text(kind: ErrorKind, text: &str) -> Self {
         match text.split_once(HELP) {
             Some((message, help)) => Self::new(kind, message).help(help),
@@ -184,7 +189,8 @@ impl Error {
         self
     }
 
-    /// Calls settings by the names under which they were given: each of `names` is (what messages say, what the user wrote).
+    /// Calls settings by the names under which they were given: each of `names` is (what messages
+    /// say, what the user wrote).
     #[must_use]
     pub fn in_terms_of(mut self, names: &[(&str, &str)]) -> Self {
         for (ours, theirs) in names {
@@ -236,8 +242,8 @@ pub fn says_no_thread(words: &str) -> bool {
     ["failed to spawn thread", "ThreadPoolBuildError"].iter().any(|refusal| words.contains(refusal))
 }
 
-/// Whether the words of a driver, of an allocator or of another program say that memory ran out. A failed access to memory
-/// is another matter: it poisons a device.
+/// Whether the words of a driver, of an allocator or of another program say that memory ran out. A
+/// failed access to memory is another matter: it poisons a device.
 pub fn says_out_of_memory(words: &str) -> bool {
     const PHRASES: [&str; 10] = [
         "out of memory",
@@ -274,14 +280,16 @@ pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -
         .map(|(_, candidate)| candidate)
 }
 
-/// `text` without power over what shows it: control characters and those that change the direction of writing become
-/// `\u001b`, as JSON writes them, so that a line of JSON stays the same value. Line feeds and tabs stay. Names of files,
-/// values in files and answers of servers may hold anything; all that Kiln prints passes through here.
+/// `text` without power over what shows it: control characters and those that change the direction
+/// of writing become `\u001b`, as JSON writes them, so that a line of JSON stays the same value.
+/// Line feeds and tabs stay. Names of files, values in files and answers of servers may hold
+/// anything; all that Kiln prints passes through here.
 pub fn printable(text: &str) -> Cow<'_, str> {
     replaced(text, |character| !matches!(character, '\n' | '\t') && has_power(character))
 }
 
-/// [`printable`] in one line: of foreign text in a table, a list or a comment, which another line would break.
+/// [`printable`] in one line: of foreign text in a table, a list or a comment, which another line
+/// would break.
 pub fn one_line(text: &str) -> String {
     let spaced = text.replace(['\n', '\r', '\t', '\u{2028}', '\u{2029}'], " ");
     replaced(&spaced, has_power).into_owned()
@@ -297,7 +305,8 @@ fn replaced(text: &str, is_replaced: impl Fn(char) -> bool) -> Cow<'_, str> {
     text.chars().map(escape).collect::<String>().into()
 }
 
-/// Controls (C0, DEL, C1), and what reorders or breaks a line (UAX #9, explicit formatting characters and marks).
+/// Controls (C0, DEL, C1), and what reorders or breaks a line (UAX #9, explicit formatting
+/// characters and marks).
 fn has_power(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

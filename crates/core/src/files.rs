@@ -21,7 +21,8 @@ thread_local! {
     static READS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is reading a file whole: a lack of memory for it is then an error that names the file.
+/// Whether this thread is reading a file whole: a lack of memory for it is then an error that names
+/// the file.
 pub fn may_lack_memory() -> bool {
     // A thread whose locals are gone reads no file.
     READS.try_with(Cell::get).unwrap_or(false)
@@ -34,7 +35,8 @@ fn reading<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     content
 }
 
-/// The content of the regular file at `path`: a pipe or a device, which may have no end, is refused.
+/// The content of the regular file at `path`: a pipe or a device, which may have no end, is
+/// refused.
 ///
 /// # Errors
 /// The operating system's; anything but a regular file.
@@ -46,7 +48,8 @@ pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The byte-order mark: at the start of a file it says that the file is UTF-8 and is no part of the text.
+/// The byte-order mark: at the start of a file it says that the file is UTF-8 and is no part of the
+/// text.
 pub const MARK: char = '\u{feff}';
 
 /// [`MARK`] in UTF-8.
@@ -57,7 +60,8 @@ pub fn without_mark(text: &str) -> &str {
     text.strip_prefix(MARK).unwrap_or(text)
 }
 
-/// The encoding that the byte at `offset` of a text tells when it is none of UTF-8: those of the byte-order mark in UTF-16.
+/// The encoding that the byte at `offset` of a text tells when it is none of UTF-8: those of the
+/// byte-order mark in UTF-16.
 pub fn utf16(offset: usize, byte: u8) -> Option<&'static str> {
     match (offset, byte) {
         (0, 0xff) => Some("UTF-16 (little-endian, by its byte-order mark)"),
@@ -100,15 +104,16 @@ impl std::fmt::Display for FileKind {
 
 impl std::error::Error for FileKind {}
 
-/// Endings of names of files that hold data. A page of HTML of such a name is a download that went wrong; of another name it may be
-/// what is to be learned.
+/// Endings of names of files that hold data. A page of HTML of such a name is a download that went
+/// wrong; of another name it may be what is to be learned.
 const DATA_ENDINGS: [&str; 9] = ["txt", "text", "raw", "tokens", "csv", "tsv", "json", "jsonl", "ndjson"];
 
 impl FileKind {
     /// So many bytes at the beginning of a file tell its kind.
     const HEAD: usize = 512;
 
-    /// The kind of the file at `path` that begins with `head`; none for text, and for bytes of which nothing is known.
+    /// The kind of the file at `path` that begins with `head`; none for text, and for bytes of
+    /// which nothing is known.
     pub fn of(path: &Path, head: &[u8]) -> Option<Self> {
         let of = |what, help| Some(Self { what, help });
         let is_lfs = head.starts_with(b"version https://git-lfs.github.com/spec/");
@@ -175,8 +180,9 @@ fn is_html(head: &[u8]) -> bool {
     text.starts_with("<!doctype html") || text.starts_with("<html")
 }
 
-/// A file of text as it is read: what an archive of gzip or zstd holds, and any other file as it is. An archive is known by its first
-/// bytes, which no UTF-8 text has, whatever its name. Damage is an error of the kind `InvalidData`.
+/// A file of text as it is read: what an archive of gzip or zstd holds, and any other file as it
+/// is. An archive is known by its first bytes, which no UTF-8 text has, whatever its name. Damage
+/// is an error of the kind `InvalidData`.
 pub struct Decoded {
     inner: Box<dyn Read + Send>,
     /// The name of the compression, if there is one.
@@ -203,7 +209,8 @@ impl Decoded {
     /// Opens the file at `path`.
     ///
     /// # Errors
-    /// The operating system's; a name that ends in `.gz` or `.zst` of a file that is no such archive; a [`FileKind`] that is no text.
+    /// The operating system's; a name that ends in `.gz` or `.zst` of a file that is no such
+    /// archive; a [`FileKind`] that is no text.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let mut first = Vec::new();
@@ -264,7 +271,8 @@ fn compression(path: &Path) -> Option<&'static str> {
     }
 }
 
-/// The ending of the name of the file at `path` that tells how it is written, in lower case: `csv` also of `a.CSV.gz`.
+/// The ending of the name of the file at `path` that tells how it is written, in lower case: `csv`
+/// also of `a.CSV.gz`.
 pub fn ending(path: &Path) -> Option<String> {
     let name = if compression(path).is_some() { path.file_stem().map(Path::new)? } else { path };
     name.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase())
@@ -275,8 +283,9 @@ pub fn has_ending(path: &Path, endings: &[&str]) -> bool {
     ending(path).is_some_and(|ending| endings.contains(&&*ending))
 }
 
-/// Whether folders and patterns pass over an entry with this name: files and folders that begin with a dot (`.git`, `._train.csv`,
-/// `.ipynb_checkpoints`), and folders that begin with two underscores (`__MACOSX`, `__pycache__`), as `datasets` does.
+/// Whether folders and patterns pass over an entry with this name: files and folders that begin
+/// with a dot (`.git`, `._train.csv`, `.ipynb_checkpoints`), and folders that begin with two
+/// underscores (`__MACOSX`, `__pycache__`), as `datasets` does.
 pub fn is_hidden(name: &str, is_folder: bool) -> bool {
     name.starts_with('.') && !matches!(name, "." | "..") || is_folder && name.starts_with("__")
 }
@@ -287,15 +296,16 @@ pub fn hidden_parts(path: &str) -> usize {
     path.split('/').enumerate().filter(|(at, part)| is_hidden(part, *at < last)).count()
 }
 
-/// Whether the file at `path` lies beside data and holds none of them by its name, so that `datasets` passes over it.
+/// Whether the file at `path` lies beside data and holds none of them by its name, so that
+/// `datasets` passes over it.
 pub fn is_description(path: &Path) -> bool {
     const NAMES: [&str; 6] =
         ["README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
     path.file_name().is_some_and(|name| NAMES.iter().any(|known| name == *known))
 }
 
-/// The content of the file at `path`, which a user has named and which may be a pipe (`<(command)`, `/dev/stdin`), of at most
-/// `most` bytes: a device may have no end.
+/// The content of the file at `path`, which a user has named and which may be a pipe (`<(command)`,
+/// `/dev/stdin`), of at most `most` bytes: a device may have no end.
 ///
 /// # Errors
 /// The operating system's; a file that is longer (`InvalidData`).
@@ -311,8 +321,8 @@ pub fn read_given(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Writes the folder `target` whole or not at all: `write` fills the folder `aside` on the same file system, `make_way` frees the name, and
-/// `aside` takes it. `aside` is gone in any case.
+/// Writes the folder `target` whole or not at all: `write` fills the folder `aside` on the same
+/// file system, `make_way` frees the name, and `aside` takes it. `aside` is gone in any case.
 ///
 /// # Errors
 /// An error of `write`, of `make_way` or of the operating system. `target` is no incomplete folder
@@ -351,8 +361,8 @@ pub fn free_beside(path: &Path, ending: &str) -> PathBuf {
     names.find(|path| std::fs::symlink_metadata(path).is_err()).unwrap_or_else(|| path.to_owned())
 }
 
-/// Gives what stands at `path` and is damaged another name beside it, so that a whole file can take its place and nothing is
-/// lost; the other name.
+/// Gives what stands at `path` and is damaged another name beside it, so that a whole file can take
+/// its place and nothing is lost; the other name.
 ///
 /// # Errors
 /// The operating system's.
@@ -362,8 +372,8 @@ pub fn set_aside_damaged(path: &Path) -> Result<PathBuf> {
     Ok(aside)
 }
 
-/// Whether something stands at `path` that no file can be written to: a pipe, a device, a folder, a link that leads to itself
-/// or into a folder that does not exist.
+/// Whether something stands at `path` that no file can be written to: a pipe, a device, a folder, a
+/// link that leads to itself or into a folder that does not exist.
 pub fn is_blocked(path: &Path) -> bool {
     match std::fs::metadata(path) {
         Ok(found) => !found.is_file(),
@@ -390,7 +400,8 @@ pub fn sha256(path: &Path) -> io::Result<(u64, String)> {
     Ok((bytes, hex(&hash.finalize())))
 }
 
-/// Writes a file that appears under its name only when it is whole; see [`WholeFile`](crate::whole_file::WholeFile).
+/// Writes a file that appears under its name only when it is whole; see
+/// [`WholeFile`](crate::whole_file::WholeFile).
 ///
 /// # Errors
 /// The operating system's.
@@ -398,8 +409,9 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     whole_file::write(path, bytes).map_err(|error| Error::io(format!("write {}", path.display()), &error))
 }
 
-/// Writes `value` as indented JSON that ends with a line feed, in which names and texts of the user's have no power over the
-/// terminal that shows the file; see [`write_whole`] and [`printable`].
+/// Writes `value` as indented JSON that ends with a line feed, in which names and texts of the
+/// user's have no power over the terminal that shows the file; see [`write_whole`] and
+/// [`printable`].
 ///
 /// # Errors
 /// The operating system's; a value that JSON does not have.
@@ -434,8 +446,9 @@ pub fn malformed(path: &Path, error: &serde_json::Error) -> Error {
     Error::data(format!("{}: {}", path.display(), json_words(error)))
 }
 
-/// Whether `name` is one plain component of a path, which stays in the folder that it is joined to on every system: not empty,
-/// no `.` or `..`, no separator, no drive, no control character. For names that come from files and servers.
+/// Whether `name` is one plain component of a path, which stays in the folder that it is joined to
+/// on every system: not empty, no `.` or `..`, no separator, no drive, no control character. For
+/// names that come from files and servers.
 pub fn is_plain_name(name: &str) -> bool {
     let has_drive =
         name.as_bytes().first().is_some_and(u8::is_ascii_alphabetic) && name.as_bytes().get(1) == Some(&b':');

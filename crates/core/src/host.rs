@@ -1,10 +1,10 @@
-//! Facts of this machine: its memory, memory that is free, the name of its processor, and how much memory a process has used.
-//! Linux tells all of it in files; elsewhere the answer is none.
+//! Facts of this machine: its memory, memory that is free, the name of its processor, and how much
+//! memory a process has used. Linux tells all of it in files; elsewhere the answer is none.
 
 use std::fs;
 
-/// Memory that a new process can have before something must go, in MiB: what the system calls available, within the limit of
-/// the control group (a container's).
+/// Memory that a new process can have before something must go, in MiB: what the system calls
+/// available, within the limit of the control group (a container's).
 pub fn available_mib() -> Option<f64> {
     let available = mib("/proc/meminfo", "MemAvailable")?;
     Some(group_mib().map_or(available, |group| group.min(available)))
@@ -47,10 +47,12 @@ pub fn resident_mib() -> Option<f64> {
     mib("/proc/self/status", "VmRSS")
 }
 
-/// A process that is refused a block of this size, twice the stack of a thread, counts as one without memory.
+/// A process that is refused a block of this size, twice the stack of a thread, counts as one
+/// without memory.
 const PROBE: usize = 16 << 20;
 
-/// Whether the system refuses this process more memory. It allocates nothing, so that a handler of a signal may ask.
+/// Whether the system refuses this process more memory. It allocates nothing, so that a handler of
+/// a signal may ask.
 pub fn lacks_memory() -> bool {
     refuses(PROBE)
 }

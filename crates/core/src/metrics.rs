@@ -1,6 +1,7 @@
-//! The reports of a run: one record per event, written twice. As a line of `metrics.jsonl`, flushed at once, so that nothing
-//! is lost when the process dies; and as a dict line on stdout, as Hugging Face's Trainer prints it and as metric regexes
-//! read it. A NaN is written as NaN (as Python's json module does), never left out.
+//! The reports of a run: one record per event, written twice. As a line of `metrics.jsonl`, flushed
+//! at once, so that nothing is lost when the process dies; and as a dict line on stdout, as Hugging
+//! Face's Trainer prints it and as metric regexes read it. A NaN is written as NaN (as Python's
+//! json module does), never left out.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -104,10 +105,11 @@ impl Record {
         self
     }
 
-    /// The row of `metrics.jsonl` in `line`, as [`to_json`](Self::to_json) wrote it; none when it is no such row, for example
-    /// one that was half written.
+    /// The row of `metrics.jsonl` in `line`, as [`to_json`](Self::to_json) wrote it; none when it
+    /// is no such row, for example one that was half written.
     pub fn from_json(line: &str) -> Option<Self> {
-        // No JSON has NaN or an infinity; as texts they are read back. Names of values hold no colon.
+        // No JSON has NaN or an infinity; as texts they are read back. Names of values hold no
+        // colon.
         let line = ["NaN", "Infinity", "-Infinity"]
             .into_iter()
             .fold(line.to_owned(), |line, number| line.replace(&format!(": {number}"), &format!(": \"{number}\"")));
@@ -126,13 +128,14 @@ impl Record {
         self.render('"', ["NaN", "Infinity", "-Infinity", "null"], |real| format!("{real:?}"))
     }
 
-    /// `{'step': 1, 'loss': 8.3}`. Small numbers have no exponent: metric regexes would take 4.9e-5 for 4.9.
+    /// `{'step': 1, 'loss': 8.3}`. Small numbers have no exponent: metric regexes would take 4.9e-5
+    /// for 4.9.
     pub fn to_dict(&self) -> String {
         self.render('\'', ["nan", "inf", "-inf", "None"], decimal)
     }
 
-    /// The block that Hugging Face's scripts print at the end (`Trainer.log_metrics`): the figures of `split`, which is train or
-    /// eval, by name. Times are in seconds.
+    /// The block that Hugging Face's scripts print at the end (`Trainer.log_metrics`): the figures
+    /// of `split`, which is train or eval, by name. Times are in seconds.
     pub fn to_lines(&self, split: &str) -> String {
         let figures = self.fields.iter().filter_map(|(name, value)| match value {
             Value::Count(count) => Some((name, count.to_string())),
@@ -216,7 +219,8 @@ impl MetricsFile {
         Ok(Self { path, file, rows: 0 })
     }
 
-    /// Opens `metrics.jsonl` in `folder` where it is a file of whole rows and nothing else; none otherwise.
+    /// Opens `metrics.jsonl` in `folder` where it is a file of whole rows and nothing else; none
+    /// otherwise.
     ///
     /// # Errors
     /// The operating system's.
@@ -227,9 +231,10 @@ impl MetricsFile {
         if is_whole { Self::open(folder).map(Some) } else { Ok(None) }
     }
 
-    /// Opens `metrics.jsonl` in `folder` for a run that continues after step `last`, where the file had `rows` rows. Later rows
-    /// are cut off, since the run writes them again. Rows that cannot be read are passed over with a warning: the others stay,
-    /// and a copy of the damaged file is kept under another name.
+    /// Opens `metrics.jsonl` in `folder` for a run that continues after step `last`, where the file
+    /// had `rows` rows. Later rows are cut off, since the run writes them again. Rows that cannot
+    /// be read are passed over with a warning: the others stay, and a copy of the damaged file is
+    /// kept under another name.
     ///
     /// # Errors
     /// The operating system's.
@@ -317,7 +322,8 @@ impl MetricsFile {
         let line = record.to_json() + "\n";
         let written = self.file.metadata().map(|metadata| metadata.len()).and_then(|length| {
             self.file.write_all(line.as_bytes()).inspect_err(|_| {
-                // Half a line would spoil the file for every reader; that the disk is full is the error to report.
+                // Half a line would spoil the file for every reader; that the disk is full is the
+                // error to report.
                 let _ = self.file.set_len(length);
             })
         });
@@ -391,7 +397,8 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
-    /// Any bit of the file may flip, and it may end anywhere: what can be read up to the checkpoint stays, and nothing else.
+    /// Any bit of the file may flip, and it may end anywhere: what can be read up to the checkpoint
+    /// stays, and nothing else.
     #[test]
     fn damaged_rows_are_passed_over_and_the_file_is_kept() {
         let rows = (1..=5).map(|step| Record::default().with("step", step).with("loss", 1.0 / step as f64).to_json());

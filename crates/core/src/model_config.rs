@@ -1,9 +1,9 @@
-//! Model configurations with Hugging Face's field names: read from `config.json`, from a preset or from explicit fields,
-//! checked, and written back so that `transformers` opens the folder.
+//! Model configurations with Hugging Face's field names: read from `config.json`, from a preset or
+//! from explicit fields, checked, and written back so that `transformers` opens the folder.
 //!
-//! A field is one of four things: honoured (it is in the struct), fixed (only one value computes what Kiln computes, any
-//! other is refused), inert (it changes nothing here and is kept for the file that is written), or unknown. Nothing that
-//! would change the mathematics is ignored.
+//! A field is one of four things: honoured (it is in the struct), fixed (only one value computes
+//! what Kiln computes, any other is refused), inert (it changes nothing here and is kept for the
+//! file that is written), or unknown. Nothing that would change the mathematics is ignored.
 
 mod fields;
 mod json;
@@ -52,13 +52,15 @@ pub enum Head {
     CausalLm,
     /// Logits of every position's own token (`BertForMaskedLM`).
     MaskedLm,
-    /// One vector of `num_labels` logits a sequence (`...ForSequenceClassification`); one label is regression.
+    /// One vector of `num_labels` logits a sequence (`...ForSequenceClassification`); one label is
+    /// regression.
     SequenceClassification,
     /// A start and an end logit a token (`BertForQuestionAnswering`).
     QuestionAnswering,
     /// One vector of `num_labels` logits a token (`BertForTokenClassification`).
     TokenClassification,
-    /// One logit a sequence, to be compared with those of the other choices (`BertForMultipleChoice`).
+    /// One logit a sequence, to be compared with those of the other choices
+    /// (`BertForMultipleChoice`).
     MultipleChoice,
 }
 
@@ -79,7 +81,8 @@ impl Head {
 /// The activation of the feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: Hugging Face's `gelu_new` and `gelu_pytorch_tanh`.
+    /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`: Hugging Face's `gelu_new` and
+    /// `gelu_pytorch_tanh`.
     GeluTanh,
     /// `0.5 x (1 + erf(x / sqrt(2)))`: Hugging Face's `gelu`.
     GeluErf,
@@ -105,8 +108,9 @@ pub enum ModelConfig {
     Bert(BertConfig),
 }
 
-/// The fields of GPT-2 and GPT-Neo, by GPT-2's names (GPT-Neo's files call some of them otherwise, see [`Gpt2Variant`]).
-/// Defaults are `transformers`' (`GPT2Config`), which are GPT-2 small; those of GPT-Neo are in [`Gpt2Variant::config`].
+/// The fields of GPT-2 and GPT-Neo, by GPT-2's names (GPT-Neo's files call some of them otherwise,
+/// see [`Gpt2Variant`]). Defaults are `transformers`' (`GPT2Config`), which are GPT-2 small; those
+/// of GPT-Neo are in [`Gpt2Variant::config`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpt2Config {
@@ -139,8 +143,8 @@ pub struct Gpt2Config {
     pub initializer_range: f64,
     /// Divide scores by `sqrt(head_dim)`. Default true. GPT-Neo never does.
     pub scale_attn_weights: bool,
-    /// `global` or `local` for each layer of GPT-Neo, as a list of such lists and how often each is repeated. A local layer
-    /// attends to the last `window_size` tokens. GPT-2 has none.
+    /// `global` or `local` for each layer of GPT-Neo, as a list of such lists and how often each is
+    /// repeated. A local layer attends to the last `window_size` tokens. GPT-2 has none.
     pub attention_types: Vec<(Vec<String>, usize)>,
     /// Tokens that a local layer of GPT-Neo attends to, the own among them. Default 256.
     pub window_size: usize,
@@ -156,9 +160,9 @@ pub struct Gpt2Config {
     pub inert: Map<String, Value>,
 }
 
-/// The fields of BERT and its variants, by BERT's names (the files of some variants call some of them otherwise, see
-/// [`BertVariant`]). Defaults are `transformers`' (`BertConfig`), which are BERT base uncased; those of the variants are in
-/// [`BertVariant::config`].
+/// The fields of BERT and its variants, by BERT's names (the files of some variants call some of
+/// them otherwise, see [`BertVariant`]). Defaults are `transformers`' (`BertConfig`), which are
+/// BERT base uncased; those of the variants are in [`BertVariant::config`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BertConfig {
@@ -167,8 +171,8 @@ pub struct BertConfig {
     pub variant: BertVariant,
     /// Number of tokens in the vocabulary. Default 30522; RoBERTa 50265, ALBERT 30000.
     pub vocab_size: usize,
-    /// Width of the embeddings, which ELECTRA and ALBERT project to `hidden_size`. Default there 128; `hidden_size` in the
-    /// others, which have no such field.
+    /// Width of the embeddings, which ELECTRA and ALBERT project to `hidden_size`. Default there
+    /// 128; `hidden_size` in the others, which have no such field.
     pub embedding_size: Option<usize>,
     /// Width. Default 768; ELECTRA 256, ALBERT 4096.
     pub hidden_size: usize,
@@ -184,13 +188,13 @@ pub struct BertConfig {
     pub hidden_dropout_prob: f64,
     /// Dropout of the attention weights. Default 0.1; ALBERT 0.
     pub attention_probs_dropout_prob: f64,
-    /// Dropout before the classifier; `classifier_dropout_prob` in ALBERT, `seq_classif_dropout` in DistilBERT. Default
-    /// `hidden_dropout_prob`; ALBERT 0.1, DistilBERT 0.2.
+    /// Dropout before the classifier; `classifier_dropout_prob` in ALBERT, `seq_classif_dropout` in
+    /// DistilBERT. Default `hidden_dropout_prob`; ALBERT 0.1, DistilBERT 0.2.
     pub classifier_dropout: Option<f64>,
     /// Dropout before the span head, which DistilBERT alone has. Default there 0.1.
     pub qa_dropout: f64,
-    /// Rows of the position table: the longest sequence in tokens, except in RoBERTa, CamemBERT and XLM-RoBERTa, which
-    /// use the rows that follow `pad_token_id`. Default 512.
+    /// Rows of the position table: the longest sequence in tokens, except in RoBERTa, CamemBERT and
+    /// XLM-RoBERTa, which use the rows that follow `pad_token_id`. Default 512.
     pub max_position_embeddings: usize,
     /// Number of token types. Default 2. DistilBERT has none.
     pub type_vocab_size: usize,
@@ -234,7 +238,8 @@ impl Labels {
         self.id2label.as_ref().map(Map::len).or(self.num_labels).unwrap_or(2)
     }
 
-    /// Checks what a head that classifies goes by: `id2label` names the ids from 0 without a gap, and `label2id` says the same.
+    /// Checks what a head that classifies goes by: `id2label` names the ids from 0 without a gap,
+    /// and `label2id` says the same.
     ///
     /// # Errors
     /// Ids that are others, and a name with two ids.
@@ -266,7 +271,8 @@ impl Labels {
         }
     }
 
-    /// Whether the names are `LABEL_0`, `LABEL_1`, ..., which `transformers` writes for labels that were given none.
+    /// Whether the names are `LABEL_0`, `LABEL_1`, ..., which `transformers` writes for labels that
+    /// were given none.
     pub fn are_numbered(&self) -> bool {
         self.id2label.is_some() && self.id2label == Self::numbered(self.num_labels()).id2label
     }
@@ -443,10 +449,11 @@ impl fmt::Display for ModelType {
 }
 
 impl ModelConfig {
-    /// A preset: GPT-2 `distil`, `small`, `medium`, `large`, `xl`; GPT-Neo `125m`, `1.3b`, `2.7b`; BERT `base`, `large` (uncased), `base-cased`,
-    /// `large-cased`; RoBERTa, CamemBERT and XLM-RoBERTa `base`, `large`; DistilBERT `base` (uncased), `base-cased`; ELECTRA
-    /// `small`, `base`, `large` (the discriminators); ALBERT `base`, `large`, `xlarge`, `xxlarge` (version 2). Shapes from the
-    /// published `config.json` files.
+    /// A preset: GPT-2 `distil`, `small`, `medium`, `large`, `xl`; GPT-Neo `125m`, `1.3b`, `2.7b`;
+    /// BERT `base`, `large` (uncased), `base-cased`, `large-cased`; RoBERTa, CamemBERT and
+    /// XLM-RoBERTa `base`, `large`; DistilBERT `base` (uncased), `base-cased`; ELECTRA `small`,
+    /// `base`, `large` (the discriminators); ALBERT `base`, `large`, `xlarge`, `xxlarge` (version
+    /// 2). Shapes from the published `config.json` files.
     pub fn preset(kind: ModelType, size: &str) -> Result<Self> {
         let gpt2 =
             |n_layer, n_embd, n_head| Self::Gpt2(Gpt2Config { n_layer, n_embd, n_head, ..Gpt2Config::default() });
@@ -583,14 +590,16 @@ impl ModelConfig {
         }
     }
 
-    /// The number of tokens that a local layer attends to, and how many layers are local; none where no layer is.
+    /// The number of tokens that a local layer attends to, and how many layers are local; none
+    /// where no layer is.
     pub fn window(&self) -> Option<(usize, usize)> {
         let Self::Gpt2(c) = self else { return None };
         let local = c.layers_are_local().into_iter().filter(|is_local| *is_local).count();
         (local > 0).then_some((c.window_size, local))
     }
 
-    /// Width of the hidden states, number of layers, number of heads and width of the feed-forward block.
+    /// Width of the hidden states, number of layers, number of heads and width of the feed-forward
+    /// block.
     pub fn shape(&self) -> (usize, usize, usize, usize) {
         match self {
             Self::Gpt2(c) => (c.n_embd, c.n_layer, c.n_head, c.inner()),
@@ -632,11 +641,13 @@ impl ModelConfig {
 
     /// The ids that end a generated text, as `config.json` names them (one id or a list).
     pub fn eos_token_ids(&self) -> Vec<u32> {
-        // validate() has refused anything else, and what set_inert() puts there is an id of a tokenizer.
+        // validate() has refused anything else, and what set_inert() puts there is an id of a
+        // tokenizer.
         eos_token_ids(self.inert().get("eos_token_id"), None).unwrap_or_default()
     }
 
-    /// The class of `transformers` that `config.json` says has saved the model, for example `BertForMaskedLM`.
+    /// The class of `transformers` that `config.json` says has saved the model, for example
+    /// `BertForMaskedLM`.
     pub fn architecture(&self) -> Option<&str> {
         self.inert().get("architectures")?.get(0)?.as_str()
     }
@@ -675,9 +686,10 @@ impl ModelConfig {
 
 /// The `eos_token_id` of a model, one id or a list, with the name of the field in the error.
 ///
-/// With `vocab_size` every id must be below it, since a generation that ends at another token than the one meant goes on for
-/// ever or ends too soon. The id 50256 is let through: `transformers`' `GPT2Config` and its generation settings put it into
-/// the files of a model with a smaller vocabulary, and no token of such a model ends anything then.
+/// With `vocab_size` every id must be below it, since a generation that ends at another token than
+/// the one meant goes on for ever or ends too soon. The id 50256 is let through: `transformers`'
+/// `GPT2Config` and its generation settings put it into the files of a model with a smaller
+/// vocabulary, and no token of such a model ends anything then.
 ///
 /// # Errors
 /// No whole number, a negative one, one that no id can be, and one that is no id of the vocabulary.
@@ -709,7 +721,8 @@ impl Gpt2Config {
         self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
-    /// Whether each layer attends to the last tokens only; shorter than the layers where `attention_types` is.
+    /// Whether each layer attends to the last tokens only; shorter than the layers where
+    /// `attention_types` is.
     pub fn layers_are_local(&self) -> Vec<bool> {
         match self.variant {
             Gpt2Variant::Gpt2 => vec![false; self.n_layer],
@@ -747,7 +760,8 @@ impl BertConfig {
         self.embedding_size.unwrap_or(self.hidden_size)
     }
 
-    /// Row of the position table that the first token uses: 0, in RoBERTa the one after its padding row.
+    /// Row of the position table that the first token uses: 0, in RoBERTa the one after its padding
+    /// row.
     pub(crate) fn position_offset(&self) -> usize {
         match self.padding_idx() {
             Some(padding) if self.variant.counts_from_padding() => padding + 1,

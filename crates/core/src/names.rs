@@ -1,5 +1,6 @@
-//! One table for each kind of file that another program wrote: what Kiln does with every name in it. A name is honoured,
-//! changes nothing, is told in one line, or is refused; a name that is missing from the table is never taken as harmless.
+//! One table for each kind of file that another program wrote: what Kiln does with every name in
+//! it. A name is honoured, changes nothing, is told in one line, or is refused; a name that is
+//! missing from the table is never taken as harmless.
 
 use serde_json::{Map, Value};
 
@@ -17,7 +18,8 @@ pub enum Treatment {
     Inert,
     /// Kiln goes on without it and says so in one line.
     Told,
-    /// This value computes what Kiln computes; with another one Kiln goes on and says so in one line. Null counts as not set.
+    /// This value computes what Kiln computes; with another one Kiln goes on and says so in one
+    /// line. Null counts as not set.
     ToldUnless(fn() -> Value),
     /// This value computes what Kiln computes; every other one is refused. Null counts as not set.
     Only(fn() -> Value),
@@ -116,7 +118,8 @@ pub enum Answer {
 pub struct NameTable {
     /// The file: `adapter_config.json`.
     pub file: &'static str,
-    /// The program that defines the names, with the version whose names the table was held against: `peft 0.21`.
+    /// The program that defines the names, with the version whose names the table was held against:
+    /// `peft 0.21`.
     pub source: &'static str,
     /// Every name.
     pub names: &'static [Name],
@@ -145,13 +148,15 @@ impl NameTable {
     /// Checks every name of `object` and returns what has to be told, one line each.
     ///
     /// # Errors
-    /// The first name or value that Kiln refuses. The message begins with the name; the caller puts the path before it.
+    /// The first name or value that Kiln refuses. The message begins with the name; the caller puts
+    /// the path before it.
     pub fn check(&self, object: &Map<String, Value>) -> Checked<Vec<String>> {
         let told = object.iter().filter_map(|(name, value)| self.check_one(name, value).transpose());
         told.collect()
     }
 
-    /// Checks the name `name` with `value`, and returns the line that has to be told, if there is one.
+    /// Checks the name `name` with `value`, and returns the line that has to be told, if there is
+    /// one.
     ///
     /// # Errors
     /// A name or value that Kiln refuses. The message begins with the name; the caller puts the

@@ -1,17 +1,20 @@
-//! Sees panics that nobody else reports. Burn runs kernels on threads of its own and catches what panics there, so that a
-//! run goes on with values that were never computed (burn#5352). A hook, installed once and in front of the hook that was
-//! there, notes every panic of a device's thread, of Kiln's own threads, and of code of the compute stack.
+//! Sees panics that nobody else reports. Burn runs kernels on threads of its own and catches what
+//! panics there, so that a run goes on with values that were never computed (burn#5352). A hook,
+//! installed once and in front of the hook that was there, notes every panic of a device's thread,
+//! of Kiln's own threads, and of code of the compute stack.
 
 use std::panic::{self, PanicHookInfo};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-/// Names of threads whose panics count: cubecl's device servers (`DSU-0-0`, `DSD-0-0`), Burn's, Kiln's.
+/// Names of threads whose panics count: cubecl's device servers (`DSU-0-0`, `DSD-0-0`), Burn's,
+/// Kiln's.
 const THREADS: [&str; 4] = ["DSU-", "DSD-", "burn", "kiln-"];
 
 /// Crates whose panics count wherever they happen.
 const CRATES: [&str; 6] = ["/burn-", "/cubecl-", "/cubek-", "/wgpu-", "/naga-", "/cudarc-"];
 
-/// More than these are not kept after a watch begins: a device that fails may fail thousands of times.
+/// More than these are not kept after a watch begins: a device that fails may fail thousands of
+/// times.
 const KEPT: usize = 64;
 
 /// A panic that was seen.
@@ -92,8 +95,9 @@ impl Watch {
     }
 }
 
-/// The first panic of the compute stack at an error of the driver since the latest [`Watch`] began: the device has failed. A run
-/// begins one, and begins another when it goes on after a failure, whose panics explain nothing that comes later.
+/// The first panic of the compute stack at an error of the driver since the latest [`Watch`] began:
+/// the device has failed. A run begins one, and begins another when it goes on after a failure,
+/// whose panics explain nothing that comes later.
 pub fn of_driver() -> Option<Panic> {
     seen().of_driver().cloned()
 }

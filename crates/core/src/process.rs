@@ -1,14 +1,17 @@
-//! Processes that work for this one (a driver and its children) and the temporary folders that they share. Every command that
-//! measures or proves something in processes of its own starts them here, so that there is one answer to each of these
-//! questions: what a child says to people, what its exit means, and what happens when the driver is stopped.
+//! Processes that work for this one (a driver and its children) and the temporary folders that they
+//! share. Every command that measures or proves something in processes of its own starts them here,
+//! so that there is one answer to each of these questions: what a child says to people, what its
+//! exit means, and what happens when the driver is stopped.
 //!
-//! A child ends when its driver ends, however that happens. A kiln (`Child::start`) reads its stdin, whose other end only
-//! the driver holds, and ends where that ends ([`end_with_driver`]). Another program (`Child::start_foreign`) is ended with
-//! all that it started when the driver drops it; on Linux the kernel ends it besides when the driver is killed.
+//! A child ends when its driver ends, however that happens. A kiln (`Child::start`) reads its
+//! stdin, whose other end only the driver holds, and ends where that ends ([`end_with_driver`]).
+//! Another program (`Child::start_foreign`) is ended with all that it started when the driver drops
+//! it; on Linux the kernel ends it besides when the driver is killed.
 //!
-//! A temporary folder ([`scratch`]) is removed by the process that made it. The folder of a killed process is removed by its
-//! children when they end, and by the next process that makes such a folder: no process then holds the lock on the file beside
-//! it. That file is made and locked before the folder and removed after it, so no folder is ever without its lock.
+//! A temporary folder ([`scratch`]) is removed by the process that made it. The folder of a killed
+//! process is removed by its children when they end, and by the next process that makes such a
+//! folder: no process then holds the lock on the file beside it. That file is made and locked
+//! before the folder and removed after it, so no folder is ever without its lock.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -27,7 +30,8 @@ use crate::signals::Signal;
 /// The variable that tells a kiln that its stdin is its driver's.
 const CHILD: &str = "KILN_CHILD";
 
-/// The last line of a driver to a child that takes orders: what follows on stdin, its end too, means nothing.
+/// The last line of a driver to a child that takes orders: what follows on stdin, its end too,
+/// means nothing.
 pub const END: &str = "end";
 
 /// How often a child that is waited for is looked at.
@@ -56,7 +60,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts `command`, a kiln. Its messages for people go to the file `said`; its stdout is as `command` sets it.
+    /// Starts `command`, a kiln. Its messages for people go to the file `said`; its stdout is as
+    /// `command` sets it.
     ///
     /// # Errors
     /// A program that cannot be started.
@@ -79,8 +84,9 @@ impl Child {
         Self::spawn(command, said, true)
     }
 
-    /// [`start`](Self::start) of a kiln that people listen to: its stdout is this process's, and so is its stderr, which goes to
-    /// the file `said` besides. Signals that a terminal sends reach this process alone, which passes them on.
+    /// [`start`](Self::start) of a kiln that people listen to: its stdout is this process's, and so
+    /// is its stderr, which goes to the file `said` besides. Signals that a terminal sends reach
+    /// this process alone, which passes them on.
     ///
     /// # Errors
     /// A program that cannot be started; a file `said` that cannot be created.
@@ -196,7 +202,8 @@ impl Drop for Child {
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
         if !has_ended {
-            // Its folders are the driver's or are swept, so nothing of it has to be brought to an end.
+            // Its folders are the driver's or are swept, so nothing of it has to be brought to an
+            // end.
             let _ = self.child.kill();
             let _ = self.child.wait();
             sweep();
@@ -208,7 +215,8 @@ fn create(said: &Path) -> Result<File> {
     File::create(said).map_err(|error| Error::io(format!("create {}", said.display()), &error))
 }
 
-/// Has the kernel send `signal` to the process that `command` starts when the thread that started it ends.
+/// Has the kernel send `signal` to the process that `command` starts when the thread that started
+/// it ends.
 #[cfg(target_os = "linux")]
 pub fn end_with_parent(command: &mut Command, signal: rustix::process::Signal) {
     use std::os::unix::process::CommandExt;
@@ -219,8 +227,8 @@ pub fn end_with_parent(command: &mut Command, signal: rustix::process::Signal) {
         // It may have ended before it was asked for.
         if rustix::process::getppid() == Some(driver) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
     };
-    // SAFETY: between fork and exec only what is safe in a signal handler may be called: the closure makes two system calls
-    // and neither allocates nor takes a lock.
+    // SAFETY: between fork and exec only what is safe in a signal handler may be called: the
+    // closure makes two system calls and neither allocates nor takes a lock.
     #[allow(unsafe_code)]
     unsafe {
         command.pre_exec(ask);
@@ -250,10 +258,11 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// The process's failure as an error of this one; none when it ended well. This is the one place that says what an exit
-    /// means. A kiln tells by its exit code and an `error: ` on stderr. Of any other end, memory that ran out is told by
-    /// the signal with which the kernel ends a process then (SIGKILL), or by the words of an allocator or a driver; what
-    /// nothing tells is the device's failure.
+    /// The process's failure as an error of this one; none when it ended well. This is the one
+    /// place that says what an exit means. A kiln tells by its exit code and an `error: ` on
+    /// stderr. Of any other end, memory that ran out is told by the signal with which the kernel
+    /// ends a process then (SIGKILL), or by the words of an allocator or a driver; what nothing
+    /// tells is the device's failure.
     pub fn error(&self) -> Option<Error> {
         if self.status.success() {
             return None;
@@ -307,7 +316,8 @@ fn signal_of(_: ExitStatus) -> Option<i32> {
     None
 }
 
-/// The process that `command` starts has no driver: neither its stdin nor its output is for this process.
+/// The process that `command` starts has no driver: neither its stdin nor its output is for this
+/// process.
 pub fn without_driver(command: &mut Command) {
     command.env_remove(CHILD);
 }
@@ -322,7 +332,8 @@ pub fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Called by a kiln when it starts: where a driver has started it, it ends with that driver from now on.
+/// Called by a kiln when it starts: where a driver has started it, it ends with that driver from
+/// now on.
 ///
 /// # Errors
 /// No thread can be started.
@@ -334,14 +345,16 @@ pub fn end_with_driver() -> Result<()> {
     }
 }
 
-/// Called where a child meets its driver's end before it has been told: the thread that listens to the driver ends the
-/// process, after it has removed what the two leave. Returns where the driver has merely closed what was written to.
+/// Called where a child meets its driver's end before it has been told: the thread that listens to
+/// the driver ends the process, after it has removed what the two leave. Returns where the driver
+/// has merely closed what was written to.
 pub fn await_end() {
     std::thread::sleep(Duration::from_secs(3));
 }
 
-/// Ends this process, whose driver has gone, and removes the folders that the two leave. The program is begun anew for that:
-/// nothing of it computes or writes then, and its own locks are released.
+/// Ends this process, whose driver has gone, and removes the folders that the two leave. The
+/// program is begun anew for that: nothing of it computes or writes then, and its own locks are
+/// released.
 #[cfg_attr(not(unix), allow(unused_variables))]
 fn clear_up(driver: Option<u32>) -> ! {
     #[cfg(unix)]
@@ -375,8 +388,9 @@ fn sweep_and_end() -> ! {
     std::process::exit(i32::from(ErrorKind::Io.exit_code()))
 }
 
-/// The lines that the driver of this process writes to its stdin, as they come. Where they end without [`END`], the driver is
-/// gone, and so is this process: nobody is left who would use what it computes.
+/// The lines that the driver of this process writes to its stdin, as they come. Where they end
+/// without [`END`], the driver is gone, and so is this process: nobody is left who would use what
+/// it computes.
 ///
 /// # Errors
 /// No thread can be started.
@@ -406,10 +420,12 @@ pub fn orders() -> Result<&'static Mutex<Receiver<String>>> {
 /// How the names of temporary folders begin.
 const PREFIX: &str = "kiln-scratch-";
 
-/// The ending of the file beside a temporary folder that is locked as long as somebody uses the folder.
+/// The ending of the file beside a temporary folder that is locked as long as somebody uses the
+/// folder.
 const LOCK: &str = "lock";
 
-/// The ending of a folder that somebody is removing, and the state of a child whose driver has gone.
+/// The ending of a folder that somebody is removing, and the state of a child whose driver has
+/// gone.
 const GONE: &str = "gone";
 
 /// A temporary folder; dropped, it is removed.
@@ -436,7 +452,8 @@ pub fn scratch() -> Result<Scratch> {
     let failed = |error: std::io::Error| Error::io("make a temporary folder", &error);
     loop {
         let in_use = tempfile::Builder::new().prefix(PREFIX).suffix(&format!(".{LOCK}")).tempfile().map_err(failed)?;
-        // In a file system without locks nobody else can lock it either, and so nobody removes the folder.
+        // In a file system without locks nobody else can lock it either, and so nobody removes the
+        // folder.
         let _ = in_use.as_file().lock();
         // Another process may have taken it for one that is left, in the moment without a lock.
         if !in_use.path().exists() {
@@ -451,7 +468,8 @@ pub fn scratch() -> Result<Scratch> {
     }
 }
 
-/// Removes temporary folders that no process uses any more. A folder that cannot be removed is left to the next process.
+/// Removes temporary folders that no process uses any more. A folder that cannot be removed is left
+/// to the next process.
 fn sweep() {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
     for entry in entries.flatten() {
@@ -476,13 +494,15 @@ fn sweep() {
     }
 }
 
-/// Removes a temporary folder, first under another name, so that what has not ended yet does not find it any more.
+/// Removes a temporary folder, first under another name, so that what has not ended yet does not
+/// find it any more.
 fn remove(folder: &Path) {
     let gone = folder.with_extension(GONE);
     if folder != gone && fs::rename(folder, &gone).is_err() {
         return;
     }
-    // A file that was being made when the name changed, or another process that removes the same, makes it fail once.
+    // A file that was being made when the name changed, or another process that removes the same,
+    // makes it fail once.
     for _ in 0..10 {
         let _ = fs::remove_dir_all(&gone);
         if !gone.exists() {

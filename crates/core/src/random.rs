@@ -11,9 +11,9 @@ pub fn mix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A seed for one use of randomness, independent of the others: `purpose` names the use, `step` and `part` the place in
-/// the run. Nothing of a generator's state needs to be saved: the seed of any moment can be computed again.
-/// (The mixer is SplitMix64's output function.)
+/// A seed for one use of randomness, independent of the others: `purpose` names the use, `step` and
+/// `part` the place in the run. Nothing of a generator's state needs to be saved: the seed of any
+/// moment can be computed again. (The mixer is SplitMix64's output function.)
 pub fn seed_for(run_seed: u64, purpose: &str, step: u64, part: u64) -> u64 {
     let purpose = purpose.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
     [purpose, step, part].into_iter().fold(mix(run_seed), |hash, value| mix(hash ^ value))

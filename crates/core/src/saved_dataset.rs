@@ -1,5 +1,6 @@
-//! The folders that `datasets.save_to_disk` writes: that of a `Dataset` has its files and `state.json`, which lists them in order;
-//! that of a `DatasetDict` has a folder for each split and `dataset_dict.json`, which lists the splits.
+//! The folders that `datasets.save_to_disk` writes: that of a `Dataset` has its files and
+//! `state.json`, which lists them in order; that of a `DatasetDict` has a folder for each split and
+//! `dataset_dict.json`, which lists the splits.
 
 use std::path::{Path, PathBuf};
 
@@ -111,8 +112,8 @@ pub fn splits(folder: &Path) -> Result<Option<Vec<String>>> {
     names.map(Some).ok_or_else(|| wrong(folder, SPLITS, "expected `splits`, a list of names of folders beside it"))
 }
 
-/// The features of the rows in `folder`, by its `dataset_info.json`; none where there is no such file, or where it
-/// states none.
+/// The features of the rows in `folder`, by its `dataset_info.json`; none where there is no such
+/// file, or where it states none.
 ///
 /// # Errors
 /// A file that cannot be read.

@@ -1,6 +1,7 @@
-//! SIGINT, SIGTERM and SIGHUP: the first one is remembered, and the work that runs asks for it at places where it can stop and
-//! leave everything whole; a second one ends the process at once. Signals belong to the process, so this is the one
-//! piece of global state; a library user who installs nothing is never stopped.
+//! SIGINT, SIGTERM and SIGHUP: the first one is remembered, and the work that runs asks for it at
+//! places where it can stop and leave everything whole; a second one ends the process at once.
+//! Signals belong to the process, so this is the one piece of global state; a library user who
+//! installs nothing is never stopped.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -57,8 +58,9 @@ impl Signal {
         }
     }
 
-    /// The number of the signal by which an mpirun passes this one on to its processes and works on; of this one it would end
-    /// them, and no longer read what they say. SIGUSR1 stands for SIGTERM and SIGHUP, SIGUSR2 for SIGINT.
+    /// The number of the signal by which an mpirun passes this one on to its processes and works
+    /// on; of this one it would end them, and no longer read what they say. SIGUSR1 stands for
+    /// SIGTERM and SIGHUP, SIGUSR2 for SIGINT.
     #[cfg(unix)]
     pub fn number_for_ranks(self) -> i32 {
         match self {
@@ -67,8 +69,8 @@ impl Signal {
         }
     }
 
-    /// The exit code of a process that it stopped, 128 and its number, as shells have it: 129 for SIGHUP, 130 for SIGINT, 143
-    /// for SIGTERM.
+    /// The exit code of a process that it stopped, 128 and its number, as shells have it: 129 for
+    /// SIGHUP, 130 for SIGINT, 143 for SIGTERM.
     pub fn exit_code(self) -> u8 {
         128 + self.number() as u8
     }
@@ -84,8 +86,8 @@ impl Signal {
     }
 }
 
-/// From now on the first SIGINT, SIGTERM or SIGHUP is remembered and the second ends the process. A SIGHUP that is ignored,
-/// as `nohup` has it, stays ignored. Installing twice is harmless.
+/// From now on the first SIGINT, SIGTERM or SIGHUP is remembered and the second ends the process. A
+/// SIGHUP that is ignored, as `nohup` has it, stays ignored. Installing twice is harmless.
 ///
 /// # Errors
 /// The operating system's.
@@ -106,8 +108,8 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// From now on the signals that [`Signal::number_for_ranks`] names are taken as those that they stand for, in a process of a
-/// launcher.
+/// From now on the signals that [`Signal::number_for_ranks`] names are taken as those that they
+/// stand for, in a process of a launcher.
 ///
 /// # Errors
 /// The operating system's.
@@ -134,8 +136,8 @@ pub fn received() -> Option<Signal> {
     Signal::of_exit_code(RECEIVED.get()?.load(Ordering::Relaxed) as i32)
 }
 
-/// Does `work`, which nothing can stop, in a thread of its own: a signal leaves the thread behind, and the process that ends
-/// takes it along. Panics with `work`.
+/// Does `work`, which nothing can stop, in a thread of its own: a signal leaves the thread behind,
+/// and the process that ends takes it along. Panics with `work`.
 ///
 /// # Errors
 /// The signal.
@@ -154,8 +156,8 @@ pub fn leaving<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
 /// Whether this process was started to outlive its terminal.
 #[cfg(unix)]
 fn is_nohup(signal: Signal) -> bool {
-    // SAFETY: the structure is plain data of C, for which zeroes are a value, and outlives the call; without a new action the
-    // call only writes the present one into it.
+    // SAFETY: the structure is plain data of C, for which zeroes are a value, and outlives the
+    // call; without a new action the call only writes the present one into it.
     #[allow(unsafe_code)]
     let (status, action) = unsafe {
         let mut action = std::mem::zeroed::<libc::sigaction>();

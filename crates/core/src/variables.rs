@@ -1,11 +1,12 @@
-//! Environment variables in paths of configs: `${VAR}` and `${VAR:-default}` anywhere, `~` at the beginning. One config then
-//! serves several machines.
+//! Environment variables in paths of configs: `${VAR}` and `${VAR:-default}` anywhere, `~` at the
+//! beginning. One config then serves several machines.
 
 use std::path::PathBuf;
 
 use crate::error::{Error, Result};
 
-/// Expands a leading `~` (the home folder) and `${VAR}` or `${VAR:-default}` anywhere. A default may contain a `~`.
+/// Expands a leading `~` (the home folder) and `${VAR}` or `${VAR:-default}` anywhere. A default
+/// may contain a `~`.
 ///
 /// # Errors
 /// An unset variable without a default, an unclosed `${`, no home folder.

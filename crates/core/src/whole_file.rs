@@ -1,9 +1,10 @@
-//! Files that appear under their name only when they are whole: written aside, brought to disk, renamed. Every file that a
-//! user names and every file of a run folder is written this way.
+//! Files that appear under their name only when they are whole: written aside, brought to disk,
+//! renamed. Every file that a user names and every file of a run folder is written this way.
 //!
-//! A path is taken as the shell's `>` takes it: links are followed, and what is there and is no regular file (a pipe, a
-//! device, `/dev/stdout`) is written into, never replaced. A file that is replaced keeps its mode and, where the system
-//! allows it, its owner; a new one takes the mode that the umask leaves.
+//! A path is taken as the shell's `>` takes it: links are followed, and what is there and is no
+//! regular file (a pipe, a device, `/dev/stdout`) is written into, never replaced. A file that is
+//! replaced keeps its mode and, where the system allows it, its owner; a new one takes the mode
+//! that the umask leaves.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -22,7 +23,8 @@ const STALE: Duration = Duration::from_secs(60);
 /// Ends the name of a file that is written aside.
 const ASIDE: &str = ".part";
 
-/// A file that is being written. Dropped before [`commit`](Self::commit), it leaves what was there as it was.
+/// A file that is being written. Dropped before [`commit`](Self::commit), it leaves what was there
+/// as it was.
 #[derive(Debug)]
 pub struct WholeFile(Target);
 
@@ -66,7 +68,8 @@ impl WholeFile {
             return Ok(Self(Target::Direct(stream)));
         }
         if found.is_some() {
-            // A rename needs no leave of the file that it replaces; what the owner has made read-only stays.
+            // A rename needs no leave of the file that it replaces; what the owner has made
+            // read-only stays.
             let file = OpenOptions::new().write(true).open(&path)?;
             if !found.as_ref().is_some_and(fs::Metadata::is_file) {
                 return Ok(Self(Target::Direct(file)));
@@ -90,7 +93,8 @@ impl WholeFile {
             builder.permissions(fs::Permissions::from_mode(0o666));
         }
         let aside = builder.tempfile_in(folder).map_err(without_path)?;
-        // Tells other processes that this one is alive. File systems without locks lose only the removal of leftovers.
+        // Tells other processes that this one is alive. File systems without locks lose only the
+        // removal of leftovers.
         let _ = aside.as_file().try_lock();
         if let Some(found) = found {
             keep_owner_and_mode(aside.as_file(), &found)?;
@@ -109,8 +113,8 @@ impl WholeFile {
     /// Brings the bytes to disk and puts the file where it belongs, in place of what is there.
     ///
     /// # Errors
-    /// The operating system's; what was there is then as it was. `AlreadyExists` for a file that [came](Self::create_new)
-    /// meanwhile.
+    /// The operating system's; what was there is then as it was. `AlreadyExists` for a file that
+    /// [came](Self::create_new) meanwhile.
     pub fn commit(self) -> io::Result<()> {
         match self.0 {
             Target::Aside { aside, path, is_new } => {
@@ -144,8 +148,9 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.commit()
 }
 
-/// Where `path` leads, through links whose end may not exist yet. The open files of a process (`/proc/self/fd/1`) look like
-/// links to names, which may be gone or stand for something else: they are left as they are.
+/// Where `path` leads, through links whose end may not exist yet. The open files of a process
+/// (`/proc/self/fd/1`) look like links to names, which may be gone or stand for something else:
+/// they are left as they are.
 fn follow(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_path_buf();
     for _ in 0..MAX_LINKS {
@@ -164,8 +169,8 @@ fn is_open_file(path: &Path) -> bool {
     folder.is_some_and(|folder| folder.starts_with("/proc") && folder.ends_with("fd") || folder == Path::new("/dev/fd"))
 }
 
-/// Standard output or standard error of this process, where `path` names it: another opening of the same file would begin at
-/// its start, and write over what is printed.
+/// Standard output or standard error of this process, where `path` names it: another opening of the
+/// same file would begin at its start, and write over what is printed.
 fn own_stream(path: &Path) -> io::Result<Option<File>> {
     #[cfg(unix)]
     if is_open_file(path) {
@@ -186,7 +191,8 @@ fn own_stream(path: &Path) -> io::Result<Option<File>> {
     Ok(None)
 }
 
-/// Gives the new file what `old` has. The owner can be kept by the superuser alone, the group by its members.
+/// Gives the new file what `old` has. The owner can be kept by the superuser alone, the group by
+/// its members.
 fn keep_owner_and_mode(new: &File, old: &fs::Metadata) -> io::Result<()> {
     #[cfg(unix)]
     {
@@ -215,8 +221,8 @@ pub fn is_being_written(path: &Path) -> bool {
     is_aside(path.file_name(), ".") && File::open(path).is_ok_and(locked)
 }
 
-/// Removes from `folder` what killed processes have left of files whose names aside begin with `prefix`. A young file is spared:
-/// its process may not hold it yet.
+/// Removes from `folder` what killed processes have left of files whose names aside begin with
+/// `prefix`. A young file is spared: its process may not hold it yet.
 pub fn remove_stale(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let old = || entry.metadata().is_ok_and(|found| is_older(&found));

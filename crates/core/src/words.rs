@@ -1,4 +1,5 @@
-//! Messages of serde, JSON and safetensors in the words of Kiln's own: where, what was expected and what was found.
+//! Messages of serde, JSON and safetensors in the words of Kiln's own: where, what was expected and
+//! what was found.
 
 use std::fmt;
 
@@ -27,8 +28,8 @@ pub fn json_words_in_line(error: &serde_json::Error) -> String {
     }
 }
 
-/// serde's `message`, which names types in Rust's words, and that of its JSON parser; `map` is what the format calls keys with
-/// values.
+/// serde's `message`, which names types in Rust's words, and that of its JSON parser; `map` is what
+/// the format calls keys with values.
 pub fn serde_words(message: &str, map: &str) -> String {
     let between = |start: &str| message.strip_prefix(start);
     if let Some((got, expected)) = between("invalid type: ")

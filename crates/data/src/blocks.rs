@@ -1,10 +1,12 @@
-//! A corpus cut into blocks of equal length, as `run_clm.py` and `run_mlm.py` of `transformers` group texts: documents run on,
-//! with end-of-text between them where the corpus has it, and what is left at the end and does not fill a block is dropped.
-//! Labels are the ids themselves; the task shifts them.
+//! A corpus cut into blocks of equal length, as `run_clm.py` and `run_mlm.py` of `transformers`
+//! group texts: documents run on, with end-of-text between them where the corpus has it, and what
+//! is left at the end and does not fill a block is dropped. Labels are the ids themselves; the task
+//! shifts them.
 //!
-//! Two things differ from the scripts. They group a thousand rows at a time and drop what is left of each thousand; here it is
-//! dropped once, so the ids are theirs, but from the second thousand rows on blocks begin elsewhere. And there is no
-//! `--line_by_line`, which gives every line a padded row of its own: lines and rows are always joined.
+//! Two things differ from the scripts. They group a thousand rows at a time and drop what is left
+//! of each thousand; here it is dropped once, so the ids are theirs, but from the second thousand
+//! rows on blocks begin elsewhere. And there is no `--line_by_line`, which gives every line a
+//! padded row of its own: lines and rows are always joined.
 
 use kiln_core::error::{Error, Result};
 
@@ -22,7 +24,8 @@ impl Blocks {
     /// Cuts `store`.
     ///
     /// # Errors
-    /// Fewer tokens than one block; a block of less than 2 tokens, in which nothing can be predicted.
+    /// Fewer tokens than one block; a block of less than 2 tokens, in which nothing can be
+    /// predicted.
     pub fn new(store: TokenStore, block_size: usize) -> Result<Self> {
         if block_size < 2 {
             return Err(Error::config(format!("data.block_size: expected at least 2, got {block_size}"))
@@ -72,7 +75,8 @@ mod tests {
     use crate::settings::Documents;
     use crate::tokenizer::Tokenizer;
 
-    /// Two documents of 9 and 4 bytes under a tokenizer without merges: 15 tokens with their ends of text.
+    /// Two documents of 9 and 4 bytes under a tokenizer without merges: 15 tokens with their ends
+    /// of text.
     fn store() -> TokenStore {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.txt"), "abcdefghi").unwrap();

@@ -1,5 +1,5 @@
-//! Examples become a batch: padded on the right to a common length, and with rows below to a full batch where its shape is
-//! fixed. Labels of padding are ignored.
+//! Examples become a batch: padded on the right to a common length, and with rows below to a full
+//! batch where its shape is fixed. Labels of padding are ignored.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,8 @@ use crate::IGNORED;
 pub struct Collator {
     /// The id that padding uses.
     pub pad_id: u32,
-    /// The lengths that batches are padded to. Where they are fixed, a batch that is not full is filled up.
+    /// The lengths that batches are padded to. Where they are fixed, a batch that is not full is
+    /// filled up.
     pub padding: Padding,
     /// Rows of a full batch.
     pub rows: usize,
@@ -30,8 +31,8 @@ impl Collator {
     }
 }
 
-/// Pads `examples` with `pad_id` to the length that `padding` has for the longest of them, and to `rows` rows where there
-/// are fewer.
+/// Pads `examples` with `pad_id` to the length that `padding` has for the longest of them, and to
+/// `rows` rows where there are fewer.
 ///
 /// # Errors
 /// Examples with labels of different kinds.
@@ -74,8 +75,9 @@ pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize
         types.resize(rows * seq_len, 0);
     }
     let position_ids = examples.iter().any(|example| example.position_ids.is_some()).then(|| {
-        // Padding is a document of its own, and so are the first token of a row that fills the batch, which is attended to, and the
-        // rest of it: no document is masked in part but those that are given so.
+        // Padding is a document of its own, and so are the first token of a row that fills the
+        // batch, which is attended to, and the rest of it: no document is masked in part but those
+        // that are given so.
         let row = |example: &Example| {
             let len = example.input_ids.len() as i32;
             let own = example.position_ids.clone().unwrap_or_else(|| (0..len).collect());
@@ -86,7 +88,8 @@ pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize
         examples.iter().flat_map(row).chain(filler).collect()
     });
     let num_tokens = mask.iter().filter(|&&attended| attended).count();
-    // A row that only fills the batch has a token to attend to: what reads first tokens need not compute its padding.
+    // A row that only fills the batch has a token to attend to: what reads first tokens need not
+    // compute its padding.
     mask.iter_mut().step_by(seq_len.max(1)).skip(examples.len()).for_each(|first| *first = true);
     Ok(Batch {
         rows,
@@ -149,7 +152,8 @@ fn labels(examples: &[Example]) -> Result<Labels> {
 }
 
 impl Labels {
-    /// With those of padding in `examples`, whose labels they are, and of rows that are no examples, up to `rows`.
+    /// With those of padding in `examples`, whose labels they are, and of rows that are no
+    /// examples, up to `rows`.
     fn padded(mut self, examples: &[Example], rows: usize, seq_len: usize) -> Self {
         match &mut self {
             Self::None => {}

@@ -1,5 +1,5 @@
-//! Text as documents: a document is a file, a line of one, or a row of a table. They are read as a stream, and files in
-//! pieces, so a corpus may be larger than memory.
+//! Text as documents: a document is a file, a line of one, or a row of a table. They are read as a
+//! stream, and files in pieces, so a corpus may be larger than memory.
 
 use std::fs;
 use std::io::Read as _;
@@ -25,7 +25,8 @@ pub struct Corpus {
     documents: Kind,
     /// Whether end-of-text follows every document.
     marks_ends: bool,
-    /// The share of the lines or rows that belongs to this corpus; none means all. Files are chosen one by one.
+    /// The share of the lines or rows that belongs to this corpus; none means all. Files are chosen
+    /// one by one.
     part: Option<Part>,
 }
 
@@ -126,7 +127,8 @@ impl Corpus {
         self.marks_ends
     }
 
-    /// Whether all text is white space. Reads until a character is not: as a rule that is the first one.
+    /// Whether all text is white space. Reads until a character is not: as a rule that is the first
+    /// one.
     fn is_blank(&self) -> Result<bool> {
         for piece in self.pieces(4096) {
             if !piece?.text.trim().is_empty() {
@@ -152,9 +154,9 @@ impl Corpus {
         format!("{documents} {:?} ends {}", self.part, self.marks_ends)
     }
 
-    /// Splits off `share` (between 0 and 1) of the documents for validation: `(rest, validation)`. Which ones depends on
-    /// the seed and the number of documents alone, so it is the same whatever else changes; of lines and rows, on the seed
-    /// and each one's number.
+    /// Splits off `share` (between 0 and 1) of the documents for validation: `(rest, validation)`.
+    /// Which ones depends on the seed and the number of documents alone, so it is the same whatever
+    /// else changes; of lines and rows, on the seed and each one's number.
     ///
     /// # Errors
     /// Too few files for both sides to have one.
@@ -194,7 +196,8 @@ impl Corpus {
         &self.files
     }
 
-    /// The documents in order, in pieces of at most `max_bytes`, which is at least 4. A signal ends them with an error.
+    /// The documents in order, in pieces of at most `max_bytes`, which is at least 4. A signal ends
+    /// them with an error.
     pub fn pieces(&self, max_bytes: usize) -> Box<dyn Iterator<Item = Result<TextChunk>> + Send + '_> {
         if self.documents == Kind::File {
             return Box::new((0..self.files.len()).flat_map(move |file| self.pieces_of(file, max_bytes)));
@@ -217,9 +220,10 @@ impl Corpus {
         Box::new((0..).zip(documents).filter(move |(index, piece)| piece.is_err() || part.has(*index)).map(|(_, p)| p))
     }
 
-    /// The parts of the file numbered `file` that can be read by themselves, whether it belongs to a share of the documents or not,
-    /// from place `at` on, each with its place: of a document that is a file a piece of at most `PIECE_BYTES`, by its byte; else a
-    /// line or row, by how many are before it.
+    /// The parts of the file numbered `file` that can be read by themselves, whether it belongs to
+    /// a share of the documents or not, from place `at` on, each with its place: of a document that
+    /// is a file a piece of at most `PIECE_BYTES`, by its byte; else a line or row, by how many are
+    /// before it.
     ///
     /// # Errors
     /// A file that cannot be opened.
@@ -246,8 +250,9 @@ impl Corpus {
         or_error(TextChunks::open(&self.files[file], max_bytes))
     }
 
-    /// Pieces of documents drawn from the corpus by `seed`: about `limit` bytes or all of it. Files come whole, in a seeded
-    /// order, and it is the caller's to stop; lines and rows come in their own order, each with the same chance.
+    /// Pieces of documents drawn from the corpus by `seed`: about `limit` bytes or all of it. Files
+    /// come whole, in a seeded order, and it is the caller's to stop; lines and rows come in their
+    /// own order, each with the same chance.
     pub fn sample(
         &self,
         limit: u64,
@@ -324,8 +329,8 @@ fn all(files: &[PathBuf]) -> String {
     }
 }
 
-/// Which of `len` items a share of them takes: those with the smallest hashes, at least one and not all. None when that is
-/// impossible.
+/// Which of `len` items a share of them takes: those with the smallest hashes, at least one and not
+/// all. None when that is impossible.
 pub(crate) fn split_off(len: usize, share: f64, seed: u64) -> Option<Vec<bool>> {
     if len < 2 {
         return None;
@@ -338,8 +343,8 @@ pub(crate) fn split_off(len: usize, share: f64, seed: u64) -> Option<Vec<bool>> 
     Some(chosen)
 }
 
-/// How many of `rows` rows the first `percent` of 100 are, by the rule of `load_dataset(.., split="train[:5%]")`: the nearest whole number,
-/// of two equally near ones the even one.
+/// How many of `rows` rows the first `percent` of 100 are, by the rule of `load_dataset(..,
+/// split="train[:5%]")`: the nearest whole number, of two equally near ones the even one.
 ///
 /// # Errors
 /// A percentage that leaves one side without a row.

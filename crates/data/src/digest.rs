@@ -1,5 +1,6 @@
-//! The digest of a dataset: SHA-256 over every example, in order, whatever file it comes from and however that keeps it. So
-//! a run that is continued knows its data again, and a change of one id or label anywhere is seen.
+//! The digest of a dataset: SHA-256 over every example, in order, whatever file it comes from and
+//! however that keeps it. So a run that is continued knows its data again, and a change of one id
+//! or label anywhere is seen.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,10 +13,12 @@ use sha2::{Digest, Sha256};
 use super::stream::Streamed;
 use super::{Dataset, Example, Fingerprint, Label};
 
-/// Examples are hashed in groups of so many, on all cores, and then the digests of the groups in order.
+/// Examples are hashed in groups of so many, on all cores, and then the digests of the groups in
+/// order.
 const GROUP: usize = 4096;
 
-/// SHA-256 over all examples of `data`, in hexadecimal digits; of a stream, [its own](Streamed::digest).
+/// SHA-256 over all examples of `data`, in hexadecimal digits; of a stream, [its
+/// own](Streamed::digest).
 ///
 /// # Errors
 /// Data that cannot be read; a signal.
@@ -78,7 +81,8 @@ impl Fingerprint for Example {
         }
         match &self.label {
             Label::None => bytes.push(0),
-            // The most frequent case by far, and twice the work: the label of a causal model is its text.
+            // The most frequent case by far, and twice the work: the label of a causal model is its
+            // text.
             Label::Tokens(labels) if *labels == self.input_ids => bytes.push(1),
             Label::Tokens(labels) => {
                 bytes.push(2);

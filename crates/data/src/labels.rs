@@ -1,7 +1,7 @@
-//! Labels of a table: names or numbers become class ids or values. Which names there are is settled once, by the config,
-//! the pretrained model, the features of `datasets` in the file or the training data, in this order; every other label is
-//! refused. A cell means the same in every format: text that spells a number or a boolean is one, and blanks around it mean
-//! nothing.
+//! Labels of a table: names or numbers become class ids or values. Which names there are is settled
+//! once, by the config, the pretrained model, the features of `datasets` in the file or the
+//! training data, in this order; every other label is refused. A cell means the same in every
+//! format: text that spells a number or a boolean is one, and blanks around it mean nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,7 +13,8 @@ use super::table::{Cell, Place, written_list};
 use super::{IGNORED, Label};
 use crate::task::Task;
 
-/// A column with more distinct values than this, or with a number above it, is no column of classes.
+/// A column with more distinct values than this, or with a number above it, is no column of
+/// classes.
 pub const MAX_CLASSES: usize = 1000;
 
 /// Texts that pandas, and `load_dataset` with it, reads as a value that is missing.
@@ -25,7 +26,8 @@ pub const MISSING: [&str; 19] = [
 /// Characters without a width, which exports leave in texts.
 const INVISIBLE: [char; 6] = ['\u{ad}', '\u{200b}', '\u{200c}', '\u{200d}', '\u{2060}', '\u{feff}'];
 
-/// Ids that say "no label": `datasets` writes the first into splits without labels, and losses of PyTorch ignore the second.
+/// Ids that say "no label": `datasets` writes the first into splits without labels, and losses of
+/// PyTorch ignore the second.
 const NO_CLASS: [i128; 2] = [-1, IGNORED as i128];
 
 /// The labels that the label column of a table becomes.
@@ -50,7 +52,8 @@ pub enum LabelRule {
 pub struct LabelReader {
     /// The rule that turns a cell into a label.
     pub rule: LabelRule,
-    /// Whether a row without a label is left out, and a word without one ignored; else it is an error.
+    /// Whether a row without a label is left out, and a word without one ignored; else it is an
+    /// error.
     pub skip_unlabeled: bool,
 }
 
@@ -85,10 +88,11 @@ impl LabelReader {
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelNames {
     names: Vec<String>,
-    /// The ids by the spelling of the names, and by what they mean: `0.0` and `0`, `True` and `true` mean
-    /// the same.
+    /// The ids by the spelling of the names, and by what they mean: `0.0` and `0`, `True` and
+    /// `true` mean the same.
     ids: HashMap<String, i32>,
-    /// A number that is no name counts as an id: where names were given, and none is a number itself.
+    /// A number that is no name counts as an id: where names were given, and none is a number
+    /// itself.
     accepts_ids: bool,
 }
 
@@ -416,8 +420,9 @@ impl SeenLabels {
         self.missing.iter().filter(|(key, _)| !named(key)).map(|(_, count)| count).sum()
     }
 
-    /// The values as names: whole numbers in the order of their size, anything else in alphabetical order, as `run_glue`
-    /// sorts them. Labels that say that there is none are passed over where `skip_unlabeled` is set.
+    /// The values as names: whole numbers in the order of their size, anything else in alphabetical
+    /// order, as `run_glue` sorts them. Labels that say that there is none are passed over where
+    /// `skip_unlabeled` is set.
     ///
     /// # Errors
     /// Fewer than two names, more than [`MAX_CLASSES`], or two that mean the same; a value that is
@@ -446,7 +451,8 @@ impl SeenLabels {
             sorted.sort();
             names = sorted.into_iter().map(|(_, name)| name).collect();
         }
-        // A number that is no name is no id, whatever the names are: nobody has said which id a name has.
+        // A number that is no name is no id, whatever the names are: nobody has said which id a
+        // name has.
         LabelNames::new(names).map(|names| LabelNames { accepts_ids: false, ..names })
     }
 

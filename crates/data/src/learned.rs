@@ -1,4 +1,5 @@
-//! A tokenizer that is learned from the training text, and kept: learning takes seconds, and every start of a run needs it.
+//! A tokenizer that is learned from the training text, and kept: learning takes seconds, and every
+//! start of a run needs it.
 
 use std::path::Path;
 
@@ -13,7 +14,8 @@ use crate::cache::sources::Sources;
 
 const KIND: Kind = Kind { magic: b"KILNBPE1", name: "learned tokenizer", extension: "tokenizer" };
 
-/// [`Tokenizer::train_bpe`], or what it gave for the same text, size and seed before, from the cache in `folder`.
+/// [`Tokenizer::train_bpe`], or what it gave for the same text, size and seed before, from the
+/// cache in `folder`.
 ///
 /// # Errors
 /// Text that cannot be read or changes meanwhile; a `vocab_size` below 257; a cache that cannot be

@@ -1,5 +1,6 @@
-//! Data, in the order in which it flows: paths -> corpus -> text chunks -> tokenizer -> tokens -> blocks (or a table -> its rows,
-//! windows of SQuAD's contexts, or tokenised rows), all kept in one kind of [store], or kept nowhere ([stream]) -> subset -> sampler -> loader -> collate ->
+//! Data, in the order in which it flows: paths -> corpus -> text chunks -> tokenizer -> tokens ->
+//! blocks (or a table -> its rows, windows of SQuAD's contexts, or tokenised rows), all kept in one
+//! kind of [store], or kept nowhere ([stream]) -> subset -> sampler -> loader -> collate ->
 //! [`Batch`]. Everything here lives on the host; nothing knows tensors, models or training.
 
 pub mod task;
@@ -44,7 +45,8 @@ pub const IGNORED: i32 = -100;
 pub struct Batch {
     /// Number of sequences.
     pub rows: usize,
-    /// How many of them are examples. Rows that only fill the batch up follow; nothing of them is attended or counted.
+    /// How many of them are examples. Rows that only fill the batch up follow; nothing of them is
+    /// attended or counted.
     pub examples: usize,
     /// Tokens of each sequence, padding included.
     pub seq_len: usize,
@@ -54,8 +56,8 @@ pub struct Batch {
     pub attention_mask: Option<Vec<bool>>,
     /// `[rows * seq_len]`
     pub token_type_ids: Option<Vec<i32>>,
-    /// `[rows * seq_len]`, where a row has several documents: each begins at position 0, and attends to itself alone. None means
-    /// that a row is one document.
+    /// `[rows * seq_len]`, where a row has several documents: each begins at position 0, and
+    /// attends to itself alone. None means that a row is one document.
     pub position_ids: Option<Vec<i32>>,
     /// The targets of the loss.
     pub labels: Labels,
@@ -74,8 +76,8 @@ pub enum Labels {
     Classes(Vec<i32>),
     /// One number a sequence, `[rows]`; 0 in rows that are no examples.
     Values(Vec<f32>),
-    /// For every label of a sequence 1 where it applies and 0 where it does not, `[rows * labels]`; 0 in rows that are no
-    /// examples.
+    /// For every label of a sequence 1 where it applies and 0 where it does not, `[rows * labels]`;
+    /// 0 in rows that are no examples.
     Multi(Vec<f32>),
     /// The right one of several sequences, which stand as rows one after the other.
     Choices {
@@ -102,7 +104,8 @@ pub struct Example {
     pub attention_mask: Option<Vec<bool>>,
     /// Token types, where the data has them.
     pub token_type_ids: Option<Vec<i32>>,
-    /// Positions, where the example is several documents: each begins at position 0. None means one document.
+    /// Positions, where the example is several documents: each begins at position 0. None means one
+    /// document.
     pub position_ids: Option<Vec<i32>>,
     /// The label that is to be predicted.
     pub label: Label,
@@ -167,7 +170,8 @@ pub enum Label {
 
 /// An example of a [`Dataset`], as far as a run that is continued has to know its data again.
 pub trait Fingerprint: 'static {
-    /// Adds everything in the example to `hash`, with tags and lengths, so that no two examples add the same.
+    /// Adds everything in the example to `hash`, with tags and lengths, so that no two examples add
+    /// the same.
     fn hash_into(&self, hash: &mut Sha256);
 }
 
@@ -215,8 +219,8 @@ impl<A: Fingerprint, B: Fingerprint> Fingerprint for (A, B) {
 }
 
 impl Batch {
-    /// How many labels are valid. For `clm` these are more than the [terms](Self::num_terms) of the loss: the first token of a
-    /// row has a label, but nothing before it predicts it.
+    /// How many labels are valid. For `clm` these are more than the [terms](Self::num_terms) of the
+    /// loss: the first token of a row has a label, but nothing before it predicts it.
     pub fn num_labels(&self) -> usize {
         match &self.labels {
             Labels::None => 0,
@@ -253,9 +257,9 @@ pub fn shifted(labels: &[i32], seq_len: usize) -> Vec<i32> {
     rows.flat_map(|row| row[1..].iter().copied().chain([IGNORED])).collect()
 }
 
-/// Examples by index: of tokens and a label, or of what a task of one's own reads.
-/// The [evaluator](https://docs.rs/kiln/latest/kiln/trait.TrainingTask.html) of a task may look ([`Any`]) for the dataset that it knows, for
-/// example for what is behind its examples.
+/// Examples by index: of tokens and a label, or of what a task of one's own reads. The
+/// [evaluator](https://docs.rs/kiln/latest/kiln/trait.TrainingTask.html) of a task may look
+/// ([`Any`]) for the dataset that it knows, for example for what is behind its examples.
 pub trait Dataset<E: Fingerprint = Example>: Send + Sync + Any {
     /// How many examples there are; at least one.
     fn len(&self) -> usize;
@@ -265,8 +269,8 @@ pub trait Dataset<E: Fingerprint = Example>: Send + Sync + Any {
         self.len() == 0
     }
 
-    /// The example at `index`, which is below [`len`](Self::len), as epoch `epoch` sees it. A pure function of both, so that
-    /// a run that is continued sees the same.
+    /// The example at `index`, which is below [`len`](Self::len), as epoch `epoch` sees it. A pure
+    /// function of both, so that a run that is continued sees the same.
     ///
     /// # Errors
     /// Data that cannot be read any more.
@@ -281,8 +285,9 @@ pub trait Dataset<E: Fingerprint = Example>: Send + Sync + Any {
         Ok(())
     }
 
-    /// Tokens of the example at `index`, by which `data.sampler = "group_by_length"` puts examples together, and of which the
-    /// plan tells how many there are. By default 0 for all: examples that are no sequences, or whose lengths nobody tells.
+    /// Tokens of the example at `index`, by which `data.sampler = "group_by_length"` puts examples
+    /// together, and of which the plan tells how many there are. By default 0 for all: examples
+    /// that are no sequences, or whose lengths nobody tells.
     fn len_of(&self, index: usize) -> usize {
         let _ = index;
         0

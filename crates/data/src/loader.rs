@@ -1,5 +1,6 @@
-//! Batches in order, prepared ahead on a worker thread. A position is a value: reading it costs nothing and seeking to it
-//! is immediate. Only host memory is touched here; tensors are made on the training thread.
+//! Batches in order, prepared ahead on a worker thread. A position is a value: reading it costs
+//! nothing and seeking to it is immediate. Only host memory is touched here; tensors are made on
+//! the training thread.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -30,9 +31,9 @@ pub struct LoaderOptions {
     pub share: Share,
 }
 
-/// The part of the batches that one of several loaders makes, which take turns: of `of` batches, one after the other, the
-/// `turn`-th, from 0. Every loader walks over all of them, so that all stand at the same position. At the end of an epoch
-/// some have no batch: they collate no examples.
+/// The part of the batches that one of several loaders makes, which take turns: of `of` batches,
+/// one after the other, the `turn`-th, from 0. Every loader walks over all of them, so that all
+/// stand at the same position. At the end of an epoch some have no batch: they collate no examples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// This loader's.
@@ -107,7 +108,8 @@ impl<E: Fingerprint, B> Clone for Source<E, B> {
 }
 
 impl<E: Fingerprint + 'static, B: Send + 'static> Loader<E, B> {
-    /// A loader at the start of epoch 0, whose batches `collate` makes ([`Collator`](super::collate::Collator)).
+    /// A loader at the start of epoch 0, whose batches `collate` makes
+    /// ([`Collator`](super::collate::Collator)).
     ///
     /// # Errors
     /// A batch size of 0, or `drop_last` with fewer examples than one batch.
@@ -155,7 +157,8 @@ impl<E: Fingerprint + 'static, B: Send + 'static> Loader<E, B> {
             Err(_) => Err(ahead.failure()),
         };
         if !matches!(next, Ok(Some(_))) {
-            // The worker has ended. Who asks again gets what a loader without one answers: a fresh look at this position.
+            // The worker has ended. Who asks again gets what a loader without one answers: a fresh
+            // look at this position.
             self.ahead = None;
         }
         next
@@ -247,7 +250,8 @@ impl<B: Send + 'static> Ahead<B> {
 
 impl<B> Drop for Ahead<B> {
     fn drop(&mut self) {
-        // Closing the channel makes the worker's next send fail; then it ends and can be waited for.
+        // Closing the channel makes the worker's next send fail; then it ends and can be waited
+        // for.
         let (_, closed) = sync_channel(0);
         self.receiver = closed;
         if let Some(worker) = self.worker.take() {

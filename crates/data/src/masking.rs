@@ -1,11 +1,13 @@
-//! Masked language modelling (Devlin et al. 2018), by the rules of `transformers`' `DataCollatorForLanguageModeling`: a
-//! share of the tokens, never a special one, is to be predicted; of these 80 % become the mask token, 10 % a random token,
-//! and 10 % stay. The draws are a pure function of seed, epoch, example and position, so every epoch masks anew and a resumed
-//! run masks as the uninterrupted run would have.
+//! Masked language modelling (Devlin et al. 2018), by the rules of `transformers`'
+//! `DataCollatorForLanguageModeling`: a share of the tokens, never a special one, is to be
+//! predicted; of these 80 % become the mask token, 10 % a random token, and 10 % stay. The draws
+//! are a pure function of seed, epoch, example and position, so every epoch masks anew and a
+//! resumed run masks as the uninterrupted run would have.
 //!
-//! Two things differ from the collator, both on purpose. An example in which nothing was drawn gets one word, so that no
-//! batch is without a label. And a whole word is a token with the pieces that continue it (`##`, or no space before it), as
-//! in BERT's original code; the collator tells words by gaps in the text, so that `word,` is one.
+//! Two things differ from the collator, both on purpose. An example in which nothing was drawn gets
+//! one word, so that no batch is without a label. And a whole word is a token with the pieces that
+//! continue it (`##`, or no space before it), as in BERT's original code; the collator tells words
+//! by gaps in the text, so that `word,` is one.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,7 +47,8 @@ enum Kind {
 }
 
 impl Masking {
-    /// Masks tokens of `tokenizer` with the chance `probability`; with `whole_words`, all pieces of a word together.
+    /// Masks tokens of `tokenizer` with the chance `probability`; with `whole_words`, all pieces of
+    /// a word together.
     ///
     /// # Errors
     /// A tokenizer without a mask token, or with `whole_words` one whose pieces do not tell words.
@@ -70,7 +73,8 @@ impl Masking {
         Ok(Self { probability, mask_id: mask_id as i32, kinds })
     }
 
-    /// Masks `ids` in place, with draws that depend on `key` alone; the labels, -100 where nothing is predicted.
+    /// Masks `ids` in place, with draws that depend on `key` alone; the labels, -100 where nothing
+    /// is predicted.
     fn apply(&self, ids: &mut [i32], key: u64) -> Vec<i32> {
         let draw = |position: usize, which: u64| uniform(seed_for(key, "token", position as u64, which));
         let words = self.words(ids);
@@ -92,7 +96,8 @@ impl Masking {
         labels
     }
 
-    /// The positions of each word. One that begins in an earlier block begins here with its first piece.
+    /// The positions of each word. One that begins in an earlier block begins here with its first
+    /// piece.
     fn words(&self, ids: &[i32]) -> Vec<Range<usize>> {
         let mut words: Vec<Range<usize>> = Vec::new();
         for (position, id) in ids.iter().enumerate() {
@@ -137,7 +142,8 @@ impl Dataset for Masked {
         Ok(example)
     }
 
-    /// Hashes the examples and the settings of masking. The draws are left out because they follow from seed and epoch.
+    /// Hashes the examples and the settings of masking. The draws are left out because they follow
+    /// from seed and epoch.
     fn hash_example(&self, index: usize, hash: &mut Sha256) -> Result<()> {
         if index == 0 {
             let Masking { probability, mask_id, kinds } = &*self.masking;
@@ -229,8 +235,8 @@ mod tests {
                 same += i32::from(*id == original);
             }
         }
-        // 48,000 tokens, of which 7,200 are chosen. Random ones, 10 %, are the mask or the token itself once in nine each.
-        // Bounds are 5 standard deviations.
+        // 48,000 tokens, of which 7,200 are chosen. Random ones, 10 %, are the mask or the token
+        // itself once in nine each. Bounds are 5 standard deviations.
         assert_eq!(maskable, 48_000);
         let near = |count: i32, of: i32, share: f64| {
             let (expected, deviation) = (f64::from(of) * share, (f64::from(of) * share * (1.0 - share)).sqrt());

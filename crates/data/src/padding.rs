@@ -1,5 +1,6 @@
-//! To which length batches are padded, and what that costs. Lengths are chosen once, from the lengths of the data, so that
-//! a run has few shapes; the plan prints them with the share of positions that is padding.
+//! To which length batches are padded, and what that costs. Lengths are chosen once, from the
+//! lengths of the data, so that a run has few shapes; the plan prints them with the share of
+//! positions that is padding.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +11,8 @@ use crate::settings::PaddingStrategy;
 /// `buckets` chooses at most so many lengths.
 const MAX_BUCKETS: usize = 4;
 
-/// Lengths of buckets are multiples of this, where the data allows it: matrix units like it, and few lengths remain.
+/// Lengths of buckets are multiples of this, where the data allows it: matrix units like it, and
+/// few lengths remain.
 const MULTIPLE: usize = 8;
 
 /// Batches that are looked at: more say nothing new.
@@ -44,7 +46,8 @@ pub struct Batches {
 }
 
 impl Padding {
-    /// The padding by `strategy` of batches like the `surveyed` ones. `longest` is how long a row may be in all.
+    /// The padding by `strategy` of batches like the `surveyed` ones. `longest` is how long a row
+    /// may be in all.
     pub fn new(strategy: PaddingStrategy, longest: usize, surveyed: &[Surveyed]) -> Self {
         let lengths = match strategy {
             PaddingStrategy::Longest => Vec::new(),
@@ -66,7 +69,8 @@ impl Padding {
         Self { lengths: lengths.into() }
     }
 
-    /// Whether batches have one of few lengths. Then a last batch that is not full is filled up too.
+    /// Whether batches have one of few lengths. Then a last batch that is not full is filled up
+    /// too.
     pub fn is_fixed(&self) -> bool {
         !self.lengths.is_empty()
     }
@@ -81,7 +85,8 @@ impl Padding {
         &self.lengths
     }
 
-    /// The cost of this padding in the `surveyed` batches, each of `size` rows where it is filled up.
+    /// The cost of this padding in the `surveyed` batches, each of `size` rows where it is filled
+    /// up.
     pub fn cost(&self, surveyed: &[Surveyed], size: usize) -> PaddingCost {
         let (mut tokens, mut positions, mut shapes) = (0, 0, std::collections::BTreeSet::new());
         for batch in surveyed {
@@ -109,7 +114,8 @@ pub struct Surveyed {
 }
 
 impl Batches {
-    /// The indices of the examples of each batch of the first epoch over `data`, in order, or of its first 4096.
+    /// The indices of the examples of each batch of the first epoch over `data`, in order, or of
+    /// its first 4096.
     pub fn of_first_epoch<E: Fingerprint>(self, data: &dyn Dataset<E>) -> impl Iterator<Item = Vec<usize>> {
         let len = data.len();
         let count = if self.drop_last { len / self.size } else { len.div_ceil(self.size) };
@@ -130,8 +136,9 @@ pub fn survey<E: Fingerprint>(data: &dyn Dataset<E>, batches: Batches) -> Vec<Su
     surveyed.collect()
 }
 
-/// At most [`MAX_BUCKETS`] of the lengths in `counts` (ascending, each with its number of rows) that pad least, the last
-/// among them. Dynamic programming over how many buckets cover the first lengths.
+/// At most [`MAX_BUCKETS`] of the lengths in `counts` (ascending, each with its number of rows)
+/// that pad least, the last among them. Dynamic programming over how many buckets cover the first
+/// lengths.
 fn buckets(counts: &[(usize, usize)]) -> Vec<usize> {
     let n = counts.len();
     // Rows up to each length, so that the cost of a bucket is known at once.

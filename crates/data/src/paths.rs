@@ -1,7 +1,8 @@
-//! Paths as configs write them: variables are expanded ([`variables`](kiln_core::variables)), files of datasets on the Hub
-//! (`hf://datasets/..`) are downloaded, globs (`*`, `**`, `?`, `[..]`) become the files that match and folders the files in
-//! them that are written in the format of the data, in a fixed order. What is hidden is read only where a name or
-//! a pattern says so, as in `datasets`.
+//! Paths as configs write them: variables are expanded ([`variables`](kiln_core::variables)), files
+//! of datasets on the Hub (`hf://datasets/..`) are downloaded, globs (`*`, `**`, `?`, `[..]`)
+//! become the files that match and folders the files in them that are written in the format of the
+//! data, in a fixed order. What is hidden is read only where a name or a pattern says so, as in
+//! `datasets`.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -17,11 +18,12 @@ use kiln_core::variables::expand_text;
 use crate::hub;
 use crate::settings::DataFormat;
 
-/// The files that `patterns` name: sorted within each pattern, each file once, at its first place. A folder stands for all
-/// files below it whose names end as those of `format` do.
+/// The files that `patterns` name: sorted within each pattern, each file once, at its first place.
+/// A folder stands for all files below it whose names end as those of `format` do.
 ///
 /// # Errors
-/// A pattern that matches nothing, a file that does not exist, a folder without such a file, an invalid glob, an unset variable.
+/// A pattern that matches nothing, a file that does not exist, a folder without such a file, an
+/// invalid glob, an unset variable.
 pub fn resolve(patterns: &[String], format: DataFormat) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut seen = BTreeSet::new();
@@ -85,8 +87,8 @@ fn matching(pattern: &str, format: DataFormat) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The format that the ending of the file `path` names, or those of all files in the folder `path`; JSON and parquet are SQuAD's
-/// where the task is question answering. None where no ending tells.
+/// The format that the ending of the file `path` names, or those of all files in the folder `path`;
+/// JSON and parquet are SQuAD's where the task is question answering. None where no ending tells.
 ///
 /// # Errors
 /// A folder with files of several formats.
@@ -119,7 +121,8 @@ pub fn format_of(path: &Path, is_answering: bool) -> Result<Option<DataFormat>> 
     }
 }
 
-/// All files below `folder` but hidden ones and those that describe a dataset of `datasets` to it, sorted.
+/// All files below `folder` but hidden ones and those that describe a dataset of `datasets` to it,
+/// sorted.
 fn visible(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     walk(folder.into(), &[Part::Folders, Part::Pattern(Pattern::new("*").expect("`*` is a pattern"))], files)?;
     files.retain(|file| !is_description(file));
@@ -128,7 +131,8 @@ fn visible(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// The files below `folder` in `format`, by the endings of their names. Hidden ones are passed over.
+/// The files below `folder` in `format`, by the endings of their names. Hidden ones are passed
+/// over.
 fn in_folder(folder: &Path, format: DataFormat) -> Result<Vec<PathBuf>> {
     if format.endings().contains(&"arrow") {
         if let Some(splits) = saved_dataset::splits(folder)? {
@@ -175,8 +179,9 @@ enum Part {
     Folders,
 }
 
-/// Adds the files below `folder` that `parts` name. The `glob` crate's own walk leaves out names that are not UTF-8; here they
-/// are matched with U+FFFD in place of what is no text. A pattern names what is hidden by the character that hides it: `.*`, `__*/a`.
+/// Adds the files below `folder` that `parts` name. The `glob` crate's own walk leaves out names
+/// that are not UTF-8; here they are matched with U+FFFD in place of what is no text. A pattern
+/// names what is hidden by the character that hides it: `.*`, `__*/a`.
 fn walk(folder: PathBuf, parts: &[Part], files: &mut Vec<PathBuf>) -> Result<()> {
     let Some((part, rest)) = parts.split_first() else {
         if folder.is_file() {

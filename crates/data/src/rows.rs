@@ -1,5 +1,5 @@
-//! A table as encoded rows on disk: the [store](super::store) of ids, token types and label of every row, cut to the maximum
-//! length.
+//! A table as encoded rows on disk: the [store](super::store) of ids, token types and label of
+//! every row, cut to the maximum length.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,8 @@ const INPUT_IDS: Column = Column(0);
 /// Empty lists where rows have no token types.
 const TOKEN_TYPE_IDS: Column = Column(1);
 
-/// The class; the bits of the number, or of one for each label; a class for each token; or the right choice and the tokens of each.
+/// The class; the bits of the number, or of one for each label; a class for each token; or the
+/// right choice and the tokens of each.
 const LABEL: Column = Column(2);
 
 /// Rows are handed to the tokenizer in groups of about this many bytes.
@@ -89,7 +90,8 @@ impl Scan {
         self.hash
     }
 
-    /// Hands the rows of `table` to `write` in groups of about [`GROUP_BYTES`], and tells of the bytes done after each.
+    /// Hands the rows of `table` to `write` in groups of about [`GROUP_BYTES`], and tells of the
+    /// bytes done after each.
     ///
     /// # Errors
     /// An error of `write`; a row that cannot be read; rows that differ from those of the first
@@ -124,11 +126,12 @@ impl Scan {
 }
 
 impl RowStore {
-    /// The rows of `table` under `encoder`, with labels by `labels`: from the cache in `folder`, or encoded now.
+    /// The rows of `table` under `encoder`, with labels by `labels`: from the cache in `folder`, or
+    /// encoded now.
     ///
     /// # Errors
-    /// Rows that cannot be read or are no longer those of `scan`; labels that `labels` refuses, with their place; no row that
-    /// has a label; a cache that cannot be written; an interruption.
+    /// Rows that cannot be read or are no longer those of `scan`; labels that `labels` refuses,
+    /// with their place; no row that has a label; a cache that cannot be written; an interruption.
     pub fn build_or_open(
         folder: &Path,
         table: &Table,
@@ -229,7 +232,8 @@ fn add(hash: &mut Sha256, row: &Row) {
     }
 }
 
-/// The example of `row`, which `encoder` has encoded, with its label by `labels`; none where the row is left out.
+/// The example of `row`, which `encoder` has encoded, with its label by `labels`; none where the
+/// row is left out.
 ///
 /// # Errors
 /// A row without a text, and a label that `labels` refuses, with the place of the row.
@@ -308,8 +312,8 @@ fn write(writer: &mut Writer<'_, '_>, rows: &[Row], encoder: &RowEncoder, labels
     Ok(())
 }
 
-/// The labels of tokens whose words are `words`: that of the word for its first token, as `run_ner` gives them by default; none
-/// for its others and for tokens of no word.
+/// The labels of tokens whose words are `words`: that of the word for its first token, as `run_ner`
+/// gives them by default; none for its others and for tokens of no word.
 fn on_first_pieces<'a>(tags: &'a [i32], words: &'a [Option<u32>]) -> impl Iterator<Item = i32> + 'a {
     let before = std::iter::once(&None).chain(words);
     words.iter().zip(before).map(|(word, before)| match word {
@@ -403,7 +407,8 @@ mod tests {
     #[test]
     fn of_a_long_text_the_beginning_is_what_the_whole_gives() {
         let fixture = fixture();
-        // Words, then so many spaces that the first thousands of bytes have few tokens, then words again.
+        // Words, then so many spaces that the first thousands of bytes have few tokens, then words
+        // again.
         let long = ["a b c ".repeat(700), " ".repeat(5000), "c b ".repeat(9000)];
         let texts = [long.concat(), long[1].clone() + &long[2], "x".repeat(70_000) + &long[0], long[2].clone()];
         let file = fixture.folder.path().join("long.csv");

@@ -1,6 +1,7 @@
-//! The order in which examples are seen. A random order is a permutation computed element by element, so any position of
-//! any epoch can be reached at once and nothing of a generator has to be saved. An order by length sorts stretches of that
-//! permutation, which are found again in the same way.
+//! The order in which examples are seen. A random order is a permutation computed element by
+//! element, so any position of any epoch can be reached at once and nothing of a generator has to
+//! be saved. An order by length sorts stretches of that permutation, which are found again in the
+//! same way.
 
 use std::cmp::Reverse;
 
@@ -34,7 +35,8 @@ impl Order {
     }
 }
 
-/// Finds examples by their place in an [`Order`]. It remembers where it was: places that follow one another cost little.
+/// Finds examples by their place in an [`Order`]. It remembers where it was: places that follow one
+/// another cost little.
 #[derive(Debug, Clone)]
 pub struct Walk {
     order: Order,
@@ -50,7 +52,8 @@ struct Group {
 }
 
 impl Walk {
-    /// The example of `data` at `position` of epoch `epoch`. For each epoch a bijection of `0..data.len()`.
+    /// The example of `data` at `position` of epoch `epoch`. For each epoch a bijection of
+    /// `0..data.len()`.
     pub fn index<E: Fingerprint>(&mut self, data: &dyn Dataset<E>, epoch: u64, position: u64) -> usize {
         let (Order { sampler, seed, .. }, len) = (self.order, data.len() as u64);
         let index = match sampler {
@@ -63,10 +66,12 @@ impl Walk {
         index as usize
     }
 
-    /// Groups of up to 50 steps of the random order, each sorted by length, the longest first, and cut into steps: what is
-    /// similar in length is together, and which examples are together is still drawn. The steps of a group come in a random
-    /// order, except for a last one that is not full. The grouping is that of transformers' `get_length_grouped_indices`
-    /// (`trainer_pt_utils.py`), which leaves the steps of a group sorted and begins with the longest example of all.
+    /// Groups of up to 50 steps of the random order, each sorted by length, the longest first, and
+    /// cut into steps: what is similar in length is together, and which examples are together is
+    /// still drawn. The steps of a group come in a random order, except for a last one that is not
+    /// full. The grouping is that of transformers' `get_length_grouped_indices`
+    /// (`trainer_pt_utils.py`), which leaves the steps of a group sorted and begins with the
+    /// longest example of all.
     fn by_length<E: Fingerprint>(&mut self, data: &dyn Dataset<E>, epoch: u64, position: u64) -> u64 {
         let (Order { seed, step, .. }, len) = (self.order, data.len() as u64);
         let step = step.max(1) as u64;
@@ -95,9 +100,10 @@ pub fn shuffled(seed: u64, epoch: u64, len: u64, position: u64) -> u64 {
 
 const ROUNDS: u64 = 6;
 
-/// A pseudo-random permutation of `0..len`: a balanced Feistel network (Luby & Rackoff 1988) on the smallest even number
-/// of bits that holds `len`, walked until the value falls into the range (cycle walking, Black & Rogaway 2002). Fewer than
-/// four steps are expected, since the network's range is less than four times `len`.
+/// A pseudo-random permutation of `0..len`: a balanced Feistel network (Luby & Rackoff 1988) on the
+/// smallest even number of bits that holds `len`, walked until the value falls into the range
+/// (cycle walking, Black & Rogaway 2002). Fewer than four steps are expected, since the network's
+/// range is less than four times `len`.
 fn permute(key: u64, len: u64, position: u64) -> u64 {
     let bits = (u64::BITS - len.saturating_sub(1).leading_zeros()).max(2);
     let half = bits.div_ceil(2);
@@ -146,7 +152,8 @@ mod tests {
 
     #[test]
     fn positions_are_spread_evenly() {
-        // Where does position 0 go over 8000 keys? Each of 8 cells expects 1000; 5 standard deviations are 148.
+        // Where does position 0 go over 8000 keys? Each of 8 cells expects 1000; 5 standard
+        // deviations are 148.
         let mut cells = [0i32; 8];
         for seed in 0..8000 {
             cells[shuffled(seed, 0, 8, 0) as usize] += 1;

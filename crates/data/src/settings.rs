@@ -20,13 +20,15 @@ choices! {
         Arrow = "arrow",
         /// SQuAD's JSON, version 1.1 or 2.0, for question answering.
         Squad = "squad",
-        /// JSON or JSONL rows of `input_ids`, `attention_mask`, `token_type_ids`, `labels`; -100 is the ignored label.
+        /// JSON or JSONL rows of `input_ids`, `attention_mask`, `token_type_ids`, `labels`; -100 is
+        /// the ignored label.
         Tokenized = "tokenized",
     }
 }
 
 impl DataFormat {
-    /// The endings of the names of files in this format, in lower case: a folder of data stands for these files.
+    /// The endings of the names of files in this format, in lower case: a folder of data stands for
+    /// these files.
     pub fn endings(self) -> &'static [&'static str] {
         match self {
             Self::Text => &["txt", "text", "raw", "tokens"],
@@ -39,7 +41,8 @@ impl DataFormat {
         }
     }
 
-    /// The format of a table whose file's name has this ending, in lower case; none for another ending.
+    /// The format of a table whose file's name has this ending, in lower case; none for another
+    /// ending.
     pub fn of_table(ending: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|format| format.is_table() && format.endings().contains(&ending))
     }
@@ -57,7 +60,8 @@ choices! {
         Auto = "auto",
         /// The tokenizer's end-of-text, once where the tokenizer puts it after every text already.
         Eos = "eos",
-        /// Nothing but what the tokenizer puts around every text, as `run_clm.py` and `run_mlm.py` of `transformers` join rows.
+        /// Nothing but what the tokenizer puts around every text, as `run_clm.py` and `run_mlm.py`
+        /// of `transformers` join rows.
         None = "none",
     }
 }
@@ -69,9 +73,11 @@ choices! {
         File = "file",
         /// A line; blank lines are none.
         Line = "line",
-        /// A line, blank ones too, without its end, as `load_dataset("text")` reads rows for `run_mlm.py` of `transformers`.
+        /// A line, blank ones too, without its end, as `load_dataset("text")` reads rows for
+        /// `run_mlm.py` of `transformers`.
         Row = "row",
-        /// A line with its end, blank ones too, as `run_clm.py` of `transformers` keeps line breaks.
+        /// A line with its end, blank ones too, as `run_clm.py` of `transformers` keeps line
+        /// breaks.
         RowWithBreak = "row_with_break",
     }
 }
@@ -81,7 +87,8 @@ choices! {
     PaddingStrategy("padding", no_padding) {
         /// The longest row of the batch.
         Longest = "longest",
-        /// `max_length` for tables, else the longest example of the data: every batch has one shape.
+        /// `max_length` for tables, else the longest example of the data: every batch has one
+        /// shape.
         MaxLength = "max_length",
         /// The next of a few lengths that are chosen from the data.
         Buckets = "buckets",
@@ -102,7 +109,8 @@ choices! {
         Random = "random",
         /// The order of the files.
         Sequential = "sequential",
-        /// A random order in which the examples of a step have similar lengths, so that little is padding.
+        /// A random order in which the examples of a step have similar lengths, so that little is
+        /// padding.
         GroupByLength = "group_by_length",
     }
 }

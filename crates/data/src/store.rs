@@ -1,14 +1,17 @@
-//! The one store of examples: columns of whole numbers in one memory-mapped entry (`cache::mapped`) of the cache. Ids of a
-//! text, rows of a table, windows of SQuAD and tokenised rows are each a `Format`, which says what columns they have.
+//! The one store of examples: columns of whole numbers in one memory-mapped entry (`cache::mapped`)
+//! of the cache. Ids of a text, rows of a table, windows of SQuAD and tokenised rows are each a
+//! `Format`, which says what columns they have.
 //!
-//! A column holds a number for every example, or a list of numbers for every example. It is written in chunks of 16,384 numbers
-//! as they come, so memory does not grow with the data; a chunk stands as the differences from its smallest number, each in as
-//! few bytes as the largest of them needs (none when all are equal).
+//! A column holds a number for every example, or a list of numbers for every example. It is written
+//! in chunks of 16,384 numbers as they come, so memory does not grow with the data; a chunk stands
+//! as the differences from its smallest number, each in as few bytes as the largest of them needs
+//! (none when all are equal).
 //!
-//! Body of the entry, little-endian: the chunks of all columns, in the order in which they became full; then the directory, for
-//! each column three u64 for each of its chunks, which are the smallest number, the byte of the body at which the chunk begins and
-//! the bytes of a number; then for each column how many numbers it has (u64). A column of lists is two columns here: the numbers
-//! of all lists, and where each list ends among them.
+//! Body of the entry, little-endian: the chunks of all columns, in the order in which they became
+//! full; then the directory, for each column three u64 for each of its chunks, which are the
+//! smallest number, the byte of the body at which the chunk begins and the bytes of a number; then
+//! for each column how many numbers it has (u64). A column of lists is two columns here: the
+//! numbers of all lists, and where each list ends among them.
 
 use std::iter::repeat_n;
 use std::ops::{ControlFlow, Range};
@@ -61,7 +64,8 @@ impl Column {
     }
 }
 
-/// Examples of one sort: the kind of their entries, and the names of their columns in the order of their numbers.
+/// Examples of one sort: the kind of their entries, and the names of their columns in the order of
+/// their numbers.
 pub(super) struct Format {
     pub kind: Kind,
     pub columns: &'static [&'static str],
@@ -75,8 +79,8 @@ impl Format {
         hash
     }
 
-    /// The examples that `folder` keeps under `key`. If there are none or unusable ones, `fill` writes them first, and
-    /// `progress` is told about it and may interrupt.
+    /// The examples that `folder` keeps under `key`. If there are none or unusable ones, `fill`
+    /// writes them first, and `progress` is told about it and may interrupt.
     ///
     /// # Errors
     /// An error of `fill`; a cache that cannot be written; an interruption. The cache then keeps
@@ -440,7 +444,8 @@ mod tests {
         for (numbers, says) in [
             (&[][..], "damaged directory"),
             (&[0, 0, 0], "damaged directory"),
-            // One number more than the directory has, more than there can be, of three bytes, beyond the end.
+            // One number more than the directory has, more than there can be, of three bytes,
+            // beyond the end.
             (&[1, 0, 0, 0], "damaged directory"),
             (&[u64::MAX, 0, 0, 0], "damaged directory"),
             (&[0, 0, 0, 3, 1, 0, 0, 0], "damaged directory"),

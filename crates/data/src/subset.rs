@@ -1,4 +1,5 @@
-//! Some examples of a dataset: its first ones, a seeded share of it, or those at given indices. No example is copied.
+//! Some examples of a dataset: its first ones, a seeded share of it, or those at given indices. No
+//! example is copied.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,8 +35,8 @@ impl<E: Fingerprint> Subset<E> {
         Self { data, examples }
     }
 
-    /// Splits off a share (between 0 and 1) of `data` for validation: `(rest, validation)`. Which examples depends on the
-    /// seed and their number alone.
+    /// Splits off a share (between 0 and 1) of `data` for validation: `(rest, validation)`. Which
+    /// examples depends on the seed and their number alone.
     ///
     /// # Errors
     /// Fewer than two examples.
@@ -51,7 +52,8 @@ impl<E: Fingerprint> Subset<E> {
         Ok((part(count..len), part(0..count)))
     }
 
-    /// Splits off the first examples of `data`, `percent` of 100, for validation: `(rest, validation)`.
+    /// Splits off the first examples of `data`, `percent` of 100, for validation: `(rest,
+    /// validation)`.
     ///
     /// # Errors
     /// A percentage that leaves one side without an example.
@@ -61,8 +63,8 @@ impl<E: Fingerprint> Subset<E> {
         Ok((part(count..len), part(0..count)))
     }
 
-    /// The examples at `indices` of `data`, each below its length; an index may come more than once. Every epoch has them as the
-    /// first epoch of `data` has.
+    /// The examples at `indices` of `data`, each below its length; an index may come more than
+    /// once. Every epoch has them as the first epoch of `data` has.
     pub fn select(data: Arc<dyn Dataset<E>>, indices: Vec<usize>) -> Self {
         Self { data, examples: Examples::At(indices) }
     }

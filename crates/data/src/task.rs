@@ -47,8 +47,8 @@ impl Task {
         Self::MultipleChoice,
     ];
 
-    /// The columns of text and label that tables have for the task when the config names none: for token classification those of
-    /// CoNLL-2003 on the Hub.
+    /// The columns of text and label that tables have for the task when the config names none: for
+    /// token classification those of CoNLL-2003 on the Hub.
     pub fn columns(self) -> (&'static str, &'static str) {
         match self {
             Self::TokenClassification => ("tokens", "ner_tags"),
@@ -70,7 +70,8 @@ impl Task {
         }
     }
 
-    /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the perplexity.
+    /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the
+    /// perplexity.
     pub fn has_perplexity(self) -> bool {
         self.is_language_model()
     }

@@ -1,6 +1,7 @@
-//! A text file in chunks, so that it may be larger than memory and a long line is not tokenised at once. A chunk ends where
-//! tokenising the chunks one by one gives the ids of the whole. Tokenising and the learning of a vocabulary read text this way;
-//! nothing here knows tokenizers beyond where it is safe to cut.
+//! A text file in chunks, so that it may be larger than memory and a long line is not tokenised at
+//! once. A chunk ends where tokenising the chunks one by one gives the ids of the whole. Tokenising
+//! and the learning of a vocabulary read text this way; nothing here knows tokenizers beyond where
+//! it is safe to cut.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,8 @@ pub struct TextChunks {
 }
 
 impl TextChunks {
-    /// Opens `path`. Chunks have at most `max_bytes` bytes, which is at least 4 (the longest character).
+    /// Opens `path`. Chunks have at most `max_bytes` bytes, which is at least 4 (the longest
+    /// character).
     ///
     /// # Errors
     /// A file that cannot be opened.
@@ -64,7 +66,8 @@ impl TextChunks {
         let wanted = self.max_bytes.saturating_sub(self.pending.len()) as u64;
         let read = (&mut self.file).take(wanted).read_to_end(&mut self.pending);
         let read = read.map_err(|error| read_error(&self.path, &error))?;
-        // A file that ends exactly here shows its end only in the next read, which may then find nothing.
+        // A file that ends exactly here shows its end only in the next read, which may then find
+        // nothing.
         let at_end = (read as u64) < wanted;
         let text = match std::str::from_utf8(&self.pending) {
             Ok(text) => text,
@@ -99,7 +102,8 @@ impl Iterator for TextChunks {
     }
 }
 
-/// A document that is in memory, in chunks of at most `max_bytes`, which is at least 4; an error stays what it is.
+/// A document that is in memory, in chunks of at most `max_bytes`, which is at least 4; an error
+/// stays what it is.
 pub(super) fn cut(document: Result<TextChunk>, max_bytes: usize) -> impl Iterator<Item = Result<TextChunk>> + Send {
     let (mut rest, mut whole) = (String::new(), None);
     match document {
@@ -120,9 +124,10 @@ pub(super) fn cut(document: Result<TextChunk>, max_bytes: usize) -> impl Iterato
     whole.into_iter().chain(pieces)
 }
 
-/// The last place at which `text` can be cut without changing its tokens: before a single space between two characters that
-/// are no white space. GPT-2's pattern and BERT's both end a word there, and a tokenizer that puts a space before a text
-/// that has none finds one. Where there is no such space, after a single line feed between two such characters.
+/// The last place at which `text` can be cut without changing its tokens: before a single space
+/// between two characters that are no white space. GPT-2's pattern and BERT's both end a word
+/// there, and a tokenizer that puts a space before a text that has none finds one. Where there is
+/// no such space, after a single line feed between two such characters.
 pub(super) fn seam(text: &str) -> Option<usize> {
     seams(text, b' ').next_back().or_else(|| seams(text, b'\n').next_back().map(|at| at + 1))
 }

@@ -1,5 +1,6 @@
-//! A text file whose lines are documents of their own. A line is held in memory whole; blank lines are left out, as
-//! `run_mlm --line_by_line` leaves them out. Used by the corpus and for JSON lines.
+//! A text file whose lines are documents of their own. A line is held in memory whole; blank lines
+//! are left out, as `run_mlm --line_by_line` leaves them out. Used by the corpus and for JSON
+//! lines.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -11,12 +12,12 @@ use kiln_core::signals;
 use super::text_chunks::{TextChunk, not_utf8};
 use crate::cache::mapped::interrupted;
 
-/// The most bytes of a line or of a row of a table. A longer one comes from a file of another kind or from a quote that is not
-/// closed, and would take all memory.
+/// The most bytes of a line or of a row of a table. A longer one comes from a file of another kind
+/// or from a quote that is not closed, and would take all memory.
 pub(super) const MAX_ROW_BYTES: usize = 64 << 20;
 
-/// Appends the next line with its end to `bytes`, or as much of it as shows that it is longer than [`MAX_ROW_BYTES`]; how many
-/// bytes.
+/// Appends the next line with its end to `bytes`, or as much of it as shows that it is longer than
+/// [`MAX_ROW_BYTES`]; how many bytes.
 pub(super) fn read_line(file: &mut impl BufRead, bytes: &mut Vec<u8>) -> io::Result<usize> {
     file.by_ref().take(MAX_ROW_BYTES as u64 + 1).read_until(b'\n', bytes)
 }
@@ -59,7 +60,8 @@ impl TextLines {
         Self::of(path, Lines::NotBlank)
     }
 
-    /// All lines of `path`, as `load_dataset("text")` reads them: with `keeps_breaks` each has the line feed that ends it.
+    /// All lines of `path`, as `load_dataset("text")` reads them: with `keeps_breaks` each has the
+    /// line feed that ends it.
     ///
     /// # Errors
     /// A file that cannot be opened.

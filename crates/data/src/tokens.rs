@@ -1,5 +1,5 @@
-//! A corpus as token ids on disk: the [store](super::store) of the ids of all documents, one after another. Text goes to the
-//! tokenizer in groups, so memory does not grow with the corpus.
+//! A corpus as token ids on disk: the [store](super::store) of the ids of all documents, one after
+//! another. Text goes to the tokenizer in groups, so memory does not grow with the corpus.
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,7 +19,8 @@ const FORMAT: Format =
 
 const INPUT_IDS: Column = Column(0);
 
-/// Text is handed to the tokenizer in groups of about this many bytes, to use all cores while holding little at a time.
+/// Text is handed to the tokenizer in groups of about this many bytes, to use all cores while
+/// holding little at a time.
 const GROUP_BYTES: usize = 4 << 20;
 
 /// Each group is cut into pieces of at most this many bytes; a core works on one at a time.
@@ -33,8 +34,8 @@ impl TokenStore {
     /// The ids of `corpus` under `tokenizer`: from the cache in `folder`, or tokenised now.
     ///
     /// # Errors
-    /// Text that cannot be read or that changes meanwhile, a tokenizer without an end-of-text that the corpus asks for, a cache
-    /// that cannot be written, an interruption.
+    /// Text that cannot be read or that changes meanwhile, a tokenizer without an end-of-text that
+    /// the corpus asks for, a cache that cannot be written, an interruption.
     pub fn build_or_open(
         folder: &Path,
         corpus: &Corpus,
@@ -115,7 +116,8 @@ fn write(writer: &mut Writer<'_, '_>, corpus: &Corpus, tokenizer: &Tokenizer) ->
     let (mut group, mut bytes) = (Vec::new(), 0);
     for piece in corpus.pieces(PIECE_BYTES) {
         let piece = piece?;
-        // An empty document is not free either: it is counted as one byte, so that many of them do not pile up.
+        // An empty document is not free either: it is counted as one byte, so that many of them do
+        // not pile up.
         bytes += piece.text.len().max(1);
         group.push(piece);
         if bytes >= GROUP_BYTES {
@@ -187,7 +189,8 @@ mod tests {
         assert_eq!(fs::read_dir(&cache).unwrap().count(), 0);
     }
 
-    /// Text with what makes cutting hard: runs of spaces, blank lines, contractions, no spaces at all, wide characters.
+    /// Text with what makes cutting hard: runs of spaces, blank lines, contractions, no spaces at
+    /// all, wide characters.
     fn awkward(bytes: usize) -> String {
         let parts = [
             "fn main() {",

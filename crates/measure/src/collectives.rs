@@ -1,16 +1,20 @@
-//! `kiln bench --collectives`: how long the ranks of a world take to exchange values, by size, and the model of a link that
-//! follows from it.
+//! `kiln bench --collectives`: how long the ranks of a world take to exchange values, by size, and
+//! the model of a link that follows from it.
 //!
-//! Every repeat begins with a barrier, and its time is that of the slowest rank. The figures are medians over the repeats;
-//! the first runs of a size are the warm-up and are left out. **Algorithm bandwidth** is the size over the time; **bus
-//! bandwidth** is what a link carries, which does not depend on the number of ranks: the algorithm bandwidth times `2 (N - 1) / N`
-//! for all-reduce, `(N - 1) / N` for reduce-scatter and all-gather, and 1 for broadcast (nccl-tests, `doc/PERFORMANCE.md`). The
-//! size is that of all values: the result of all-gather, the input of reduce-scatter.
+//! Every repeat begins with a barrier, and its time is that of the slowest rank. The figures are
+//! medians over the repeats; the first runs of a size are the warm-up and are left out. **Algorithm
+//! bandwidth** is the size over the time; **bus bandwidth** is what a link carries, which does not
+//! depend on the number of ranks: the algorithm bandwidth times `2 (N - 1) / N` for all-reduce,
+//! `(N - 1) / N` for reduce-scatter and all-gather, and 1 for broadcast (nccl-tests,
+//! `doc/PERFORMANCE.md`). The size is that of all values: the result of all-gather, the input of
+//! reduce-scatter.
 //!
-//! **The model** ([`Link`]) is that of a ring all-reduce (Thakur, Rabenseifner & Gropp 2005, "Optimization of Collective
-//! Communication Operations in MPICH", section 5.4), to which Kiln's exchange in the order of the ranks comes too: among `N` ranks it
-//! takes `2 (N - 1) alpha + 2 (N - 1) / N S beta + (N - 1) / N S gamma` for `S` bytes, with `alpha` the time of a message of
-//! nothing, `beta` the time that a byte takes on the link, and `gamma` the time to add a byte to another.
+//! **The model** ([`Link`]) is that of a ring all-reduce (Thakur, Rabenseifner & Gropp 2005,
+//! "Optimization of Collective Communication Operations in MPICH", section 5.4), to which Kiln's
+//! exchange in the order of the ranks comes too: among `N` ranks it takes `2 (N - 1) alpha + 2 (N
+//! - 1) / N S beta + (N - 1) / N S gamma` for `S` bytes, with `alpha` the time of a message of
+//! nothing, `beta` the time that a byte takes on the link, and `gamma` the time to add a byte to
+//! another.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -40,7 +44,8 @@ const MOST: usize = 200;
 /// Runs of a size that are not counted.
 const WARMUP: usize = 2;
 
-/// Up to so many bytes a message takes what one of nothing takes; from [`LARGE`] on its size decides.
+/// Up to so many bytes a message takes what one of nothing takes; from [`LARGE`] on its size
+/// decides.
 const SMALL: usize = 1 << 12;
 const LARGE: usize = 1 << 20;
 
@@ -56,7 +61,8 @@ pub enum Collective {
     AllGather,
     /// Every rank has the values of rank 0.
     Broadcast,
-    /// The gradients of a model, as a step sums them: an all-reduce, with what takes them from tensors and back.
+    /// The gradients of a model, as a step sums them: an all-reduce, with what takes them from
+    /// tensors and back.
     Gradients,
 }
 
@@ -198,7 +204,8 @@ pub struct Collectives {
     pub link: Link,
 }
 
-/// Measures the collectives of `world`; all ranks call it, and all get the figures. `say` is told how far it is.
+/// Measures the collectives of `world`; all ranks call it, and all get the figures. `say` is told
+/// how far it is.
 ///
 /// # Errors
 /// MPI's.

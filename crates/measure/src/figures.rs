@@ -1,6 +1,6 @@
-//! The one record of a measurement that every tool shares: the steps of a participant ([`StepTimes`]) make [`Window`]s, and
-//! the windows that count make its [`Figures`]. Participants are the arms of a comparison, finished runs, and the
-//! contestants of a benchmark.
+//! The one record of a measurement that every tool shares: the steps of a participant
+//! ([`StepTimes`]) make [`Window`]s, and the windows that count make its [`Figures`]. Participants
+//! are the arms of a comparison, finished runs, and the contestants of a benchmark.
 
 use kiln::trainer::laps::{Parts, StepTimes};
 use kiln_core::stats::{mean, median, quantile};
@@ -17,8 +17,8 @@ pub struct Window {
     pub tokens: u64,
     /// Milliseconds of training.
     pub ms: f64,
-    /// Milliseconds of a step by part, means over the window: a step of it may wait for the ones before. None in the log of
-    /// a run.
+    /// Milliseconds of a step by part, means over the window: a step of it may wait for the ones
+    /// before. None in the log of a run.
     pub parts: Option<Parts>,
     /// Reads from the device, where they are known.
     pub device_reads: Option<u64>,
@@ -52,7 +52,8 @@ impl Window {
     }
 }
 
-/// The steps of every window of `steps`. Steps at the end for which the device was not waited belong to none.
+/// The steps of every window of `steps`. Steps at the end for which the device was not waited
+/// belong to none.
 pub(crate) fn windows(steps: &[StepTimes]) -> impl Iterator<Item = &[StepTimes]> {
     steps.split_inclusive(|step| step.synced).filter(|window| window.last().is_some_and(|step| step.synced))
 }
@@ -107,8 +108,8 @@ pub struct Figures {
     pub parts_ms: Option<Parts>,
     /// Reads from the device in a step, mean.
     pub device_reads_per_step: Option<f64>,
-    /// Kernel launches in a step, mean; the kernels of a captured step count, though one call replays them all. 0 on the CPU,
-    /// where an operation is a call.
+    /// Kernel launches in a step, mean; the kernels of a captured step count, though one call
+    /// replays them all. 0 on the CPU, where an operation is a call.
     pub kernel_launches_per_step: Option<f64>,
 }
 

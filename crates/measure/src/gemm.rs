@@ -1,4 +1,5 @@
-//! The rate that the device reaches in a large matrix product, with which model FLOP/s are compared.
+//! The rate that the device reaches in a large matrix product, with which model FLOP/s are
+//! compared.
 
 use std::time::Instant;
 

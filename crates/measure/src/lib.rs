@@ -1,8 +1,9 @@
-//! Measuring above the training loop: benchmarks, native against compiled, the largest batch, searches, and reports.
+//! Measuring above the training loop: benchmarks, native against compiled, the largest batch,
+//! searches, and reports.
 //!
-//! All of them use the parts that lie beside them: programs that train by turns ([`turns`]), the record of the measurements
-//! ([`figures`]), the comparison of two participants by time ([`stats`]) and by loss ([`loss_parity`]), and the forms of a report
-//! ([`report`]).
+//! All of them use the parts that lie beside them: programs that train by turns ([`turns`]), the
+//! record of the measurements ([`figures`]), the comparison of two participants by time ([`stats`])
+//! and by loss ([`loss_parity`]), and the forms of a report ([`report`]).
 
 pub mod proof;
 pub mod bench;

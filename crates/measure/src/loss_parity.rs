@@ -1,13 +1,14 @@
-//! Whether two participants with the same batch, data and seed learn the same: their losses at equal steps. A speed-up of something
-//! that learns differently is none.
+//! Whether two participants with the same batch, data and seed learn the same: their losses at
+//! equal steps. A speed-up of something that learns differently is none.
 
 use serde::Serialize;
 
 use kiln::config::Precision;
 
-/// Relative difference at any of the first [`STEPS`] steps that rounding in another order may make in f32, without dropout.
-/// The fused operators stay within 1e-5 over 14 steps (`tests/command/compiler.rs`); the rest is room for the growth of small
-/// differences through the updates.
+/// Relative difference at any of the first [`STEPS`] steps that rounding in another order may make
+/// in f32, without dropout. The fused operators stay within 1e-5 over 14 steps
+/// (`tests/command/compiler.rs`); the rest is room for the growth of small differences through the
+/// updates.
 const LIMIT: f64 = 1e-3;
 
 /// Relative difference of a loss that is allowed, without dropout, with matrix products in f16 (in
@@ -18,11 +19,12 @@ const LIMIT_F16: f64 = 5e-3;
 /// See [`LIMIT_F16`].
 const LIMIT_BF16: f64 = 2e-2;
 
-/// With dropout the two forms draw other masks, so only the mean loss can be compared, and it differs by their noise. This
-/// finds gross faults, no more.
+/// With dropout the two forms draw other masks, so only the mean loss can be compared, and it
+/// differs by their noise. This finds gross faults, no more.
 const LIMIT_DROPOUT: f64 = 2e-2;
 
-/// Steps within which single losses are compared: training is chaotic, so later ones drift apart by themselves.
+/// Steps within which single losses are compared: training is chaotic, so later ones drift apart by
+/// themselves.
 const STEPS: usize = 50;
 
 /// See the top of this file.
@@ -30,8 +32,8 @@ const STEPS: usize = 50;
 pub struct Parity {
     /// Largest |difference| of the losses at equal steps, over the repeats.
     pub max_delta: f64,
-    /// The figure that is compared with the limit: the largest relative difference of single losses, or of their means with
-    /// dropout.
+    /// The figure that is compared with the limit: the largest relative difference of single
+    /// losses, or of their means with dropout.
     pub relative: f64,
     /// The limit.
     pub limit: f64,
@@ -47,8 +49,8 @@ pub struct Parity {
 type Losses = (Vec<(u64, f64)>, Vec<(u64, f64)>);
 
 impl Parity {
-    /// Compares the losses of two participants, a pair of lists a repeat; `by_mean` where there is dropout. The widest limit of
-    /// `precisions` holds. None when there is no step that both have.
+    /// Compares the losses of two participants, a pair of lists a repeat; `by_mean` where there is
+    /// dropout. The widest limit of `precisions` holds. None when there is no step that both have.
     pub(crate) fn of(repeats: &[Losses], by_mean: bool, precisions: impl Iterator<Item = Precision>) -> Option<Self> {
         let (mut max_delta, mut worst, mut losses) = (0.0f64, 0.0f64, 0);
         for (a, b) in repeats {

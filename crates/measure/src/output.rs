@@ -7,7 +7,8 @@ use kiln::config::OnExisting;
 use kiln::trainer::checkpoint;
 use kiln_core::error::{Error, Result};
 
-/// Refuses a folder with anything in it but a comparison, which has the file `report`, that may be replaced.
+/// Refuses a folder with anything in it but a comparison, which has the file `report`, that may be
+/// replaced.
 pub(super) fn check(out: &Path, report: &str, on_existing: OnExisting) -> Result<()> {
     let shown = out.display();
     if out.exists() && !out.is_dir() {
@@ -23,7 +24,8 @@ pub(super) fn check(out: &Path, report: &str, on_existing: OnExisting) -> Result
     }
 }
 
-/// Removes the weights of a run that was made to be measured: they say nothing about speed and take most of the room.
+/// Removes the weights of a run that was made to be measured: they say nothing about speed and take
+/// most of the room.
 pub(super) fn drop_weights(run: &Path) {
     for heavy in ["model", checkpoint::FOLDER] {
         let _ = fs::remove_dir_all(run.join(heavy));

@@ -1,10 +1,13 @@
-//! `kiln compare --world 1,2,4`: what more devices are worth. The same run, with the same global batch, is trained by each number of
-//! ranks, each time in processes of its own; the worlds take turns, in an order that turns round from one repeat to the next.
+//! `kiln compare --world 1,2,4`: what more devices are worth. The same run, with the same global
+//! batch, is trained by each number of ranks, each time in processes of its own; the worlds take
+//! turns, in an order that turns round from one repeat to the next.
 //!
-//! **Efficiency** is the throughput of `N` devices over `N` times that of one. **Communication** is the part of a step that goes to
-//! exchanges and to waiting for other ranks. Where the link has been measured ([`Collectives`]), a step is also predicted: the time
-//! that it has computed, and the time that the model of the link takes for the exchanges. For numbers of devices that nobody has
-//! here the prediction is all there is, with as much work a device as in the largest world that was measured; it is labelled so.
+//! **Efficiency** is the throughput of `N` devices over `N` times that of one. **Communication** is
+//! the part of a step that goes to exchanges and to waiting for other ranks. Where the link has
+//! been measured ([`Collectives`]), a step is also predicted: the time that it has computed, and
+//! the time that the model of the link takes for the exchanges. For numbers of devices that nobody
+//! has here the prediction is all there is, with as much work a device as in the largest world that
+//! was measured; it is labelled so.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +38,8 @@ pub const SCHEMA: &str = "kiln.scaling/1";
 /// Numbers of devices that are predicted.
 const PREDICTED: [usize; 3] = [8, 64, 512];
 
-/// Exchanges of a few numbers in a step: labels of the first micro-batch, totals, which parameters have gradients, time, signals.
+/// Exchanges of a few numbers in a step: labels of the first micro-batch, totals, which parameters
+/// have gradients, time, signals.
 const SMALL_EXCHANGES: f64 = 5.0;
 
 /// The comparison that is asked for.
@@ -138,10 +142,12 @@ struct Arm {
     windows: Vec<Vec<Window>>,
 }
 
-/// Trains in worlds of all sizes and writes `scaling.json`. `plan` makes a plan of a config; `say` is told how far it is.
+/// Trains in worlds of all sizes and writes `scaling.json`. `plan` makes a plan of a config; `say`
+/// is told how far it is.
 ///
 /// # Errors
-/// A global batch that a world cannot share, a folder that is in use, a run that fails, and a signal.
+/// A global batch that a world cannot share, a folder that is in use, a run that fails, and a
+/// signal.
 pub fn run(
     options: &Options,
     plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
@@ -236,7 +242,8 @@ fn notes(options: &Options) -> Vec<String> {
     notes
 }
 
-/// The milliseconds that `bytes` of gradients and the small exchanges of a step take among `devices`.
+/// The milliseconds that `bytes` of gradients and the small exchanges of a step take among
+/// `devices`.
 fn exchanges_ms(link: &Link, devices: usize, bytes: u64) -> f64 {
     let small = SMALL_EXCHANGES * (devices as f64).log2().ceil() * link.alpha;
     (link.gradients(devices, bytes as f64) + small) * 1e3

@@ -1,14 +1,16 @@
-//! The statistics of a comparison: the ratio of medians of two participants with an interval, from raw samples. Nothing here knows
-//! what was measured.
+//! The statistics of a comparison: the ratio of medians of two participants with an interval, from
+//! raw samples. Nothing here knows what was measured.
 //!
-//! The arms run alternately, so the samples come in pairs of runs ("repeats") that were neighbours in time. The estimate is
-//! the geometric mean, over the repeats, of the ratio of the two runs' medians: what slows the machine down for a while
-//! slows both runs of a repeat and cancels. Its standard error is that of a bootstrap of the repeats, which are drawn whole:
-//! what steps of a run differ by is in them already, and drawing within them too would count it twice (Davison & Hinkley
-//! 1997, section 3.8, strategy 1). Where there is one repeat, its samples are drawn in circular blocks, so that
-//! neighbouring steps stay together (Politis & Romano 1992). Few repeats underestimate a spread, so the interval is
-//! `estimate +- t(n - 1) x sqrt(n / (n - 1)) x standard error` on the logarithm (Hesterberg 2015, section 3.3) and not the
-//! percentiles themselves, which would be too narrow.
+//! The arms run alternately, so the samples come in pairs of runs ("repeats") that were neighbours
+//! in time. The estimate is the geometric mean, over the repeats, of the ratio of the two runs'
+//! medians: what slows the machine down for a while slows both runs of a repeat and cancels. Its
+//! standard error is that of a bootstrap of the repeats, which are drawn whole: what steps of a run
+//! differ by is in them already, and drawing within them too would count it twice (Davison &
+//! Hinkley 1997, section 3.8, strategy 1). Where there is one repeat, its samples are drawn in
+//! circular blocks, so that neighbouring steps stay together (Politis & Romano 1992). Few repeats
+//! underestimate a spread, so the interval is `estimate +- t(n - 1) x sqrt(n / (n - 1)) x standard
+//! error` on the logarithm (Hesterberg 2015, section 3.3) and not the percentiles themselves, which
+//! would be too narrow.
 
 use kiln_core::error::Result;
 use kiln_core::random::{STEP, mix};
@@ -32,8 +34,9 @@ pub struct Interval {
 /// How often the bootstrap draws.
 const DRAWS: u64 = 2000;
 
-/// The ratio of the medians of `a` to those of `b` with its 98 % interval; none when a repeat lacks samples or there are
-/// no pairs. With one repeat the interval knows nothing of how runs differ from one another: only of the steps of one run.
+/// The ratio of the medians of `a` to those of `b` with its 98 % interval; none when a repeat lacks
+/// samples or there are no pairs. With one repeat the interval knows nothing of how runs differ
+/// from one another: only of the steps of one run.
 ///
 /// # Errors
 /// A signal, since many samples take long.
@@ -73,8 +76,8 @@ fn standard_deviation(values: &[f64]) -> f64 {
     (values.iter().map(|value| (value - center).powi(2)).sum::<f64>() / (values.len() - 1) as f64).sqrt()
 }
 
-/// The 99 % quantile of Student's t with `df` degrees of freedom: tabulated up to 30, then the expansion
-/// `z + (z^3 + z) / (4 df)` (Abramowitz & Stegun 26.7.5), which is right to 0.01 there.
+/// The 99 % quantile of Student's t with `df` degrees of freedom: tabulated up to 30, then the
+/// expansion `z + (z^3 + z) / (4 df)` (Abramowitz & Stegun 26.7.5), which is right to 0.01 there.
 #[allow(clippy::approx_constant)] // 2.718 is a quantile here
 fn t_99(df: usize) -> f64 {
     const TABLE: [f64; 30] = [
@@ -125,7 +128,8 @@ mod tests {
     use super::*;
     use crate::compare::verdict::{Word, word};
 
-    /// Steady step times of 16 native runs of a GPT-2 of 2 layers on two cores, one line a run: medians from 102 to 115 ms.
+    /// Steady step times of 16 native runs of a GPT-2 of 2 layers on two cores, one line a run:
+    /// medians from 102 to 115 ms.
     fn real_runs() -> Samples {
         let text = include_str!("../../../tests/fixtures/compare/native_step_ms.txt");
         text.lines().map(|line| line.split_whitespace().map(|value| value.parse().unwrap()).collect()).collect()
@@ -154,8 +158,8 @@ mod tests {
         assert_eq!(ratio(&[vec![2.0]], &[vec![1.0]]).unwrap().low, 0.0);
     }
 
-    /// A trial: 7 repeats of native, other, native again, each a block bootstrap of a real run with that run's own level,
-    /// so that the noise between runs and within runs is the real one.
+    /// A trial: 7 repeats of native, other, native again, each a block bootstrap of a real run with
+    /// that run's own level, so that the noise between runs and within runs is the real one.
     fn trial(runs: &Samples, slow: f64, seed: u64) -> (Word, Word) {
         let mut random = Random::new(seed);
         let mut arm = |factor: f64| {
@@ -174,8 +178,8 @@ mod tests {
         (word(noise, None), word(ratio, Some(noise)))
     }
 
-    /// The promise of the report: no difference is called where there is none in at least 19 of 20 trials, and 10 % are
-    /// called in at least 18 of 20, over 200 trials each.
+    /// The promise of the report: no difference is called where there is none in at least 19 of 20
+    /// trials, and 10 % are called in at least 18 of 20, over 200 trials each.
     #[test]
     fn verdicts_keep_their_promise_on_real_noise() {
         let runs = real_runs();

@@ -1,6 +1,6 @@
-//! Kernels on many tensors in few launches: AdamW's update, the norm over all gradients, and the sum of gradients over
-//! micro-batches. A launch takes as many tensors as the device binds buffers; a cube works on a piece of one of them, which
-//! it finds by its number.
+//! Kernels on many tensors in few launches: AdamW's update, the norm over all gradients, and the
+//! sum of gradients over micro-batches. A launch takes as many tensors as the device binds buffers;
+//! a cube works on a piece of one of them, which it finds by its number.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;
@@ -32,8 +32,8 @@ impl AdamWOp for Cube {
     }
 }
 
-/// Most tensors of a launch, however many buffers a device binds: a kernel holds the code of each, and CUDA before 12.1 has
-/// 4 KiB for all arguments.
+/// Most tensors of a launch, however many buffers a device binds: a kernel holds the code of each,
+/// and CUDA before 12.1 has 4 KiB for all arguments.
 const MOST: usize = 64;
 
 /// Pieces of a norm at the most: one cube adds up their sums.
@@ -92,8 +92,9 @@ impl Shape {
     /// For element-wise work on `tensors`.
     fn new(tensors: &[CubeTensor]) -> Self {
         let x = &tensors[0];
-        // A software device masks what a cube does not do instead of jumping over it, so every cube goes through the code of
-        // every tensor: once, where a unit's own elements take hundreds of rounds.
+        // A software device masks what a cube does not do instead of jumping over it, so every cube
+        // goes through the code of every tensor: once, where a unit's own elements take hundreds of
+        // rounds.
         if is_software(&x.device) {
             return Self { units: lanes(x), each: 512 };
         }
@@ -103,9 +104,9 @@ impl Shape {
     }
 }
 
-/// AdamW's update of all `values` with their moments, in their own memory if `in_place` says so or nobody else holds them.
-/// `factors [kinds, 8]` are those of [`Factors`](super::Factors), and `kinds` says which of them
-/// a value is told.
+/// AdamW's update of all `values` with their moments, in their own memory if `in_place` says so or
+/// nobody else holds them. `factors [kinds, 8]` are those of [`Factors`](super::Factors), and
+/// `kinds` says which of them a value is told.
 pub(in crate::ops) fn adamw(
     [values, exp_avgs, exp_avg_sqs]: [Vec<CubeTensor>; 3],
     grads: Vec<CubeTensor>,
@@ -125,8 +126,9 @@ pub(in crate::ops) fn adamw(
         let these = first..values.len().min(first + at_once);
         let Pieces { sizes, firsts, cubes } = Pieces::new(&values[these.clone()], units * each);
         let (count, dim) = count(&scale, cubes, units);
-        // SAFETY: a value, its moments and its gradient have the same number of elements, row-major, and a unit touches
-        // those below it; `factors` has eight elements for every kind.
+        // SAFETY: a value, its moments and its gradient have the same number of elements,
+        // row-major, and a unit touches those below it; `factors` has eight elements for every
+        // kind.
         unsafe {
             update_each::launch_unchecked(
                 &scale.client,
@@ -223,7 +225,8 @@ pub(in crate::ops) fn norm(tensors: Vec<CubeTensor>) -> CubeTensor {
     }
     let norm = empty(&sums, [1]);
     let (count, dim) = count(&sums, 1, lanes);
-    // SAFETY: units read below `pieces`, which `sums` has, and one writes the one element of `norm`.
+    // SAFETY: units read below `pieces`, which `sums` has, and one writes the one element of
+    // `norm`.
     unsafe {
         root_of_sum::launch_unchecked(
             &sums.client,
@@ -288,7 +291,8 @@ fn root_of_sum(sums: &[f32], norm: &mut [f32], n: usize, #[comptime] lanes: usiz
     }
 }
 
-/// `sums * by[0] + values * by[1]` in the memory of every one of `sums`; what is multiplied by 0 counts as 0 whatever it is.
+/// `sums * by[0] + values * by[1]` in the memory of every one of `sums`; what is multiplied by 0
+/// counts as 0 whatever it is.
 pub(in crate::ops) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>, by: CubeTensor) -> Vec<CubeTensor> {
     let by = into_contiguous(by);
     let values = values.into_iter().map(into_contiguous).collect::<Vec<_>>();
@@ -298,7 +302,8 @@ pub(in crate::ops) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>,
     for (sums, values) in sums.chunks(at_once).zip(values.chunks(at_once)) {
         let Pieces { sizes, firsts, cubes } = Pieces::new(sums, units * each);
         let (count, dim) = count(&by, cubes, units);
-        // SAFETY: a sum and its value have the same number of elements, row-major, and a unit touches those below it.
+        // SAFETY: a sum and its value have the same number of elements, row-major, and a unit
+        // touches those below it.
         unsafe {
             accumulate_each::launch_unchecked(
                 &by.client,

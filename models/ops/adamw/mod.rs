@@ -1,5 +1,6 @@
-//! The AdamW update of many parameters, each in one pass over its four tensors and in place where nobody else holds them, and
-//! the norm over all gradients. The settings of an optimizer, its state and its groups are not here.
+//! The AdamW update of many parameters, each in one pass over its four tensors and in place where
+//! nobody else holds them, and the norm over all gradients. The settings of an optimizer, its state
+//! and its groups are not here.
 
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
@@ -38,8 +39,8 @@ pub struct Update {
     pub step: u64,
 }
 
-/// The factors of a kernel, in this order: the part of the weight that stays, the first moment's decay and its rest,
-/// the second's, the factor of its root, epsilon, the rate.
+/// The factors of a kernel, in this order: the part of the weight that stays, the first moment's
+/// decay and its rest, the second's, the factor of its root, epsilon, the rate.
 pub(super) type Factors = [f32; 8];
 
 /// Factors that leave weights and moments what they are, bit for bit, whatever finite gradient they
@@ -75,12 +76,13 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Adds a parameter, its first and second moment, `[n]` each, and its gradient, all f32 and without autodiff; `kind` is
-    /// the place of its [`Update`] among those of the call that follows.
+    /// Adds a parameter, its first and second moment, `[n]` each, and its gradient, all f32 and
+    /// without autodiff; `kind` is the place of its [`Update`] among those of the call that
+    /// follows.
     ///
     /// # Panics
-    /// For a gradient of another shape than the value's, for moments of another length than its elements, for another type
-    /// than f32 and for tensors on different devices.
+    /// For a gradient of another shape than the value's, for moments of another length than its
+    /// elements, for another type than f32 and for tensors on different devices.
     pub fn push<const D: usize>(&mut self, value: Tensor<D>, moments: [Tensor<1>; 2], grad: Tensor<D>, kind: usize) {
         let [exp_avg, exp_avg_sq] = moments;
         let contract = Contract::new("adamw", Form::Fused, value.device());
@@ -110,12 +112,12 @@ impl Parameters {
         contract.ensure(unknown.is_none(), "kind", format_args!("one of {kinds} updates"), unknown);
     }
 
-    /// All of them after the update that `updates` has for their kind, with their gradients times `scale`, `[1]`. The fused
-    /// form; the plain one is `kiln::optim`'s composition.
+    /// All of them after the update that `updates` has for their kind, with their gradients times
+    /// `scale`, `[1]`. The fused form; the plain one is `kiln::optim`'s composition.
     ///
     /// # Panics
-    /// For a parameter whose kind has no update and a scale of another length, and on a device without fused kernels (see
-    /// [`Ops::fused`](super::Ops::fused)).
+    /// For a parameter whose kind has no update and a scale of another length, and on a device
+    /// without fused kernels (see [`Ops::fused`](super::Ops::fused)).
     pub fn update(self, updates: &[Update], scale: &Tensor<1>) -> Updated {
         self.check(updates.len(), scale);
         let (values, exp_avgs, exp_avg_sqs) = <Dispatch as AdamWOp>::update(
@@ -138,14 +140,16 @@ pub struct Updated(VecDeque<(Primitive, (Primitive, Primitive))>);
 type Primitive = FloatTensor<Dispatch>;
 
 impl Updated {
-    /// The next one in their order: its value, which has the shape that it had, and its moments. None after the last.
+    /// The next one in their order: its value, which has the shape that it had, and its moments.
+    /// None after the last.
     pub fn take<const D: usize>(&mut self) -> Option<(Tensor<D>, [Tensor<1>; 2])> {
         let (value, (exp_avg, exp_avg_sq)) = self.0.pop_front()?;
         Some((Tensor::from_dispatch(value), [exp_avg, exp_avg_sq].map(Tensor::from_dispatch)))
     }
 }
 
-/// Whether `device` updates many parameters faster than one after another: each would be a launch of its own.
+/// Whether `device` updates many parameters faster than one after another: each would be a launch
+/// of its own.
 pub fn updates_together(device: &Device) -> bool {
     device.clone().without_autodiff() != Device::flex()
 }

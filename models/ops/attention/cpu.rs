@@ -1,8 +1,10 @@
-//! Attention on the CPU: every head of every sequence is a task of its own; within it, blocks of query rows go through
-//! scores, softmax and product one after the other, in memory that stays in the cache. A causal block stops at its last
-//! row, so about half of the products are never computed. Sequences need not have the same length, and may have one query each.
-//! Scores, softmax and all sums are in f32. The operands of the products are rounded to bf16 in a call of that type, weights and
-//! gradients of scores among them; those of f16 stay f32. The result is in the type that the call names, gradients are in the inputs'.
+//! Attention on the CPU: every head of every sequence is a task of its own; within it, blocks of
+//! query rows go through scores, softmax and product one after the other, in memory that stays in
+//! the cache. A causal block stops at its last row, so about half of the products are never
+//! computed. Sequences need not have the same length, and may have one query each. Scores, softmax
+//! and all sums are in f32. The operands of the products are rounded to bf16 in a call of that
+//! type, weights and gradients of scores among them; those of f16 stay f32. The result is in the
+//! type that the call names, gradients are in the inputs'.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 use burn::backend::Flex;
@@ -117,7 +119,8 @@ impl<'a> Visible<'a> {
         self.first >= self.end(row)
     }
 
-    /// How many keys the rows `from..to` need: those up to the last row, all if the first row sees nothing.
+    /// How many keys the rows `from..to` need: those up to the last row, all if the first row sees
+    /// nothing.
     fn width(self, from: usize, to: usize) -> usize {
         if self.nothing(from) { self.seq } else { self.end(to - 1) }
     }
@@ -236,7 +239,8 @@ fn dtype(qkv: &Parts<FlexTensor>) -> FloatDType {
     }
 }
 
-/// Multiplies weights and values of a block of queries: it has memory for the product, and where its first element belongs in the result.
+/// Multiplies weights and values of a block of queries: it has memory for the product, and where
+/// its first element belongs in the result.
 type Multiply<'a> = dyn Fn(Matrix<'_>, Matrix<'_>, &mut [f32], usize) + Sync + 'a;
 
 impl AttentionKernel for Flex {
@@ -256,8 +260,8 @@ impl AttentionKernel for Flex {
                     let keys = visible.width(from, to);
                     let scores = &mut scores[..(to - from) * keys];
                     let (query, key) = (head.queries(call.query, from, to), head.keys(call.key, keys));
-                    // SAFETY: the scores are exclusively borrowed and as large as the product; every head has its own part of
-                    // `lse`.
+                    // SAFETY: the scores are exclusively borrowed and as large as the product;
+                    // every head has its own part of `lse`.
                     let lse = unsafe {
                         multiply_rows(scores.as_mut_ptr(), keys, query, key.t(), Output::Overwrite, rounding);
                         std::slice::from_raw_parts_mut(lse_at.at(head.first_query() + from), to - from)
@@ -269,8 +273,9 @@ impl AttentionKernel for Flex {
                 }
             });
         };
-        // SAFETY (both): every head writes the rows of all its queries in its own columns, and the heads together are all columns of all
-        // sequences. In bf16 a block is multiplied in memory of its own, which is as large as it, and rounded from there.
+        // SAFETY (both): every head writes the rows of all its queries in its own columns, and the
+        // heads together are all columns of all sequences. In bf16 a block is multiplied in memory
+        // of its own, which is as large as it, and rounded from there.
         let out = match dtype {
             FloatDType::BF16 => unsafe {
                 let values = flex::written(queries * width, |out| {
@@ -312,8 +317,9 @@ impl AttentionKernel for Flex {
         let run = |targets: [Target; 3]| {
             call.for_each_head(|head, visible, weights, dscores| {
                 let lse = &lse[head.first_query()..][..head.sequence.queries.len];
-                // SAFETY: every head writes its own columns of the three targets in all rows of its sequence: a sequence
-                // with keys has a query, and the first block of queries writes the gradients of all keys.
+                // SAFETY: every head writes its own columns of the three targets in all rows of its
+                // sequence: a sequence with keys has a query, and the first block of queries writes
+                // the gradients of all keys.
                 unsafe { backward_head(&call, head, visible, dout, lse, weights, dscores, targets) }
             });
         };
@@ -322,7 +328,8 @@ impl AttentionKernel for Flex {
             offset,
             row_stride,
         };
-        // SAFETY (all three): the heads together write every column of every row of query, key and value.
+        // SAFETY (all three): the heads together write every column of every row of query, key and
+        // value.
         match &saved.inputs.qkv {
             Parts::Packed(_) => {
                 let dqkv = unsafe {
@@ -360,12 +367,14 @@ struct Target {
     row_stride: usize,
 }
 
-/// The three gradients of one head. With weights `P`, dropout factors `M`, result `(P M) V` and scores `S = scale Q K^T`:
-/// `dV = (P M)^T dO`, `dP = M (dO V^T)`, `dS = P (dP - rowsum(P dP))`, `dQ = (scale dS) K`, `dK = (scale dS)^T Q`
-/// (Dao et al. 2022, whose `rowsum(dO O)` is the same sum, but rounds apart from `P dP`).
+/// The three gradients of one head. With weights `P`, dropout factors `M`, result `(P M) V` and
+/// scores `S = scale Q K^T`: `dV = (P M)^T dO`, `dP = M (dO V^T)`, `dS = P (dP - rowsum(P dP))`,
+/// `dQ = (scale dS) K`, `dK = (scale dS)^T Q` (Dao et al. 2022, whose `rowsum(dO O)` is the same
+/// sum, but rounds apart from `P dP`).
 ///
 /// # Safety
-/// This head's columns of the three targets must be valid for writing, and nobody else may access them meanwhile.
+/// This head's columns of the three targets must be valid for writing, and nobody else may access
+/// them meanwhile.
 #[allow(clippy::too_many_arguments)]
 unsafe fn backward_head(
     call: &Call<'_>,
@@ -383,7 +392,8 @@ unsafe fn backward_head(
         // SAFETY: the element is one of this head's, which the caller vouches for.
         unsafe { target.at.at(head.element(target.offset, target.row_stride, row)) }
     };
-    // The last block first: it needs all keys, so it overwrites dK and dV whole, and the others add to them.
+    // The last block first: it needs all keys, so it overwrites dK and dV whole, and the others add
+    // to them.
     let starts = (0..queries.len).step_by(block.max(1)).rev();
     for (i, from) in starts.enumerate() {
         let to = (from + block).min(queries.len);
@@ -399,7 +409,8 @@ unsafe fn backward_head(
         }
         backward_rows(weights, dscores, keys, lse, from, visible, call.settings.scale, call.keep(head));
         let (weights, dscores) = (Matrix::new(weights, to - from, keys), Matrix::new(dscores, to - from, keys));
-        // SAFETY: the rows are this head's; those of dK and dV that are added to were written with the first block.
+        // SAFETY: the rows are this head's; those of dK and dV that are added to were written with
+        // the first block.
         unsafe {
             multiply_rows(at(dv, all.start), dv.row_stride, weights.t(), dout_rows, into, rounding);
             multiply_rows(at(dk, all.start), dk.row_stride, dscores.t(), query, into, rounding);
@@ -429,8 +440,8 @@ fn drop_row(weights: &mut [f32], keep: KeepRow) {
 }
 
 vectorised! {
-    /// Turns rows of products of queries and keys, the first being row `from` of its head, into weights after dropout; writes the
-    /// log-sum-exp of `scale` times them.
+    /// Turns rows of products of queries and keys, the first being row `from` of its head, into
+    /// weights after dropout; writes the log-sum-exp of `scale` times them.
     fn softmax_rows(
         scores: &mut [f32],
         keys: usize,
@@ -465,8 +476,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// Turns products of queries and keys into weights after dropout, and the gradients of these weights into `scale` times those of
-    /// the scores, which are the gradients of the products.
+    /// Turns products of queries and keys into weights after dropout, and the gradients of these
+    /// weights into `scale` times those of the scores, which are the gradients of the products.
     fn backward_rows(
         weights: &mut [f32],
         dscores: &mut [f32],
@@ -497,9 +508,10 @@ vectorised! {
             if let Some(keep) = keep {
                 drop_row(dscores, keep);
             }
-            // Divided by the sum as it is, so that a row's gradients add up to 0 as exactly as f32 can have it: the
-            // gradient of a key's bias is that sum, and an optimizer like Adam makes steps of whatever is left. Products in bf16
-            // round the gradients after this, as autocast does, and leave more.
+            // Divided by the sum as it is, so that a row's gradients add up to 0 as exactly as f32
+            // can have it: the gradient of a key's bias is that sum, and an optimizer like Adam
+            // makes steps of whatever is left. Products in bf16 round the gradients after this, as
+            // autocast does, and leave more.
             let mean = sum_pairs(weights, dscores, |weight, dscore| weight * dscore) / total;
             for (weight, dscore) in weights.iter().zip(dscores.iter_mut()) {
                 *dscore = weight * (*dscore - mean) * scale;

@@ -1,6 +1,7 @@
-//! Attention: Burn's matrix products around one kernel that makes weights of scores, and one that takes their gradient back. Both
-//! read and write the type of the products and compute in f32. Scores exist for a few sequences at a time ([`bytes_at_a_time`])
-//! and are computed again in the backward, so none are kept.
+//! Attention: Burn's matrix products around one kernel that makes weights of scores, and one that
+//! takes their gradient back. Both read and write the type of the products and compute in f32.
+//! Scores exist for a few sequences at a time ([`bytes_at_a_time`]) and are computed again in the
+//! backward, so none are kept.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;
@@ -39,12 +40,13 @@ struct Part {
     by: Scores,
 }
 
-/// Query, key and value as `[batch, heads, rows, head_dim]`, the mask of keys as numbers, and the sequences of each chunk.
+/// Query, key and value as `[batch, heads, rows, head_dim]`, the mask of keys as numbers, and the
+/// sequences of each chunk.
 struct Split {
     /// The query times [`query_scale`](Self::query_scale).
     qkv: [FusedTensor; 3],
-    /// The factor of the scores in f16, applied before the product, in which they could overflow. 1 in the other types, where the
-    /// kernel multiplies them.
+    /// The factor of the scores in f16, applied before the product, in which they could overflow. 1
+    /// in the other types, where the kernel multiplies them.
     query_scale: f32,
     keys: FusedTensor,
     by: Scores,
@@ -152,7 +154,8 @@ impl AttentionKernel for Cube {
     }
 
     fn backward(saved: SavedOf<Self>, dout: FusedTensor) -> Parts<FusedTensor> {
-        // The scores are those of the forward to the last bit only by the same product of the same layouts.
+        // The scores are those of the forward to the last bit only by the same product of the same
+        // layouts.
         let split = Split::of(&saved.inputs);
         let settings = saved.inputs.settings;
         let [rows, width] = dout.shape().dims();
@@ -198,7 +201,8 @@ pub(in crate::ops) fn weights(
     let [batch, heads, queries, columns] = sizes(&scores);
     let lse = empty_in(&scores, [batch, heads, queries], DType::F32);
     let (count, dim) = by_row(&scores, batch * heads * queries);
-    // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has a row for every sequence.
+    // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has a
+    // row for every sequence.
     unsafe {
         weigh_rows::launch_unchecked(
             &scores.client,
@@ -272,8 +276,8 @@ pub(in crate::ops) fn scores_backward(
     (scores, dweights)
 }
 
-/// Stands for the score of a key that is not seen, as in `transformers`: where no key is seen, all are weighted alike. Not
-/// the most negative number itself, which WGSL's compilers may not read.
+/// Stands for the score of a key that is not seen, as in `transformers`: where no key is seen, all
+/// are weighted alike. Not the most negative number itself, which WGSL's compilers may not read.
 const HIDDEN: f32 = -3.0e38;
 
 /// The score of key `column` for the query of row `row`, counted over the chunk, or [`HIDDEN`].
@@ -305,7 +309,8 @@ fn score(
     score
 }
 
-/// The first column behind those that the query of row `row` may see: padding may leave none, so that all are weighted.
+/// The first column behind those that the query of row `row` may see: padding may leave none, so
+/// that all are weighted.
 #[cube]
 fn behind(row: usize, queries: usize, columns: usize, #[comptime] causal: bool, #[comptime] padded: bool) -> usize {
     if comptime!(causal && !padded) { min(row % queries + 1, columns) } else { columns }
@@ -378,7 +383,8 @@ fn weigh_rows<F: Float>(
 }
 
 /// With `p` the weights before dropout, `f` dropout's factors and `g` the gradient of the weights:
-/// `ds = scale p (f g - sum(p f g))`. `scores` become the weights after dropout, `dweights` become `ds`.
+/// `ds = scale p (f g - sum(p f g))`. `scores` become the weights after dropout, `dweights` become
+/// `ds`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn weigh_backward_rows<F: Float>(
     scores: &mut [F],
@@ -410,7 +416,8 @@ fn weigh_backward_rows<F: Float>(
     let start = row * pitch;
     let dstart = row * dpitch;
     let end = behind(row, queries, columns, causal, padded);
-    // Where no key is seen, the logarithm of the sum has drowned in HIDDEN, and all weights are alike.
+    // Where no key is seen, the logarithm of the sum has drowned in HIDDEN, and all weights are
+    // alike.
     let none = lse[row] < 0.5f32 * HIDDEN;
     let even = 1.0f32 / f32::cast_from(columns);
     let mut sum = 0.0f32;

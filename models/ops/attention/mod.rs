@@ -1,7 +1,9 @@
-//! Scaled dot-product attention that stores no `seq x seq` matrix: scores are computed in blocks of query rows, and the
-//! backward computes them again from what is saved: query, key, value and one number a row (log-sum-exp).
+//! Scaled dot-product attention that stores no `seq x seq` matrix: scores are computed in blocks of
+//! query rows, and the backward computes them again from what is saved: query, key, value and one
+//! number a row (log-sum-exp).
 //!
-//! This file is the operator and its autodiff; `cpu.rs` computes it on the CPU, `cube.rs` on wgpu and CUDA.
+//! This file is the operator and its autodiff; `cpu.rs` computes it on the CPU, `cube.rs` on wgpu
+//! and CUDA.
 
 mod cpu;
 #[cfg(feature = "compiler")]
@@ -25,8 +27,8 @@ use plain::{causal_mask, local_mask, merge_heads, padding_mask, split_heads};
 pub enum Qkv {
     /// Side by side, `[batch * seq, 3 * heads * head_dim]`.
     Packed(Tensor<2>),
-    /// Apart, `[batch * seq, heads * head_dim]` each; the query may be `[batch, heads * head_dim]`, one a sequence, where no
-    /// mask is causal.
+    /// Apart, `[batch * seq, heads * head_dim]` each; the query may be `[batch, heads * head_dim]`,
+    /// one a sequence, where no mask is causal.
     Separate {
         /// The queries.
         query: Tensor<2>,
@@ -59,8 +61,9 @@ pub struct Mask {
     seq: usize,
     /// How many sequences it is for; none for any number.
     batch: Option<usize>,
-    /// The queries that see no key, `[batch, 1, seq, 1]`, and what they attend to; none where they attend evenly to all
-    /// keys, as in the eager attention of `transformers`, where all scores are the most negative number.
+    /// The queries that see no key, `[batch, 1, seq, 1]`, and what they attend to; none where they
+    /// attend evenly to all keys, as in the eager attention of `transformers`, where all scores are
+    /// the most negative number.
     unseen: Option<(Unseen, Tensor<4, Bool>)>,
 }
 
@@ -68,8 +71,9 @@ pub struct Mask {
 /// is padded on the left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unseen {
-    /// Evenly to the keys up to its own that a causal mask shows it, as in GPT-Neo of `transformers`: the most negative number is
-    /// added to their scores, which are lost in it but have their gradients, while those of later keys become minus infinity.
+    /// Evenly to the keys up to its own that a causal mask shows it, as in GPT-Neo of
+    /// `transformers`: the most negative number is added to their scores, which are lost in it but
+    /// have their gradients, while those of later keys become minus infinity.
     Earlier,
     /// To nothing, as in PyTorch's `scaled_dot_product_attention`: the result is 0.
     Nothing,
@@ -84,8 +88,9 @@ enum Form {
 }
 
 impl Mask {
-    /// A mask for sequences of `seq` tokens: with `causal` no query sees a later key; `attention_mask [batch, seq]` (true =
-    /// attend) hides padding. A query that sees no key at all attends evenly to all of them, as in `transformers`.
+    /// A mask for sequences of `seq` tokens: with `causal` no query sees a later key;
+    /// `attention_mask [batch, seq]` (true = attend) hides padding. A query that sees no key at all
+    /// attends evenly to all of them, as in `transformers`.
     ///
     /// # Panics
     /// For no token, and for an `attention_mask` of another length.
@@ -139,18 +144,19 @@ impl Mask {
         Self { form, ..causal }
     }
 
-    /// A mask for rows of which only those that `attention_mask [batch, seq]` (true = attend) shows are there, one sequence
-    /// after the other: each attends to all of its own sequence, with `causal` to what is before it. The fused form on the CPU
-    /// alone.
+    /// A mask for rows of which only those that `attention_mask [batch, seq]` (true = attend) shows
+    /// are there, one sequence after the other: each attends to all of its own sequence, with
+    /// `causal` to what is before it. The fused form on the CPU alone.
     pub(crate) fn unpadded(attention_mask: Tensor<2, Bool>, causal: bool) -> Self {
         let [batch, seq] = attention_mask.dims();
         let form = Form::Fused { rows: Rows::Unpadded, keys: attention_mask };
         Self { form, is_causal: causal, seq, batch: Some(batch), unseen: None }
     }
 
-    /// A causal mask for rows of several documents, where `documents [batch, seq]` is the number of each token's: no query sees a
-    /// key of another, nor one that `attention_mask [batch, seq]` hides, and with a `window` at most so many, its own among them. The
-    /// plain form. `unseen` is what a query attends to that sees no key.
+    /// A causal mask for rows of several documents, where `documents [batch, seq]` is the number of
+    /// each token's: no query sees a key of another, nor one that `attention_mask [batch, seq]`
+    /// hides, and with a `window` at most so many, its own among them. The plain form. `unseen` is
+    /// what a query attends to that sees no key.
     pub(crate) fn of_documents(
         documents: Tensor<2, Int>,
         attention_mask: Option<Tensor<2, Bool>>,
@@ -208,26 +214,27 @@ pub struct Attention<'a> {
     pub dropout: f64,
     /// Where dropout takes its random numbers from.
     pub rng: DropoutRng<'a>,
-    /// The type of the products' operands in the fused form on the CPU, which rounds them to bf16 itself (in f16 they stay f32). All
-    /// other forms multiply in the type of the inputs.
+    /// The type of the products' operands in the fused form on the CPU, which rounds them to bf16
+    /// itself (in f16 they stay f32). All other forms multiply in the type of the inputs.
     pub products: FloatDType,
 }
 
 impl Attention<'_> {
-    /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017), softmax in f32, dropout on its weights:
-    /// as many rows as there are queries, `[batch * seq, heads * head_dim]` or what a `mask` without padding shows. The form is
-    /// the mask's.
+    /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017), softmax in f32, dropout on
+    /// its weights: as many rows as there are queries, `[batch * seq, heads * head_dim]` or what a
+    /// `mask` without padding shows. The form is the mask's.
     ///
     /// # Panics
-    /// For sizes that do not fit together: those of the tensors, of the mask, and the fields of this; in the fused form for
-    /// tensors of different types, of another than f32, f16 and bf16, or on different devices.
+    /// For sizes that do not fit together: those of the tensors, of the mask, and the fields of
+    /// this; in the fused form for tensors of different types, of another than f32, f16 and bf16,
+    /// or on different devices.
     pub fn forward(self, qkv: Qkv, mask: &Mask) -> Tensor<2> {
         let dtype = qkv.dtype();
         self.forward_in(dtype, qkv, mask)
     }
 
-    /// [`forward`](Self::forward) for a product of `dtype`: of inputs in f32 the fused form on the CPU gives its result in that type. All
-    /// else gives the inputs' type.
+    /// [`forward`](Self::forward) for a product of `dtype`: of inputs in f32 the fused form on the
+    /// CPU gives its result in that type. All else gives the inputs' type.
     ///
     /// # Panics
     /// For sizes that do not fit together: those of the tensors, of the mask, and the fields of
@@ -279,7 +286,8 @@ impl Attention<'_> {
             }
         };
         contract.ensure(mask.batch.is_none_or(|of| of == batch), "mask", format_args!("{batch} sequences"), mask.batch);
-        // Where the rows of padding are not there, the kernel counts those that are: the mask is on the device.
+        // Where the rows of padding are not there, the kernel counts those that are: the mask is on
+        // the device.
         if !matches!(mask.form, Form::Fused { rows: Rows::Unpadded, .. }) {
             let expected = format_args!("{batch} x {} rows, as the mask has", mask.seq);
             contract.ensure(keys == batch * mask.seq, "key", expected, keys);
@@ -388,7 +396,8 @@ pub(super) type InputsOf<B> = Inputs<FloatTensor<B>, IntTensor<B>, BoolTensor<B>
 #[derive(Debug, Clone)]
 pub(super) struct Saved<F, I, B> {
     pub inputs: Inputs<F, I, B>,
-    /// Logarithm of the sum of the exponentials of each row's scores, a number for each row of each head.
+    /// Logarithm of the sum of the exponentials of each row's scores, a number for each row of each
+    /// head.
     pub lse: F,
 }
 

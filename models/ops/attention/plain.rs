@@ -1,5 +1,5 @@
-//! Attention as a composition of Burn's operations, with the scores of a whole batch in memory: the reference of the fused
-//! kernels, and the form that generation with a key/value cache uses.
+//! Attention as a composition of Burn's operations, with the scores of a whole batch in memory: the
+//! reference of the fused kernels, and the form that generation with a key/value cache uses.
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
@@ -23,8 +23,8 @@ pub fn merge_heads(x: Tensor<4>) -> Tensor<2> {
 pub struct Hidden {
     /// True where a key must not be seen, `[batch or 1, 1, seq or 1, keys]`.
     pub keys: Tensor<4, Bool>,
-    /// True where a query attends evenly to the keys that it sees, `[batch, 1, seq, 1]`; its scores have gradients all the same.
-    /// None where each attends by its scores.
+    /// True where a query attends evenly to the keys that it sees, `[batch, 1, seq, 1]`; its scores
+    /// have gradients all the same. None where each attends by its scores.
     pub evenly: Option<Tensor<4, Bool>>,
 }
 
@@ -38,9 +38,9 @@ impl From<Tensor<4, Bool>> for Hidden {
 ///
 /// - `query`: `[batch, heads, seq, head_dim]`; `key`, `value`: `[batch, heads, keys, head_dim]`
 ///
-/// Hidden scores become the most negative finite number, as in `transformers`: a row in which every key is hidden is
-/// then uniform instead of NaN. Scores without a scale, as GPT-Neo's, can be larger than f16 holds: there they are computed in
-/// f32, as `transformers` computes them.
+/// Hidden scores become the most negative finite number, as in `transformers`: a row in which every
+/// key is hidden is then uniform instead of NaN. Scores without a scale, as GPT-Neo's, can be
+/// larger than f16 holds: there they are computed in f32, as `transformers` computes them.
 pub fn attention(
     query: Tensor<4>,
     key: Tensor<4>,
@@ -76,7 +76,8 @@ pub fn attention(
     dropout::plain(weights, dropout_p, rng).matmul(value)
 }
 
-/// True where query `past + i` must not see key `j`, that is where `j > past + i`: `[1, 1, seq, past + seq]`.
+/// True where query `past + i` must not see key `j`, that is where `j > past + i`: `[1, 1, seq,
+/// past + seq]`.
 pub fn causal_mask(seq: usize, past: usize, device: &Device) -> Tensor<4, Bool> {
     let keys = Tensor::<1, Int>::arange(0..(past + seq) as i64, device).reshape([1, 1, 1, past + seq]);
     let queries = Tensor::<1, Int>::arange(past as i64..(past + seq) as i64, device).reshape([1, 1, seq, 1]);
@@ -94,7 +95,8 @@ pub fn local_mask(seq: usize, past: usize, window: usize, device: &Device) -> Te
     causal_mask(seq, past, device).bool_or(is_before)
 }
 
-/// True where a key is padding: `attention_mask [batch, keys]` (true = attend) -> `[batch, 1, 1, keys]`.
+/// True where a key is padding: `attention_mask [batch, keys]` (true = attend) -> `[batch, 1, 1,
+/// keys]`.
 pub fn padding_mask(attention_mask: Tensor<2, Bool>) -> Tensor<4, Bool> {
     let [batch, keys] = attention_mask.dims();
     attention_mask.bool_not().reshape([batch, 1, 1, keys])

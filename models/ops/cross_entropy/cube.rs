@@ -1,8 +1,9 @@
-//! Cross-entropy in chunks of rows: matrix products around one kernel that turns a chunk's logits into losses and, in
-//! the same memory, into their gradient. Rows that are ignored are computed too, with weight 0: which they are is known on
-//! the device only.
+//! Cross-entropy in chunks of rows: matrix products around one kernel that turns a chunk's logits
+//! into losses and, in the same memory, into their gradient. Rows that are ignored are computed
+//! too, with weight 0: which they are is known on the device only.
 //!
-//! The logits are computed and read in the type of the products. A large vocabulary is padded ([`padded`]).
+//! The logits are computed and read in the type of the products. A large vocabulary is padded
+//! ([`padded`]).
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;

@@ -1,14 +1,17 @@
-//! Projection onto the vocabulary and cross-entropy in one operator, in chunks of rows: the logits of a batch never exist.
+//! Projection onto the vocabulary and cross-entropy in one operator, in chunks of rows: the logits
+//! of a batch never exist.
 //!
-//! A chunk's logits are computed, turned into probabilities, then into the gradient with respect to the logits in the same
-//! memory, and multiplied back into the gradients of the hidden states and of the weight (three matrix products, as the
-//! plain composition has). So the forward computes the gradients, and the backward only multiplies them by what comes from
-//! above. Rows whose label is ignored are left out altogether.
+//! A chunk's logits are computed, turned into probabilities, then into the gradient with respect to
+//! the logits in the same memory, and multiplied back into the gradients of the hidden states and
+//! of the weight (three matrix products, as the plain composition has). So the forward computes the
+//! gradients, and the backward only multiplies them by what comes from above. Rows whose label is
+//! ignored are left out altogether.
 //!
-//! The vocabulary is not padded on the CPU, as it is elsewhere ([`padded`]): its matrix products gain nothing from it. Forward and
-//! backward, in turn, on 2 cores of a shared machine, quickest of 7: 796 ms with 50,257 classes and 784 with 50,304 (features
-//! 768, 512 rows; medians 845 and 860), 131 ms with 8,191 and 138 with 8,192 (features 384, 1,024 rows; medians 162 and 152):
-//! less than two such runs differ by.
+//! The vocabulary is not padded on the CPU, as it is elsewhere ([`padded`]): its matrix products
+//! gain nothing from it. Forward and backward, in turn, on 2 cores of a shared machine, quickest of
+//! 7: 796 ms with 50,257 classes and 784 with 50,304 (features 768, 512 rows; medians 845 and 860),
+//! 131 ms with 8,191 and 138 with 8,192 (features 384, 1,024 rows; medians 162 and 152): less than
+//! two such runs differ by.
 
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
@@ -32,8 +35,8 @@ use super::{Form, Operator, Ops};
 pub struct CrossEntropy {
     /// Hidden states, `[n, features]`, in f32 or bf16.
     pub x: Tensor<2>,
-    /// Projection, `[classes, features]`: the token embedding where that is tied; of the type of `x`, and on the CPU possibly in that
-    /// of the products beside an `x` in f32.
+    /// Projection, `[classes, features]`: the token embedding where that is tied; of the type of
+    /// `x`, and on the CPU possibly in that of the products beside an `x` in f32.
     pub weight: Tensor<2>,
     /// Added to the logits, `[classes]`.
     pub bias: Option<Tensor<1>>,
@@ -41,20 +44,23 @@ pub struct CrossEntropy {
     pub target: Tensor<1, Int>,
     /// 1 for a row that counts and 0 for one that is ignored, `[n]`; none when every row counts.
     pub row_weight: Option<Tensor<1>>,
-    /// Part of the probability that is spread evenly over all classes, as torch's `label_smoothing`; 0 for none.
+    /// Part of the probability that is spread evenly over all classes, as torch's
+    /// `label_smoothing`; 0 for none.
     pub label_smoothing: f64,
-    /// How the products take their operands, those of the gradients included, which on the CPU are rounded to its type; elsewhere that is
-    /// the type of `x` and `weight`. The right factor is the transpose of `weight`.
+    /// How the products take their operands, those of the gradients included, which on the CPU are
+    /// rounded to its type; elsewhere that is the type of `x` and `weight`. The right factor is the
+    /// transpose of `weight`.
     pub operands: Operands,
 }
 
 impl CrossEntropy {
-    /// The sum over rows of `row_weight * (logsumexp(logits) - (1 - s) logits[target] - s mean(logits))`, `[1]`, where
-    /// `logits = x weight^T + bias` and `s` is the label smoothing.
+    /// The sum over rows of `row_weight * (logsumexp(logits) - (1 - s) logits[target] - s
+    /// mean(logits))`, `[1]`, where `logits = x weight^T + bias` and `s` is the label smoothing.
     ///
     /// # Panics
-    /// For tensors of other shapes than the fields', a label smoothing outside `[0, 1]` and, on the CPU, a target that is no
-    /// class; in the fused form for other types than the fields' and for tensors on different devices.
+    /// For tensors of other shapes than the fields', a label smoothing outside `[0, 1]` and, on the
+    /// CPU, a target that is no class; in the fused form for other types than the fields' and for
+    /// tensors on different devices.
     pub fn sum(self, ops: Ops) -> Tensor<1> {
         let form = ops.form(Operator::CrossEntropy);
         self.check(form);
@@ -116,9 +122,10 @@ impl CrossEntropy {
     }
 }
 
-/// Cross-entropy as a composition of Burn's operations, the reference of the fused kernels: for each row with target `y`
-/// `(1 - e) w_y (-log p_y) + e / C sum_c w_c (-log p_c)`, with `p = softmax(logits)` and `e` the label smoothing (Szegedy et
-/// al. 2016), which is `torch.nn.functional.cross_entropy` with `reduction="none"`.
+/// Cross-entropy as a composition of Burn's operations, the reference of the fused kernels: for
+/// each row with target `y` `(1 - e) w_y (-log p_y) + e / C sum_c w_c (-log p_c)`, with `p =
+/// softmax(logits)` and `e` the label smoothing (Szegedy et al. 2016), which is
+/// `torch.nn.functional.cross_entropy` with `reduction="none"`.
 ///
 /// - `logits`: `[n, C]`, f32
 /// - `target`: `[n]`, each below `C`
@@ -292,14 +299,16 @@ impl<B: CrossEntropyKernel> Differentiate<B> for Option<Gradient<FloatTensor<B>>
     }
 }
 
-/// Columns of the logits of `classes` classes on wgpu and CUDA: a multiple of 256 where that adds at most a sixteenth, so that the
-/// products of an odd vocabulary read and write vectors, and CUDA's allocator, which aligns rows, leaves none of their memory out.
+/// Columns of the logits of `classes` classes on wgpu and CUDA: a multiple of 256 where that adds
+/// at most a sixteenth, so that the products of an odd vocabulary read and write vectors, and
+/// CUDA's allocator, which aligns rows, leaves none of their memory out.
 pub fn padded(classes: usize) -> usize {
     if classes < 16 * 256 { classes } else { classes.next_multiple_of(256) }
 }
 
-/// Rows in a chunk: enough that adding a chunk's share to the gradient of the weight (`classes * features`, read and
-/// written for every chunk) costs less than the chunk's logits (`rows * classes`, passed over about four times).
+/// Rows in a chunk: enough that adding a chunk's share to the gradient of the weight (`classes *
+/// features`, read and written for every chunk) costs less than the chunk's logits (`rows *
+/// classes`, passed over about four times).
 fn chunk_rows(features: usize) -> usize {
     features.clamp(128, 1024)
 }
@@ -320,9 +329,11 @@ impl CrossEntropyKernel for Flex {
         let (transposed, rounding) = (Self::float_transpose(weight.clone()), operands.dtype.into());
         let (projection, to_logits) = (flex::factor(&weight), flex::right_factor(&transposed, &operands));
         let bias = bias.as_ref().map(flex::values);
-        // The gradient of the logits is rounded for its two products while a row is in the caches; that of a bias sums it as it is.
+        // The gradient of the logits is rounded for its two products while a row is in the caches;
+        // that of a bias sums it as it is.
         let is_narrow = gradients && bias.is_none() && rounding == Rounding::Bf16;
-        // Where every row counts, chunks are read and written in place; otherwise their rows are gathered and put back.
+        // Where every row counts, chunks are read and written in place; otherwise their rows are
+        // gathered and put back.
         let all = counted.len() == n;
         let mut gathered = vec![0.0; if all { 0 } else { chunk * features }];
         let mut dgathered = vec![0.0; if all || !gradients { 0 } else { chunk * features }];

@@ -1,4 +1,5 @@
-//! A [`TensorList`] as the input or output of an operation of Burn's fusion: what its macro writes for structs of tensors.
+//! A [`TensorList`] as the input or output of an operation of Burn's fusion: what its macro writes
+//! for structs of tensors.
 
 use burn::backend::Backend;
 use burn::backend::fusion::custom::{

@@ -1,16 +1,18 @@
-//! Building blocks of the fused operators' kernels for wgpu and CUDA, which are written in CubeCL and are in the compiled
-//! engine only. The kernels themselves are in `cube.rs` of each operator's folder. Burn's backend is [`Cube`], which is
-//! Burn's fusion around CubeCL's backend.
+//! Building blocks of the fused operators' kernels for wgpu and CUDA, which are written in CubeCL
+//! and are in the compiled engine only. The kernels themselves are in `cube.rs` of each operator's
+//! folder. Burn's backend is [`Cube`], which is Burn's fusion around CubeCL's backend.
 //!
-//! [`Kernels`] lists every kernel with the shapes it gives, which Burn's fusion needs to know before a kernel runs: to
-//! fusion a kernel is one operation that it does not look into. Everything is f32 and row-major, but for factors and results of
-//! matrix products: kernels that work on those read and write them in their type, and compute in f32. Burn's tensors are not
-//! row-major by themselves: CUDA's allocator gives rows a pitch, a multiple of 512 bytes, and views have strides of their own.
-//! So a kernel's inputs go through [`own`] or `into_contiguous`, its outputs are made by [`empty`], and what may have a pitch
-//! goes through [`own_rows`] or [`rows_of`], which tell the kernel how far a row is from the next.
+//! [`Kernels`] lists every kernel with the shapes it gives, which Burn's fusion needs to know
+//! before a kernel runs: to fusion a kernel is one operation that it does not look into. Everything
+//! is f32 and row-major, but for factors and results of matrix products: kernels that work on those
+//! read and write them in their type, and compute in f32. Burn's tensors are not row-major by
+//! themselves: CUDA's allocator gives rows a pitch, a multiple of 512 bytes, and views have strides
+//! of their own. So a kernel's inputs go through [`own`] or `into_contiguous`, its outputs are made
+//! by [`empty`], and what may have a pitch goes through [`own_rows`] or [`rows_of`], which tell the
+//! kernel how far a row is from the next.
 //!
-//! Kernels that work on rows give each row to one cube of [`lanes`] units, which share sums through shared memory, so
-//! that no device needs subgroups.
+//! Kernels that work on rows give each row to one cube of [`lanes`] units, which share sums through
+//! shared memory, so that no device needs subgroups.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 #![allow(clippy::too_many_arguments)] // those of a kernel are its buffers
 
@@ -55,11 +57,12 @@ fn shaped<const D: usize>(x: &TensorSpec, shape: [usize; D]) -> TensorSpec {
     TensorSpec::new(Shape::from(shape), x.dtype)
 }
 
-/// Every kernel, as an operation of a backend. `x` is `[rows, width]`, `weight` and `bias` are `[width]`.
+/// Every kernel, as an operation of a backend. `x` is `[rows, width]`, `weight` and `bias` are
+/// `[width]`.
 #[backend_extension(Cube, Fusion)]
 pub(super) trait Kernels: Backend {
-    /// `(values, exp_avgs, exp_avg_sqs)` after an update, in their own memory if `in_place` says so or nobody else holds them;
-    /// `scale [1]`, `factors [kinds * 8]`.
+    /// `(values, exp_avgs, exp_avg_sqs)` after an update, in their own memory if `in_place` says so
+    /// or nobody else holds them; `scale [1]`, `factors [kinds * 8]`.
     #[fusion(meta = |values, m, v, _grads, _scale, _factors, _kinds, _in_place| (values.clone(), m.clone(), v.clone()))]
     fn adamw(
         #[extension_type] values: TensorList<Self>,
@@ -115,7 +118,8 @@ pub(super) trait Kernels: Backend {
     #[fusion(meta = |x| floats([x.shape[1]]))]
     fn column_sums(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `(y, statistics)`: the normalised rows in `dtype`, and mean and reciprocal deviation of each, `[rows, 2]`.
+    /// `(y, statistics)`: the normalised rows in `dtype`, and mean and reciprocal deviation of
+    /// each, `[rows, 2]`.
     #[fusion(meta = |x, _weight, _bias, _eps, dtype| {
         (TensorSpec::new(x.shape.clone(), (*dtype).into()), shaped(x, [x.shape[0], 2]))
     })]
@@ -173,8 +177,9 @@ pub(super) trait Kernels: Backend {
         p: f64,
     ) -> FloatTensor<Self>;
 
-    /// `(losses [rows], dlogits)`: the cross-entropy of each row of `logits [rows, columns]`, of any type, in place where nobody
-    /// else holds them. There are as many classes as `bias [classes]` has; the columns behind them count for nothing.
+    /// `(losses [rows], dlogits)`: the cross-entropy of each row of `logits [rows, columns]`, of
+    /// any type, in place where nobody else holds them. There are as many classes as `bias
+    /// [classes]` has; the columns behind them count for nothing.
     #[fusion(meta = |logits, _bias, _target, _row_weight, _smoothing| (floats([logits.shape[0]]), logits.clone()))]
     fn cross_entropy(
         logits: FloatTensor<Self>,
@@ -184,13 +189,14 @@ pub(super) trait Kernels: Backend {
         smoothing: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The gradient of a table of `num` rows, of which `ids [n]` were looked up and met the gradient `dy [n, width]`; ids
-    /// that equal `skipped` count for nothing.
+    /// The gradient of a table of `num` rows, of which `ids [n]` were looked up and met the
+    /// gradient `dy [n, width]`; ids that equal `skipped` count for nothing.
     #[fusion(meta = |dy, _ids, num, _skipped| shaped(dy, [*num, dy.shape[1]]))]
     fn embedding_backward(dy: FloatTensor<Self>, ids: IntTensor<Self>, num: usize, skipped: i32) -> FloatTensor<Self>;
 
-    /// `(weights, lse)`: the softmax of each row of `scores [batch, heads, queries, keys]`, of any type, with its dropout, in
-    /// place where nobody else holds them, and the logarithm of the row's sum, `[batch, heads, queries]` in f32.
+    /// `(weights, lse)`: the softmax of each row of `scores [batch, heads, queries, keys]`, of any
+    /// type, with its dropout, in place where nobody else holds them, and the logarithm of the
+    /// row's sum, `[batch, heads, queries]` in f32.
     #[fusion(meta = |scores, _keys, _seed, _by| {
         (scores.clone(), floats([scores.shape[0], scores.shape[1], scores.shape[2]]))
     })]
@@ -201,7 +207,8 @@ pub(super) trait Kernels: Backend {
         by: attention::cube::Scores,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `(weights, dscores)` from the scores, their rows' logarithms and the gradient of the weights, in the type of the scores.
+    /// `(weights, dscores)` from the scores, their rows' logarithms and the gradient of the
+    /// weights, in the type of the scores.
     #[fusion(meta = |scores, _lse, _dweights, _keys, _seed, _by| (scores.clone(), scores.clone()))]
     fn attention_backward(
         scores: FloatTensor<Self>,
@@ -378,8 +385,8 @@ pub(super) fn empty_in(x: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
     empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), shape.into(), dtype)
 }
 
-/// The type of the indices of a kernel that works on `tensors`: 32 bits, or 64 where one has so many elements that the number of a
-/// unit behind the last could come around to another's.
+/// The type of the indices of a kernel that works on `tensors`: 32 bits, or 64 where one has so
+/// many elements that the number of a unit behind the last could come around to another's.
 pub(super) fn addresses<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> AddressType {
     let of = |x: &CubeTensor| AddressType::from_len_signed(x.handle.size() as usize / x.dtype.size());
     tensors.into_iter().map(of).max().unwrap_or_default()
@@ -396,7 +403,8 @@ fn pitch(x: &CubeTensor) -> Option<usize> {
     has_pitched_row_major_strides(shape, strides).then(|| strides[strides.len() - 2])
 }
 
-/// `x` with rows in order, and the elements from one to the next; in its own memory if nobody else holds that.
+/// `x` with rows in order, and the elements from one to the next; in its own memory if nobody else
+/// holds that.
 pub(super) fn own_rows(x: CubeTensor) -> (CubeTensor, usize) {
     match pitch(&x) {
         Some(pitch) if x.can_mut() => (x, pitch),
@@ -435,8 +443,8 @@ pub(super) fn dims2(x: &CubeTensor) -> [usize; 2] {
     x.shape().dims()
 }
 
-/// The buffer of a row-major tensor, as an argument of a kernel. It may be longer than the tensor (a slice is a view), so kernels
-/// are told sizes and never ask a buffer for its length.
+/// The buffer of a row-major tensor, as an argument of a kernel. It may be longer than the tensor
+/// (a slice is a view), so kernels are told sizes and never ask a buffer for its length.
 pub(super) fn buffer(x: &CubeTensor) -> BufferArg {
     x.clone().into_buffer_arg()
 }

@@ -1,10 +1,11 @@
-//! Matrix products: Burn's, which are tuned and may fuse with what follows; on software devices, which are CPUs posing as
-//! GPUs (Mesa's llvmpipe), a kernel of our own.
+//! Matrix products: Burn's, which are tuned and may fuse with what follows; on software devices,
+//! which are CPUs posing as GPUs (Mesa's llvmpipe), a kernel of our own.
 //!
-//! Burn's kernels are written for GPUs: they stage tiles in shared memory behind barriers. On a CPU a barrier is a switch
-//! between coroutines, shared memory is memory like any other, and a load is a loop over the units of a plane, while
-//! arithmetic is one vector instruction. So a unit here keeps a large tile in registers, nothing is staged, and the units
-//! of a plane load different elements of `a` once and broadcast them to each other.
+//! Burn's kernels are written for GPUs: they stage tiles in shared memory behind barriers. On a CPU
+//! a barrier is a switch between coroutines, shared memory is memory like any other, and a load is
+//! a loop over the units of a plane, while arithmetic is one vector instruction. So a unit here
+//! keeps a large tile in registers, nothing is staged, and the units of a plane load different
+//! elements of `a` once and broadcast them to each other.
 
 use std::sync::OnceLock;
 
@@ -51,9 +52,11 @@ pub(in crate::ops) fn is_software(device: &CubeDevice) -> bool {
     matches!(device, CubeDevice::Wgpu(device) if device.kind == WgpuDeviceKind::Cpu)
 }
 
-/// Units of a plane of a software device: 4 or 8, the width of its CPU's vectors. None for every other device.
+/// Units of a plane of a software device: 4 or 8, the width of its CPU's vectors. None for every
+/// other device.
 ///
-/// CubeCL does not count planes among a software device's features and does not know their width, so a kernel is asked, once.
+/// CubeCL does not count planes among a software device's features and does not know their width,
+/// so a kernel is asked, once.
 fn vector_width(device: &CubeDevice) -> Option<usize> {
     static WIDTH: OnceLock<u32> = OnceLock::new();
     if !is_software(device) {
@@ -71,7 +74,8 @@ fn vector_width(device: &CubeDevice) -> Option<usize> {
                 BufferArg::from_raw_parts(width.clone(), 1),
             );
         }
-        // A device that cannot be read has failed, which the next read of a loss tells: Burn's products are as good as any.
+        // A device that cannot be read has failed, which the next read of a loss tells: Burn's
+        // products are as good as any.
         client.read_one(width).map_or(0, |bytes| u32::from_ne_bytes(bytes[..4].try_into().unwrap_or_default()))
     });
     matches!(width, 4 | 8).then_some(width as usize)
@@ -103,7 +107,8 @@ pub(in crate::ops) fn tiled(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_
     let (n, b_strides) = if b_transposed { (b_rows, (1, b_cols)) } else { (b_cols, (b_cols, 1)) };
     let product = empty(&a, [m, n]);
     let tiles = m.div_ceil(ROWS) * n.div_ceil(COLUMNS * lanes);
-    // SAFETY: rows and columns behind the last are read as the last, and are not written; `k` bounds both factors.
+    // SAFETY: rows and columns behind the last are read as the last, and are not written; `k`
+    // bounds both factors.
     unsafe {
         product_tiles::launch_unchecked(
             &a.client,
@@ -125,7 +130,8 @@ pub(in crate::ops) fn tiled(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_
     product
 }
 
-/// A plane computes `ROWS` rows of `COLUMNS * lanes` columns, every `lanes`-th of which is a unit's.
+/// A plane computes `ROWS` rows of `COLUMNS * lanes` columns, every `lanes`-th of which is a
+/// unit's.
 #[cube(launch_unchecked)]
 fn product_tiles(
     a: &[f32],

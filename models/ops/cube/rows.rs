@@ -1,4 +1,5 @@
-//! Building blocks of the kernels that work on rows: sums and maxima over a cube, and sums over the rows of a matrix.
+//! Building blocks of the kernels that work on rows: sums and maxima over a cube, and sums over the
+//! rows of a matrix.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -7,7 +8,8 @@ use cubecl::prelude::*;
 
 use super::{addresses, buffer, by_element, dims2, element, empty_in, rows_of};
 
-/// The sum of the `value`s of all units of the cube, for every one of them. `scratch` is shared memory of `lanes` numbers.
+/// The sum of the `value`s of all units of the cube, for every one of them. `scratch` is shared
+/// memory of `lanes` numbers.
 #[cube]
 pub(in crate::ops) fn cube_sum(value: f32, scratch: &mut Shared<[f32]>, #[comptime] lanes: usize) -> f32 {
     sync_cube(); // nobody reads the last sum any more
@@ -35,10 +37,12 @@ pub(in crate::ops) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[compti
     largest
 }
 
-/// Rows that one unit adds up: long enough to be worth a unit, short enough that a tall matrix has work for many.
+/// Rows that one unit adds up: long enough to be worth a unit, short enough that a tall matrix has
+/// work for many.
 const PART: usize = 128;
 
-/// `x [rows, width]` summed over its rows, `[width]` in f32: parts of the rows first, then the parts.
+/// `x [rows, width]` summed over its rows, `[width]` in f32: parts of the rows first, then the
+/// parts.
 pub(in crate::ops) fn column_sums(x: CubeTensor) -> CubeTensor {
     let (mut x, mut pitch) = rows_of(x);
     loop {
@@ -46,7 +50,8 @@ pub(in crate::ops) fn column_sums(x: CubeTensor) -> CubeTensor {
         let parts = rows.div_ceil(PART).max(1);
         let sums = empty_in(&x, [parts, width], DType::F32);
         let (count, dim) = by_element(&x, parts * width);
-        // SAFETY: a unit reads rows below `rows` of its column and writes its own element, if there is one.
+        // SAFETY: a unit reads rows below `rows` of its column and writes its own element, if there
+        // is one.
         unsafe {
             add_rows::launch_unchecked(
                 &x.client,

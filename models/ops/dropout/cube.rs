@@ -1,7 +1,7 @@
 //! Dropout: an element to a unit, which decides alone whether it is kept.
 //!
-//! The generator is the CPU's with 32 bits for a row instead of 64, since WGSL has no 64-bit integers: the masks of the two
-//! devices differ, those of forward and backward do not.
+//! The generator is the CPU's with 32 bits for a row instead of 64, since WGSL has no 64-bit
+//! integers: the masks of the two devices differ, those of forward and backward do not.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn_cubecl::kernel::into_contiguous;

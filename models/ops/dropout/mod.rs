@@ -1,8 +1,9 @@
 //! Dropout without a stored mask, alone and as `residual + dropout(x + bias)` in one pass.
 //!
-//! Whether an element is kept is a function of a seed and of the element's place (`Keep`), so the backward computes the
-//! mask again instead of reading it. The seed is drawn on the device from its generator: `Device::seed` rules dropout here
-//! as it rules the plain composition, though the masks of the two forms differ.
+//! Whether an element is kept is a function of a seed and of the element's place (`Keep`), so the
+//! backward computes the mask again instead of reading it. The seed is drawn on the device from its
+//! generator: `Device::seed` rules dropout here as it rules the plain composition, though the masks
+//! of the two forms differ.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 #[cfg(feature = "compiler")]
@@ -31,8 +32,9 @@ pub enum DropoutRng<'a> {
     Off,
     /// The generator of the device, which `Device::seed` seeds.
     Device,
-    /// Seeds that are computed from a tensor on the device. A captured step replays the same launches and draws anew once
-    /// other numbers have been written into that tensor. The plain form of dropout draws from the device's generator.
+    /// Seeds that are computed from a tensor on the device. A captured step replays the same
+    /// launches and draws anew once other numbers have been written into that tensor. The plain
+    /// form of dropout draws from the device's generator.
     Seeds(&'a DropoutSeeds),
 }
 
@@ -47,8 +49,8 @@ impl DropoutRng<'_> {
         if matches!(self, Self::Off) { 0.0 } else { p }
     }
 
-    /// A seed for one dropout of probability `p`: two random whole numbers, `[2]`, without autodiff; zeros, which no kernel
-    /// reads, where nothing is dropped.
+    /// A seed for one dropout of probability `p`: two random whole numbers, `[2]`, without
+    /// autodiff; zeros, which no kernel reads, where nothing is dropped.
     pub(in crate::ops) fn seed(self, p: f64, device: &Device) -> Tensor<1, Int> {
         let device = device.clone().without_autodiff();
         match self {
@@ -59,7 +61,8 @@ impl DropoutRng<'_> {
     }
 }
 
-/// The seeds of one forward pass, made of a tensor that another pass may find changed; see [`DropoutRng::Seeds`].
+/// The seeds of one forward pass, made of a tensor that another pass may find changed; see
+/// [`DropoutRng::Seeds`].
 #[derive(Debug)]
 pub struct DropoutSeeds {
     base: Tensor<1, Int>,
@@ -67,8 +70,9 @@ pub struct DropoutSeeds {
 }
 
 impl DropoutSeeds {
-    /// `base`: two whole numbers below 2^30, `[2]`, without autodiff. The seed of the `n`-th dropout of stage `s`, counted from
-    /// 1, is `base + 1024 s + n`; a pass that tells of no stages is all in stage 0.
+    /// `base`: two whole numbers below 2^30, `[2]`, without autodiff. The seed of the `n`-th
+    /// dropout of stage `s`, counted from 1, is `base + 1024 s + n`; a pass that tells of no stages
+    /// is all in stage 0.
     ///
     /// # Panics
     /// For a `base` of another length.
@@ -77,8 +81,8 @@ impl DropoutSeeds {
         Self { base, made: Cell::new(0) }
     }
 
-    /// The dropouts from here on are those of stage `stage` of the model: a stage that is computed a second time drops what it
-    /// dropped the first time. A stage has fewer than 1,024 of them.
+    /// The dropouts from here on are those of stage `stage` of the model: a stage that is computed
+    /// a second time drops what it dropped the first time. A stage has fewer than 1,024 of them.
     pub fn begin_stage(&self, stage: usize) {
         self.made.set((stage << 10) as i32);
     }
@@ -89,11 +93,12 @@ impl DropoutSeeds {
     }
 }
 
-/// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the others are scaled by
-/// `1 / (1 - p)`. The identity where `rng` is off. `x`: `[n, features]`.
+/// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the
+/// others are scaled by `1 / (1 - p)`. The identity where `rng` is off. `x`: `[n, features]`.
 ///
 /// # Panics
-/// For a `p` outside `[0, 1)` and an `x` without features; in the fused form for another type than f32.
+/// For a `p` outside `[0, 1)` and an `x` without features; in the fused form for another type than
+/// f32.
 pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2> {
     let form = ops.form(Operator::Dropout);
     let contract = Contract::new("dropout", form, x.device());
@@ -110,11 +115,12 @@ pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2>
     }
 }
 
-/// `residual + dropout(x + bias)`: `x`, `residual` `[n, features]`, `bias` `[features]`; dropout as [`dropout`]'s.
+/// `residual + dropout(x + bias)`: `x`, `residual` `[n, features]`, `bias` `[features]`; dropout as
+/// [`dropout`]'s.
 ///
 /// # Panics
-/// For tensors of other shapes and a `p` outside `[0, 1)`; in the fused form for another type than f32 and for tensors on
-/// different devices.
+/// For tensors of other shapes and a `p` outside `[0, 1)`; in the fused form for another type than
+/// f32 and for tensors on different devices.
 pub fn bias_dropout_residual(
     x: Tensor<2>,
     bias: Tensor<1>,
@@ -142,9 +148,9 @@ pub fn bias_dropout_residual(
     }
 }
 
-/// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the others are scaled by
-/// `1 / (1 - p)`. The identity where `rng` is off. A composition of Burn's operations,
-/// on a tensor of any shape.
+/// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the
+/// others are scaled by `1 / (1 - p)`. The identity where `rng` is off. A composition of Burn's
+/// operations, on a tensor of any shape.
 pub fn plain<const D: usize>(x: Tensor<D>, p: f64, rng: DropoutRng<'_>) -> Tensor<D> {
     if rng.probability(p) == 0.0 {
         return x;
@@ -158,11 +164,13 @@ pub fn plain<const D: usize>(x: Tensor<D>, p: f64, rng: DropoutRng<'_>) -> Tenso
     }
 }
 
-/// Decides for every element whether dropout keeps it: a counter-based generator, so any element can be asked at any time.
+/// Decides for every element whether dropout keeps it: a counter-based generator, so any element
+/// can be asked at any time.
 ///
-/// The bits of element `column` of a row are `mix(mix(column ^ a) + b)`, where `a` and `b` are 64 random bits of the row
-/// (SplitMix64 of seed and row, Steele, Lea & Flood 2014) and `mix` is a 32-bit finaliser of low bias (C. Wellons 2018,
-/// "lowbias32"). An element is kept if its bits are at least `p 2^32`.
+/// The bits of element `column` of a row are `mix(mix(column ^ a) + b)`, where `a` and `b` are 64
+/// random bits of the row (SplitMix64 of seed and row, Steele, Lea & Flood 2014) and `mix` is a
+/// 32-bit finaliser of low bias (C. Wellons 2018, "lowbias32"). An element is kept if its bits are
+/// at least `p 2^32`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Keep {
     seed: u64,

@@ -1,7 +1,8 @@
-//! The gradient of an embedding without atomics and in a fixed order: the first token with an id adds up the rows of all
-//! tokens with it, so that no two cubes write to one row of the table.
+//! The gradient of an embedding without atomics and in a fixed order: the first token with an id
+//! adds up the rows of all tokens with it, so that no two cubes write to one row of the table.
 //!
-//! Finding them compares each token with the others, `n^2` comparisons in all over as many cubes as there are tokens.
+//! Finding them compares each token with the others, `n^2` comparisons in all over as many cubes as
+//! there are tokens.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::ops::FloatTensorOps;
@@ -30,7 +31,8 @@ pub(in crate::ops) fn backward(dy: CubeTensor, ids: CubeTensor, num: usize, skip
     let [n, width] = dims2(&dy);
     let table = zeros_client(dy.client.clone(), dy.device.clone(), Shape::from([num, width]), dy.dtype); // its rows may have a pitch
     let (count, dim) = by_row(&dy, n);
-    // SAFETY: there is a token for every cube that goes on, and it writes where its id is below `num`.
+    // SAFETY: there is a token for every cube that goes on, and it writes where its id is below
+    // `num`.
     unsafe {
         add_tokens::launch_unchecked(
             &dy.client,

@@ -1,5 +1,6 @@
-//! Looking up rows of a table, with a backward that is neither serial in the tokens nor dependent on their order: the
-//! tokens are sorted by id once, and every thread sums the rows of its own part of the table.
+//! Looking up rows of a table, with a backward that is neither serial in the tokens nor dependent
+//! on their order: the tokens are sorted by id once, and every thread sums the rows of its own part
+//! of the table.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 #[cfg(feature = "compiler")]
@@ -18,12 +19,13 @@ use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::{Form, Operator, Ops};
 
-/// The rows of `table [num, features]` that `ids [n]` name: `[n, features]`. The row `padding_idx` gets no gradient from
-/// being looked up, as in torch's `Embedding`.
+/// The rows of `table [num, features]` that `ids [n]` name: `[n, features]`. The row `padding_idx`
+/// gets no gradient from being looked up, as in torch's `Embedding`.
 ///
 /// # Panics
-/// For a table without features, a `padding_idx` that the table does not have and, on the CPU, an id that it does not have;
-/// in the fused form for another type than f32 and for tensors on different devices.
+/// For a table without features, a `padding_idx` that the table does not have and, on the CPU, an
+/// id that it does not have; in the fused form for another type than f32 and for tensors on
+/// different devices.
 pub fn embedding(table: Tensor<2>, ids: Tensor<1, Int>, padding_idx: Option<usize>, ops: Ops) -> Tensor<2> {
     let form = ops.form(Operator::Embedding);
     let contract = Contract::new("embedding", form, table.device());
@@ -124,7 +126,8 @@ impl EmbeddingKernel for Flex {
     fn backward(table: Shape, ids: FlexTensor, padding_idx: Option<usize>, dy: FlexTensor) -> FlexTensor {
         let dy = flex::row_major(dy);
         let (num, width) = (table[0], table[1]);
-        // (id, token), sorted: the tokens of one id stay in their order, so the sums do not depend on the sort.
+        // (id, token), sorted: the tokens of one id stay in their order, so the sums do not depend
+        // on the sort.
         let mut by_id = flex::integers(&ids).into_iter().map(|id| id as usize).zip(0usize..).collect::<Vec<_>>();
         by_id.retain(|&(id, _)| Some(id) != padding_idx);
         by_id.sort_unstable();

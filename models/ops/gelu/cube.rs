@@ -128,8 +128,8 @@ fn gelu_backward_each<F: Float>(
     dx[i] = F::cast_from(dy * (cdf + x * density(x, cdf, tanh)));
 }
 
-/// The factor of `x` in GELU: the normal distribution function, or its approximation `1 / (1 + e^(-2u))`, which is
-/// `0.5 (1 + tanh u)` without its cancellation for negative `u`.
+/// The factor of `x` in GELU: the normal distribution function, or its approximation `1 / (1 +
+/// e^(-2u))`, which is `0.5 (1 + tanh u)` without its cancellation for negative `u`.
 #[cube]
 fn cdf(x: f32, #[comptime] tanh: bool) -> f32 {
     if comptime!(tanh) {

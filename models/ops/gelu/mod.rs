@@ -1,6 +1,8 @@
-//! `gelu(x + bias)` in one pass, both forms of GELU with their exact derivatives, for the feed-forward block.
+//! `gelu(x + bias)` in one pass, both forms of GELU with their exact derivatives, for the
+//! feed-forward block.
 //!
-//! The forward saves `x` and `bias` and nothing else; the backward gives the gradients of both in one pass.
+//! The forward saves `x` and `bias` and nothing else; the backward gives the gradients of both in
+//! one pass.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 #[cfg(feature = "compiler")]
@@ -19,8 +21,8 @@ use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
 use super::{Form, Operator, Ops};
 
-/// Element-wise, any shape (Hendrycks & Gimpel 2016, both forms). Written out, because the derivative that Burn
-/// 0.22.1 uses by default for its own erf GELU is that of the tanh form.
+/// Element-wise, any shape (Hendrycks & Gimpel 2016, both forms). Written out, because the
+/// derivative that Burn 0.22.1 uses by default for its own erf GELU is that of the tanh form.
 pub fn activate<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
     match kind {
         Activation::GeluTanh => {
@@ -33,18 +35,21 @@ pub fn activate<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
     }
 }
 
-/// `gelu(x + bias)`: `x [n, features]`, `bias [features]` in f32, the form of GELU that `kind` names. The result is in the type of
-/// `x`, which in the fused form on wgpu and CUDA may be that of the products: it is computed in f32.
+/// `gelu(x + bias)`: `x [n, features]`, `bias [features]` in f32, the form of GELU that `kind`
+/// names. The result is in the type of `x`, which in the fused form on wgpu and CUDA may be that of
+/// the products: it is computed in f32.
 ///
 /// # Panics
-/// For tensors of other shapes; in the fused form on the CPU for another type than f32, and for tensors on different devices.
+/// For tensors of other shapes; in the fused form on the CPU for another type than f32, and for
+/// tensors on different devices.
 pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
     let dtype = x.dtype().into();
     bias_gelu_in(dtype, x, bias, kind, ops)
 }
 
-/// [`bias_gelu`] with the result in `dtype`, for a product of that type. In the fused form on the CPU, which writes f32 and bf16 itself, the
-/// gradient of `x` is then also in `dtype`: `x` must be what a product gives, and nothing else may read it.
+/// [`bias_gelu`] with the result in `dtype`, for a product of that type. In the fused form on the
+/// CPU, which writes f32 and bf16 itself, the gradient of `x` is then also in `dtype`: `x` must be
+/// what a product gives, and nothing else may read it.
 ///
 /// # Panics
 /// For tensors of other shapes; in the fused form on the CPU for another type than f32, and for
@@ -79,7 +84,8 @@ trait GeluOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The kernels that a backend supplies. `dtype` is that of the result and of `dx`: elsewhere than on the CPU that of `x`.
+/// The kernels that a backend supplies. `dtype` is that of the result and of `dx`: elsewhere than
+/// on the CPU that of `x`.
 pub(super) trait GeluKernel: Backend {
     fn forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation, dtype: FloatDType)
     -> FloatTensor<Self>;
@@ -136,8 +142,8 @@ impl GeluKernel for Flex {
         let (x, bias) = (flex::row_major(x), flex::row_major(bias));
         let [rows, width] = flex::dims2(&x);
         let block = flex::block_rows(width) * width;
-        // SAFETY: `forward_rows` writes every element of its block, which `x` has as well and whose rows are as long as the bias
-        // (`bias_gelu_in` has asked).
+        // SAFETY: `forward_rows` writes every element of its block, which `x` has as well and whose
+        // rows are as long as the bias (`bias_gelu_in` has asked).
         unsafe {
             flex::written_in(dtype, [rows, width], |i, out| {
                 let x = &flex::values(&x)[i * block..][..out.len()];
@@ -193,8 +199,8 @@ impl GeluKernel for Flex {
 pub(super) const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 pub(super) const CUBIC: f32 = 0.044_715;
 
-/// `1 / (1 + e^(-2u))`, which is `0.5 (1 + tanh u)` without its cancellation for negative `u`; `u` is the tanh form's inner
-/// polynomial.
+/// `1 / (1 + e^(-2u))`, which is `0.5 (1 + tanh u)` without its cancellation for negative `u`; `u`
+/// is the tanh form's inner polynomial.
 #[inline(always)]
 fn gate<const FMA: bool>(x: f32) -> f32 {
     let inner = x * fma::<FMA>(x * x, SQRT_2_OVER_PI * CUBIC, SQRT_2_OVER_PI);
@@ -234,7 +240,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// Turns the gradients `dy` of `gelu(x + bias)` into those of `x`, and adds those of rows to `dbias`. All rows are as long as the bias.
+    /// Turns the gradients `dy` of `gelu(x + bias)` into those of `x`, and adds those of rows to
+    /// `dbias`. All rows are as long as the bias.
     pub(super) fn backward_rows(dy: &mut [f32], x: &[f32], bias: &[f32], dbias: &mut [f32], kind: Activation) {
         let rows = dy.chunks_exact_mut(bias.len()).zip(x.chunks_exact(bias.len()));
         match kind {

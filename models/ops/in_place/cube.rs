@@ -1,4 +1,5 @@
-//! Kernels that write into a tensor's own memory, whoever else holds it, and give it back as their result.
+//! Kernels that write into a tensor's own memory, whoever else holds it, and give it back as their
+//! result.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;
@@ -59,7 +60,8 @@ pub(in crate::ops) fn overwrite(target: CubeTensor, values: CubeTensor) -> CubeT
     }
 }
 
-/// `x` row-major in memory of its own. Burn's copy would have rows with a pitch where the device's allocator gives them one.
+/// `x` row-major in memory of its own. Burn's copy would have rows with a pitch where the device's
+/// allocator gives them one.
 pub(in crate::ops) fn copied(x: CubeTensor) -> CubeTensor {
     overwrite(empty(&x, x.shape()), x)
 }
@@ -67,7 +69,8 @@ pub(in crate::ops) fn copied(x: CubeTensor) -> CubeTensor {
 fn write<E: Numeric + CubeElement>(target: CubeTensor, values: CubeTensor) -> CubeTensor {
     let n = target.shape().num_elements();
     let (count, dim) = by_element(&target, n);
-    // SAFETY: both tensors have `n` elements, which the views find by the strides; a unit touches its own one, if there is one.
+    // SAFETY: both tensors have `n` elements, which the views find by the strides; a unit touches
+    // its own one, if there is one.
     unsafe {
         overwrite_each::launch_unchecked::<E>(
             &target.client,

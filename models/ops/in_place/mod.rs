@@ -1,7 +1,8 @@
-//! Writing into a tensor's own memory on wgpu and CUDA, also where other tensors share that memory. Captured steps need it:
-//! their buffers keep their addresses while the contents change. Every other tensor that shares the memory changes too, so a
-//! caller has to own all of them. The functions return the tensor that was written to. The caller holds it until the device has
-//! been synchronised, since Burn's fusion may leave out an operation whose result nobody holds.
+//! Writing into a tensor's own memory on wgpu and CUDA, also where other tensors share that memory.
+//! Captured steps need it: their buffers keep their addresses while the contents change. Every
+//! other tensor that shares the memory changes too, so a caller has to own all of them. The
+//! functions return the tensor that was written to. The caller holds it until the device has been
+//! synchronised, since Burn's fusion may leave out an operation whose result nobody holds.
 
 pub(super) mod cube;
 
@@ -20,8 +21,9 @@ use super::list::TensorList;
 /// Tensors that were written to, to be held.
 pub struct Written(#[allow(dead_code)] Box<dyn Any>); // nobody looks at them: holding them is the use
 
-/// `x` row-major, as [`update`] and [`accumulate`] need what they write to: in its own memory if it is that already, or a copy.
-/// CUDA's allocator gives rows a pitch of 512 bytes, so that other rows have gaps between them.
+/// `x` row-major, as [`update`] and [`accumulate`] need what they write to: in its own memory if it
+/// is that already, or a copy. CUDA's allocator gives rows a pitch of 512 bytes, so that other rows
+/// have gaps between them.
 pub fn row_major<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as InPlaceOp>::row_major(x.into_dispatch()))
 }
@@ -65,8 +67,8 @@ fn same<const D: usize, K: Basic>(operator: &'static str, target: &Tensor<D, K>,
     contract.ensure(got == expected, "values", format_args!("{expected:?}"), got);
 }
 
-/// The numbers of updates, a kind of parameter each, where the device can read them, so that a captured update can be told
-/// others.
+/// The numbers of updates, a kind of parameter each, where the device can read them, so that a
+/// captured update can be told others.
 #[derive(Debug, Clone)]
 pub struct DeviceUpdates(Tensor<1>);
 
@@ -90,8 +92,8 @@ impl DeviceUpdates {
     }
 }
 
-/// [`Parameters::update`] in the memory of the parameters and their moments, by the numbers in `updates`. The parameters are
-/// [`row_major`].
+/// [`Parameters::update`] in the memory of the parameters and their moments, by the numbers in
+/// `updates`. The parameters are [`row_major`].
 ///
 /// # Panics
 /// For a parameter whose kind has no update, and a scale of another length.
@@ -103,8 +105,8 @@ pub fn update(parameters: Parameters, updates: &DeviceUpdates, scale: &Tensor<1>
     Written(Box::new(written))
 }
 
-/// `sums * by[0] + values * by[1]` in the memory of `sums`, which are [`row_major`]; both lists have the same shapes, `by` is
-/// `[2]`. A product with 0 is 0, also of a number that is not finite.
+/// `sums * by[0] + values * by[1]` in the memory of `sums`, which are [`row_major`]; both lists
+/// have the same shapes, `by` is `[2]`. A product with 0 is 0, also of a number that is not finite.
 ///
 /// # Panics
 /// For lists of different shapes, and a `by` of another length.

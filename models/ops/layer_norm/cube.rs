@@ -138,7 +138,8 @@ pub(in crate::ops) fn backward(
     let parts = rows.div_ceil(PART).max(1);
     let (dweights, dbiases) = (empty(&x, [parts, width]), empty(&x, [parts, width]));
     let (count, dim) = by_element(&x, parts * width);
-    // SAFETY: a unit reads rows below `rows` of its column and writes its own elements, if there are any.
+    // SAFETY: a unit reads rows below `rows` of its column and writes its own elements, if there
+    // are any.
     unsafe {
         affine_backward::launch_unchecked(
             &x.client,

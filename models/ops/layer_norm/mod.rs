@@ -1,6 +1,8 @@
-//! Layer normalisation of `x`, or of `x + residual`, with its affine map, in one pass forward and one backward.
+//! Layer normalisation of `x`, or of `x + residual`, with its affine map, in one pass forward and
+//! one backward.
 //!
-//! The forward saves what was normalised and two numbers a row (mean and reciprocal standard deviation).
+//! The forward saves what was normalised and two numbers a row (mean and reciprocal standard
+//! deviation).
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 #[cfg(feature = "compiler")]
@@ -21,13 +23,15 @@ use super::products::Shared;
 use super::simd::{fma, sum, sum_pairs, vectorised};
 use super::{Form, Operator, Ops};
 
-/// Layer normalisation over the last dimension (Ba et al. 2016) of `x`, plus `residual` if there is one, statistics in f32
-/// and the biased variance, as torch's.
+/// Layer normalisation over the last dimension (Ba et al. 2016) of `x`, plus `residual` if there is
+/// one, statistics in f32 and the biased variance, as torch's.
 ///
-/// `x`, `residual`: `[n, features]`; `weight`, `bias`: `[features]`; `eps` is added to the variance.
+/// `x`, `residual`: `[n, features]`; `weight`, `bias`: `[features]`; `eps` is added to the
+/// variance.
 ///
 /// # Panics
-/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on different devices.
+/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
+/// different devices.
 pub fn layer_norm(
     x: Tensor<2>,
     residual: Option<Tensor<2>>,
@@ -39,7 +43,8 @@ pub fn layer_norm(
     normalised(FloatDType::F32, x, residual, weight, bias, eps, ops)
 }
 
-/// [`layer_norm`] of `x` with the result in `dtype`, for a product of that type. Fused in bf16, and on wgpu and CUDA in f16.
+/// [`layer_norm`] of `x` with the result in `dtype`, for a product of that type. Fused in bf16, and
+/// on wgpu and CUDA in f16.
 ///
 /// # Panics
 /// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
@@ -134,7 +139,8 @@ pub(super) struct Saved<T> {
 
 /// The kernels that a backend supplies.
 pub(super) trait LayerNormKernel: Backend {
-    /// The result, in `dtype`, which is f32 where there is a residual and f32 or bf16 on the CPU, and what is saved.
+    /// The result, in `dtype`, which is f32 where there is a residual and f32 or bf16 on the CPU,
+    /// and what is saved.
     fn forward(
         x: FloatTensor<Self>,
         residual: Option<FloatTensor<Self>>,
@@ -232,7 +238,8 @@ impl LayerNormKernel for Flex {
         let block = flex::block_rows(width) * width;
         let mut statistics = vec![0.0; 2 * rows];
         let statistics_at = Shared(statistics.as_mut_ptr());
-        // SAFETY: `forward_rows` writes every element of its block, which `x` has as well; every block has the statistics of its own rows.
+        // SAFETY: `forward_rows` writes every element of its block, which `x` has as well; every
+        // block has the statistics of its own rows.
         let y = unsafe {
             flex::written_in(dtype, [rows, width], |i, out| {
                 let x = &flex::values(&normalised)[i * block..][..out.len()];
@@ -301,7 +308,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`; overwrites `dy`.
+    /// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`;
+    /// overwrites `dy`.
     fn backward_rows(
         dy: &mut [f32],
         x: &[f32],

@@ -1,7 +1,8 @@
-//! A linear layer with an adapter of low rank (LoRA, Hu et al. 2021), `x W + b + s (drop(x) A) B`, and its gradients. The
-//! products are added to one another in place. The backward pass computes the dropout's mask again and multiplies through the
-//! narrow side: with `h = s drop(x) A [n, r]`, which the forward pass leaves, and `u = s dy B^T [n, r]` it is
-//! `dB = h^T dy`, `dA = drop(x)^T u` and `dx = dy W^T + drop(u A^T)`. A frozen `W` has no gradient.
+//! A linear layer with an adapter of low rank (LoRA, Hu et al. 2021), `x W + b + s (drop(x) A) B`,
+//! and its gradients. The products are added to one another in place. The backward pass computes
+//! the dropout's mask again and multiplies through the narrow side: with `h = s drop(x) A [n, r]`,
+//! which the forward pass leaves, and `u = s dy B^T [n, r]` it is `dB = h^T dy`, `dA = drop(x)^T u`
+//! and `dx = dy W^T + drop(u A^T)`. A frozen `W` has no gradient.
 
 use burn::backend::Dispatch;
 use burn::backend::autodiff::Autodiff;
@@ -30,15 +31,17 @@ pub struct Adapted {
     pub scaling: f64,
     /// The probability of the dropout of the input of `a`.
     pub dropout: f64,
-    /// How the products take their operands, as in [`linear_in`](super::linear_in); `weight` is the right factor.
+    /// How the products take their operands, as in [`linear_in`](super::linear_in); `weight` is the
+    /// right factor.
     pub operands: Operands,
 }
 
-/// `x W + b + s (drop(x) A) B`: `x [n, in]`, `bias [out]`, if there is one, -> `[n, out]`. In the form of [`Operator::Linear`](crate::Operator::Linear).
+/// `x W + b + s (drop(x) A) B`: `x [n, in]`, `bias [out]`, if there is one, -> `[n, out]`. In the
+/// form of [`Operator::Linear`](crate::Operator::Linear).
 ///
 /// # Panics
-/// For tensors of other shapes and a probability outside `[0, 1)`; in the fused form for other types than those of
-/// [`linear_in`](super::linear_in) and for tensors on different devices.
+/// For tensors of other shapes and a probability outside `[0, 1)`; in the fused form for other
+/// types than those of [`linear_in`](super::linear_in) and for tensors on different devices.
 pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2> {
     let Adapted { weight, a, b, scaling, dropout, operands } = layer;
     let dtype = operands.dtype;

@@ -1,4 +1,5 @@
-//! A linear layer: matrix products, which Burn's fusion joins with the bias, and the bias's gradient as one kernel.
+//! A linear layer: matrix products, which Burn's fusion joins with the bias, and the bias's
+//! gradient as one kernel.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;

@@ -1,10 +1,12 @@
 //! The feed-forward block of a transformer, `activation(x W1 + b1) W2 + b2`, as one operator.
 //!
-//! On the CPU in bf16, where it has instructions for that, the first product gives each block of its sums to the activation while it is
-//! there. Written are its argument, which the backward needs, and its value, both in bf16: the latter is rounded as the operand of the second
-//! product, the former as PyTorch's autocast rounds it. In the backward pass the product `dy W2^T` does the same with the activation's
-//! derivative and gives the gradient of the first product in bf16, and the sums of its columns (the gradient of `b1`) in f32 before they are
-//! rounded. Without such instructions the products are made whole in f32, with the same roundings.
+//! On the CPU in bf16, where it has instructions for that, the first product gives each block of
+//! its sums to the activation while it is there. Written are its argument, which the backward
+//! needs, and its value, both in bf16: the latter is rounded as the operand of the second product,
+//! the former as PyTorch's autocast rounds it. In the backward pass the product `dy W2^T` does the
+//! same with the activation's derivative and gives the gradient of the first product in bf16, and
+//! the sums of its columns (the gradient of `b1`) in f32 before they are rounded. Without such
+//! instructions the products are made whole in f32, with the same roundings.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, by several threads at once
 
 use std::cell::RefCell;
@@ -38,12 +40,14 @@ pub struct FeedForward {
     pub bias: Option<Tensor<1>>,
     /// The activation.
     pub activation: Activation,
-    /// How the two products take their operands, as in [`linear_in`](super::linear_in), in one type; the weights are the right factors.
+    /// How the two products take their operands, as in [`linear_in`](super::linear_in), in one
+    /// type; the weights are the right factors.
     pub operands: [Operands; 2],
 }
 
-/// Whether there is a fused form of the block for products of `x` in `dtype`: on the CPU in bf16, where both the linear layer and the
-/// activation are fused. Elsewhere it is these operators one after the other.
+/// Whether there is a fused form of the block for products of `x` in `dtype`: on the CPU in bf16,
+/// where both the linear layer and the activation are fused. Elsewhere it is these operators one
+/// after the other.
 pub fn is_fused(dtype: FloatDType, x: &Tensor<2>, ops: Ops) -> bool {
     let operators = [Operator::Linear, Operator::Gelu];
     dtype == FloatDType::BF16
@@ -51,11 +55,12 @@ pub fn is_fused(dtype: FloatDType, x: &Tensor<2>, ops: Ops) -> bool {
         && x.device() == Device::flex()
 }
 
-/// `activation(x W1 + b1) W2 + b2`: `x [n, in]` -> `[n, out]`, f32. Fused where [`is_fused`] says so, else the composition of Burn's operations.
+/// `activation(x W1 + b1) W2 + b2`: `x [n, in]` -> `[n, out]`, f32. Fused where [`is_fused`] says
+/// so, else the composition of Burn's operations.
 ///
 /// # Panics
-/// For tensors of other shapes and operands of different types; in the fused form for other types than those of
-/// [`linear_in`](super::linear_in) and for tensors on different devices.
+/// For tensors of other shapes and operands of different types; in the fused form for other types
+/// than those of [`linear_in`](super::linear_in) and for tensors on different devices.
 pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
     let FeedForward { weights: [first, second], inner_bias, bias, activation, operands } = block;
     let dtype = operands[0].dtype;
@@ -122,8 +127,9 @@ trait FeedForwardOp: Backend {
 
 /// The kernels that a backend supplies; the default ones are compositions of others.
 pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
-    /// `activation(x W1 + b1)`, and where it is `wanted` what [`inner_backward`](Self::inner_backward) takes of the argument: `x W1` or
-    /// `x W1 + b1`, as the backend has it.
+    /// `activation(x W1 + b1)`, and where it is `wanted` what
+    /// [`inner_backward`](Self::inner_backward) takes of the argument: `x W1` or `x W1 + b1`, as
+    /// the backend has it.
     fn inner(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -136,7 +142,8 @@ pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
         (wanted.then_some(u), h)
     }
 
-    /// The gradients of `x W1` and `b1`, of what [`inner`](Self::inner) has kept and the gradient `dy` of the second product.
+    /// The gradients of `x W1` and `b1`, of what [`inner`](Self::inner) has kept and the gradient
+    /// `dy` of the second product.
     fn inner_backward(
         u: FloatTensor<Self>,
         bias: FloatTensor<Self>,
@@ -235,7 +242,8 @@ struct Saved<F> {
 }
 
 impl<F: Clone> Saved<F> {
-    /// The result, and what is saved; of `[x, first, inner_bias, second]` those that are `tracked` have a gradient.
+    /// The result, and what is saved; of `[x, first, inner_bias, second]` those that are `tracked`
+    /// have a gradient.
     fn of<B: FeedForwardKernel + Backend<FloatTensorPrimitive = F>>(
         [x, first, inner_bias, second]: [F; 4],
         bias: Option<F>,
@@ -278,7 +286,8 @@ impl Blocks {
     /// # Safety
     /// The matrix must have the block, and nobody else may access that meanwhile.
     unsafe fn write(self, block: &Sums<'_>, rounded: &mut Vec<bf16>) {
-        // SAFETY: `narrow` writes all elements; the rows lie within the matrix, as the caller promises, and within what was rounded.
+        // SAFETY: `narrow` writes all elements; the rows lie within the matrix, as the caller
+        // promises, and within what was rounded.
         unsafe {
             rounded.clear();
             rounded.reserve(block.values.len());
@@ -299,7 +308,8 @@ impl Blocks {
     /// The block of this matrix where `of` is, as f32, in rows of its stride; 0 behind its columns.
     ///
     /// # Safety
-    /// The matrix must have the block, whose elements must be initialised and not be written meanwhile.
+    /// The matrix must have the block, whose elements must be initialised and not be written
+    /// meanwhile.
     unsafe fn read(self, of: &Sums<'_>, wide: &mut Vec<f32>) {
         wide.resize(of.rows * of.stride, 0.0);
         for (row, to) in wide.chunks_exact_mut(of.stride).enumerate() {
@@ -370,7 +380,8 @@ impl FeedForwardKernel for Flex {
         let bias = padded(&bias);
         let mut u = Vec::<bf16>::with_capacity(if wanted { rows * width } else { 0 });
         let to_u = Blocks { at: Shared(u.as_mut_ptr()), width };
-        // SAFETY: each block of the product is given once, and all blocks are the whole of both matrices.
+        // SAFETY: each block of the product is given once, and all blocks are the whole of both
+        // matrices.
         let h = unsafe {
             let h = flex::written(rows * width, |h: &mut [MaybeUninit<bf16>]| {
                 let to_h = Blocks { at: Shared(h.as_mut_ptr().cast()), width };
@@ -414,7 +425,8 @@ impl FeedForwardKernel for Flex {
         let mut sums = vec![0.0f32; rows.div_ceil(BLOCK_ROWS) * width];
         let sums_at = Shared(sums.as_mut_ptr());
         let from_u = Blocks { at: Shared(u.as_ptr().cast_mut()), width }; // read alone
-        // SAFETY: each block of the product is given once, and all blocks are the whole of the matrix.
+        // SAFETY: each block of the product is given once, and all blocks are the whole of the
+        // matrix.
         let du = unsafe {
             flex::written(rows * width, |du: &mut [MaybeUninit<bf16>]| {
                 let to_du = Blocks { at: Shared(du.as_mut_ptr().cast()), width };

@@ -1,8 +1,9 @@
-//! `x W + b` with the bias added by the matrix product itself, `x W` alone for operators that add the bias later, and their
-//! gradients without a temporary. A frozen weight has no gradient, and nothing is kept for one. [`adapted`] is the layer with
-//! an adapter of low rank beside its weight.
+//! `x W + b` with the bias added by the matrix product itself, `x W` alone for operators that add
+//! the bias later, and their gradients without a temporary. A frozen weight has no gradient, and
+//! nothing is kept for one. [`adapted`] is the layer with an adapter of low rank beside its weight.
 //!
-//! On the CPU the operands of the products may be rounded to bf16 or f16; sums and results, gradients included, are f32.
+//! On the CPU the operands of the products may be rounded to bf16 or f16; sums and results,
+//! gradients included, are f32.
 
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
@@ -26,13 +27,15 @@ pub use feed_forward::{FeedForward, feed_forward, is_fused};
 /// `x W + b`: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
 ///
 /// # Panics
-/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on different devices.
+/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
+/// different devices.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Tensor<2> {
     linear_in(FloatDType::F32, x, weight, bias, ops)
 }
 
-/// [`linear`] with the operands of the products, those of the gradients included, in the type of `operands`, and all results in f32. A
-/// weight may be stored in that type, and so may `x`. Fused in bf16 and f16 on the CPU alone.
+/// [`linear`] with the operands of the products, those of the gradients included, in the type of
+/// `operands`, and all results in f32. A weight may be stored in that type, and so may `x`. Fused
+/// in bf16 and f16 on the CPU alone.
 ///
 /// # Panics
 /// For tensors of other shapes; in the fused form for types that a product does not take, and for
@@ -125,8 +128,8 @@ trait LinearOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// The kernels that a backend supplies, with operands of the products in the type that is given: on other devices than the CPU
-/// always f32.
+/// The kernels that a backend supplies, with operands of the products in the type that is given: on
+/// other devices than the CPU always f32.
 pub(super) trait LinearKernel: Backend {
     /// `x W`
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self>;

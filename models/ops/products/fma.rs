@@ -1,8 +1,8 @@
 //! Products in f32 by fused multiply-add: 12 x 32 of the result in 24 registers of AVX-512.
 //!
-//! A panel of 32 columns of the right factor, up to 384 of the inner dimension deep, stays in the caches while panels of 12 rows of
-//! the left one stream by. The inner loop is assembly: of a tile of 24 registers a compiler spills some as soon as it
-//! cannot unroll everything.
+//! A panel of 32 columns of the right factor, up to 384 of the inner dimension deep, stays in the
+//! caches while panels of 12 rows of the left one stream by. The inner loop is assembly: of a tile
+//! of 24 registers a compiler spills some as soon as it cannot unroll everything.
 
 use std::arch::asm;
 
@@ -121,8 +121,9 @@ macro_rules! kernel {
         $(#[$attr])*
         ///
         /// # Safety
-        /// The panels must have `steps` steps, at least one; what `start` names must be readable, and the block at `c`, whose rows
-        /// are `c_stride` elements apart, writable; and the CPU must have AVX-512 F.
+        /// The panels must have `steps` steps, at least one; what `start` names must be readable,
+        /// and the block at `c`, whose rows are `c_stride` elements apart, writable; and the CPU
+        /// must have AVX-512 F.
         #[target_feature(enable = "avx512f")]
         unsafe fn $name(a: *const u8, b: *const u8, steps: usize, start: Start, c: *mut f32, c_stride: usize) {
             // SAFETY: the caller's promise; all registers that are written are named.
@@ -199,8 +200,8 @@ struct Block([f32; ROWS * COLS]);
 /// `a` by `b` over `steps`; `is_first` tells whether they are the first of the inner dimension.
 ///
 /// # Safety
-/// The panels must have `steps` steps, the blocks of the target that they give must be this call's alone, and the CPU must have
-/// AVX-512 F.
+/// The panels must have `steps` steps, the blocks of the target that they give must be this call's
+/// alone, and the CPU must have AVX-512 F.
 pub(super) unsafe fn run(target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool) {
     let mut edge = Block([0.0; ROWS * COLS]);
     for s in (0..steps).step_by(INNER) {
@@ -212,7 +213,8 @@ pub(super) unsafe fn run(target: &Target, a: Panels, b: Panels, steps: usize, is
                 let (row, col) = ((a.first + i) * ROWS, (b.first + j) * COLS);
                 let (rows, cols) = ((target.rows - row).min(ROWS), (target.cols - col).min(COLS));
                 let whole = cols == COLS && rows % 4 == 0;
-                // SAFETY: the caller's promise; blocks at the edges go through a buffer of their own.
+                // SAFETY: the caller's promise; blocks at the edges go through a buffer of their
+                // own.
                 unsafe {
                     target.block((row, col), (rows, cols), whole, is_first, &mut edge.0, COLS, |start, c| {
                         kernel(block_a, block_b, n, start, c, rows);
@@ -223,7 +225,8 @@ pub(super) unsafe fn run(target: &Target, a: Panels, b: Panels, steps: usize, is
     }
 }
 
-/// Gives `count` a product of 12 x 32 x 256 whose operands are in the first-level cache. The CPU must have AVX-512.
+/// Gives `count` a product of 12 x 32 x 256 whose operands are in the first-level cache. The CPU
+/// must have AVX-512.
 pub(super) fn with_product(count: &mut Count<'_>) {
     const STEPS: usize = 64;
     #[repr(align(64))]

@@ -1,15 +1,17 @@
-//! Matrix products on the CPU: `a b`, `a b + bias` and `c + a b` of factors in f32, bf16 or f16, transposed or not, with operands
-//! rounded to the type of the products and sums in f32.
+//! Matrix products on the CPU: `a b`, `a b + bias` and `c + a b` of factors in f32, bf16 or f16,
+//! transposed or not, with operands rounded to the type of the products and sums in f32.
 //!
-//! Products of bf16 are made by the fastest [`Unit`] of this CPU. The others, and those of f16, are made in f32 on rounded operands:
-//! by a kernel of AVX-512 or, on a CPU without it, by the `gemm` crate, with which Burn Flex multiplies too. That crate makes products of
-//! f32 as well, but for gradients of tall weights, in which the kernel is 1.2 to 1.3 times as fast, and those with the transpose of a weight
-//! (1.0 to 2 times with 128 rows and more, 9 times with 4). Packed factors live in
-//! memory that every thread keeps and that starts at a page: fresh pages and results that straddle cache lines cost AMX most of its
-//! speed.
+//! Products of bf16 are made by the fastest [`Unit`] of this CPU. The others, and those of f16, are
+//! made in f32 on rounded operands: by a kernel of AVX-512 or, on a CPU without it, by the `gemm`
+//! crate, with which Burn Flex multiplies too. That crate makes products of f32 as well, but for
+//! gradients of tall weights, in which the kernel is 1.2 to 1.3 times as fast, and those with the
+//! transpose of a weight (1.0 to 2 times with 128 rows and more, 9 times with 4). Packed factors
+//! live in memory that every thread keeps and that starts at a page: fresh pages and results that
+//! straddle cache lines cost AMX most of its speed.
 //!
-//! A sum is taken in the order of the inner dimension, whatever blocks and threads there are: blocks say when it is stored and loaded
-//! again, in f32. So results do not depend on the number of threads.
+//! A sum is taken in the order of the inner dimension, whatever blocks and threads there are:
+//! blocks say when it is stored and loaded again, in f32. So results do not depend on the number of
+//! threads.
 #![allow(unsafe_code)] // kernels: vector and tile instructions, memory that is not filled first or written by several threads
 
 #[cfg(target_arch = "x86_64")]
@@ -167,13 +169,15 @@ pub(super) struct Sums<'a> {
     pub stride: usize,
 }
 
-/// Takes the blocks of a product, each once, on the threads that compute them. It must not wait for other tasks.
+/// Takes the blocks of a product, each once, on the threads that compute them. It must not wait for
+/// other tasks.
 pub(super) type Finish<'a> = dyn Fn(Sums<'_>) + Sync + 'a;
 
 /// Products with fewer multiplications stay on one thread, as in Burn Flex.
 const PARALLEL_FROM: usize = 192 * 192 * 192;
 
-/// `out = a b`, `a b + bias` or `out + a b` over all threads, row-major without gaps, of operands rounded to `rounding`.
+/// `out = a b`, `a b + bias` or `out + a b` over all threads, row-major without gaps, of operands
+/// rounded to `rounding`.
 pub(super) fn multiply<'a>(
     out: &mut [f32],
     a: impl Into<Factor<'a>>,
@@ -192,8 +196,8 @@ pub(super) fn multiply<'a>(
 /// `rounding`, for a destination that starts at `out` and whose rows are `row_stride` apart.
 ///
 /// # Safety
-/// The rows of the product at `out` must be valid for writing and accessed by nobody else meanwhile; for [`Output::Add`] they
-/// must be initialised.
+/// The rows of the product at `out` must be valid for writing and accessed by nobody else
+/// meanwhile; for [`Output::Add`] they must be initialised.
 pub(super) unsafe fn multiply_rows<'a>(
     out: *mut f32,
     row_stride: usize,
@@ -215,7 +219,8 @@ pub(super) fn product<'a>(
 ) -> Vec<f32> {
     let (a, b) = (a.into(), b.into());
     let ((rows, _), (_, cols)) = (a.size(), b.size());
-    // SAFETY: the product overwrites all of its `rows * cols` elements, which are the whole destination.
+    // SAFETY: the product overwrites all of its `rows * cols` elements, which are the whole
+    // destination.
     unsafe {
         super::flex::written(rows * cols, |out| {
             let into = bias.map_or(Output::Overwrite, Output::Bias);
@@ -224,8 +229,8 @@ pub(super) fn product<'a>(
     }
 }
 
-/// `a b` over all threads, given to `finish` block by block: products of tiles while the sums are in the caches, others once they are whole.
-/// Otherwise as [`multiply`].
+/// `a b` over all threads, given to `finish` block by block: products of tiles while the sums are
+/// in the caches, others once they are whole. Otherwise as [`multiply`].
 pub(super) fn finished<'a>(
     a: impl Into<Factor<'a>>,
     b: impl Into<Factor<'a>>,
@@ -242,7 +247,8 @@ pub(super) fn finished<'a>(
     {
         let threads = is_parallel(rows, inner, cols, rounding);
         if let Some(method @ panels::Method::Tiles { .. }) = panels::Method::of(a, b, rounding, threads) {
-            // SAFETY: the method has been asked of the CPU, and no element is written but by `finish`.
+            // SAFETY: the method has been asked of the CPU, and no element is written but by
+            // `finish`.
             return unsafe { panels::finished(method, a, b, rounding, threads, finish) };
         }
     }
@@ -268,8 +274,8 @@ impl Destination {
 /// The product over all threads where it is large enough and `threads` is set, else on this one.
 ///
 /// # Safety
-/// The rows of the product at `out` must be valid for writing and accessed by nobody else meanwhile; for [`Output::Add`] they
-/// must be initialised.
+/// The rows of the product at `out` must be valid for writing and accessed by nobody else
+/// meanwhile; for [`Output::Add`] they must be initialised.
 unsafe fn multiply_into(
     out: Destination,
     a: Factor<'_>,
@@ -331,9 +337,9 @@ unsafe fn multiply_by_gemm(
     let [of_a, of_b] = &mut rounded;
     let (a, b) = (in_f32(a, rounding, of_a, threads), in_f32(b, rounding, of_b, threads));
     let parallelism = if threads { gemm::Parallelism::Rayon(0) } else { gemm::Parallelism::None };
-    // SAFETY: the strides of `a` and `b` stay within their slices (checked when they were made); the caller vouches for the
-    // destination, in which the bias has been written. With an inner dimension of 0 the library writes zeros (or leaves what is
-    // added to).
+    // SAFETY: the strides of `a` and `b` stay within their slices (checked when they were made);
+    // the caller vouches for the destination, in which the bias has been written. With an inner
+    // dimension of 0 the library writes zeros (or leaves what is added to).
     unsafe {
         gemm::gemm(
             rows,
@@ -400,7 +406,8 @@ impl<T> Clone for Shared<T> {
 
 impl<T> Copy for Shared<T> {}
 
-// SAFETY: it is a pointer and nothing more; whoever writes through it must see to it that no two threads touch one element.
+// SAFETY: it is a pointer and nothing more; whoever writes through it must see to it that no two
+// threads touch one element.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}

@@ -1,6 +1,6 @@
-//! Packing: a factor as panels of its outer dimension (rows of the left factor, columns of the right one), each a sequence of steps
-//! of the inner dimension, so that a kernel reads memory in order. Operands are rounded on the way. Elements beyond
-//! the edges are 0.
+//! Packing: a factor as panels of its outer dimension (rows of the left factor, columns of the
+//! right one), each a sequence of steps of the inner dimension, so that a kernel reads memory in
+//! order. Operands are rounded on the way. Elements beyond the edges are 0.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::arch::x86_64::*;
@@ -52,7 +52,8 @@ impl Drop for Buffer {
     }
 }
 
-/// A factor as outer x inner; one of the steps is 1. It is read while the factor it was made of is borrowed.
+/// A factor as outer x inner; one of the steps is 1. It is read while the factor it was made of is
+/// borrowed.
 #[derive(Clone, Copy)]
 pub(super) struct View<T> {
     pub at: *const T,
@@ -172,11 +173,13 @@ impl Wide for f16 {
 /// How much of the inner dimension one step of a panel of f32 has.
 pub(super) const F32_STEP: usize = 4;
 
-/// `part` of `view` to `to`, where panels of `WIDTH` (12 or 32) are `stride` bytes apart: `WIDTH` elements, one after the other,
-/// for each of the inner dimension, which is filled up to whole steps.
+/// `part` of `view` to `to`, where panels of `WIDTH` (12 or 32) are `stride` bytes apart: `WIDTH`
+/// elements, one after the other, for each of the inner dimension, which is filled up to whole
+/// steps.
 ///
 /// # Safety
-/// `part` must lie within `view`, its panels within the memory at `to`; and the CPU must have AVX-512 (F and BW).
+/// `part` must lie within `view`, its panels within the memory at `to`; and the CPU must have
+/// AVX-512 (F and BW).
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn pack_f32<E: Wide, const WIDTH: usize>(
     view: View<E::Of>,
@@ -194,7 +197,8 @@ pub(super) unsafe fn pack_f32<E: Wide, const WIDTH: usize>(
                 for k in k..k + F32_STEP {
                     let mask = if k < k1 { lowest(missing.min(WIDTH)) } else { 0 };
                     let (from, to) = (view.at.wrapping_add(k * view.inner_step + outer), to_panel(p, k));
-                    // SAFETY: `mask` keeps loads within the factor; the stores are within the panel.
+                    // SAFETY: `mask` keeps loads within the factor; the stores are within the
+                    // panel.
                     unsafe {
                         _mm512_mask_storeu_ps(to, whole, E::load16(from, mask as u16));
                         if WIDTH > 16 {
@@ -264,7 +268,8 @@ impl Narrow for bf16 {
     }
 }
 
-/// Rows of the left factor, or columns of the right one, in a panel of tiles: two tiles side by side.
+/// Rows of the left factor, or columns of the right one, in a panel of tiles: two tiles side by
+/// side.
 pub(super) const TILES: usize = 32;
 /// How much of the inner dimension a tile has.
 pub(super) const TILE_STEP: usize = 32;
@@ -283,8 +288,8 @@ pub(super) enum Side {
 /// `part` of `view` as tiles to `to`, where panels are `stride` bytes apart.
 ///
 /// # Safety
-/// `part` must lie within `view`, its panels within the memory at `to`, which starts at a cache line; and the CPU must have
-/// AVX-512 F, BW and BF16.
+/// `part` must lie within `view`, its panels within the memory at `to`, which starts at a cache
+/// line; and the CPU must have AVX-512 F, BW and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn pack_tiles<T: Narrow>(view: View<T>, side: Side, part: Part, to: *mut u8, stride: usize) {
     // SAFETY: the caller's promise.
@@ -298,12 +303,14 @@ pub(super) unsafe fn pack_tiles<T: Narrow>(view: View<T>, side: Side, part: Part
     }
 }
 
-/// Steps, or panels, of one row that are read one after the other: 32 rows of them are 32 KiB of tiles, which stay in the caches until they
-/// are full. Measured on an AMD EPYC (Zen 4) on factors that no cache has: 0.24 to 0.39 ns an element of f32 where reading 32 rows tile by
-/// tile takes 0.41 to 0.57, since a CPU foresees what it reads of a few rows alone.
+/// Steps, or panels, of one row that are read one after the other: 32 rows of them are 32 KiB of
+/// tiles, which stay in the caches until they are full. Measured on an AMD EPYC (Zen 4) on factors
+/// that no cache has: 0.24 to 0.39 ns an element of f32 where reading 32 rows tile by tile takes
+/// 0.41 to 0.57, since a CPU foresees what it reads of a few rows alone.
 const RUN: usize = 16;
 
-/// How far ahead elements of a row are fetched, more than what a CPU foresees by itself. It gains on a Zen 5 and nothing on a Zen 4.
+/// How far ahead elements of a row are fetched, more than what a CPU foresees by itself. It gains
+/// on a Zen 5 and nothing on a Zen 4.
 const AHEAD: usize = 2 * TILE_STEP;
 
 /// Has the 128 bytes at `at`, which may lie beyond the factor, fetched into the first-level cache.
@@ -315,8 +322,8 @@ fn fetch<T>(at: *const T) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<u8>().wrapping_add(LINE).cast()) };
 }
 
-/// Left tiles from rows that are contiguous: converted and put where they belong. With `TRANSPOSE`, right tiles from columns that are:
-/// 16 x 16 pairs are transposed.
+/// Left tiles from rows that are contiguous: converted and put where they belong. With `TRANSPOSE`,
+/// right tiles from columns that are: 16 x 16 pairs are transposed.
 ///
 /// # Safety
 /// `part` must lie within `view`, its panels within the memory at `to`, which starts at a cache
@@ -348,7 +355,8 @@ unsafe fn runs_of_rows<T: Narrow, const TRANSPOSE: bool>(view: View<T>, part: Pa
     }
 }
 
-/// Right tiles from rows that are contiguous: two rows are interleaved. With `TRANSPOSE`, left tiles from columns that are.
+/// Right tiles from rows that are contiguous: two rows are interleaved. With `TRANSPOSE`, left
+/// tiles from columns that are.
 ///
 /// # Safety
 /// `part` must lie within `view`, its panels within the memory at `to`, which starts at a cache

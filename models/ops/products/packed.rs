@@ -14,7 +14,8 @@ use super::{Factor, Rounding};
 pub struct Operands {
     /// The type that they are rounded to.
     pub dtype: FloatDType,
-    /// Where the right factor is kept packed, for products of bf16 on the CPU; none to pack it for every one.
+    /// Where the right factor is kept packed, for products of bf16 on the CPU; none to pack it for
+    /// every one.
     pub packed: Option<Packed>,
 }
 
@@ -24,8 +25,8 @@ impl From<FloatDType> for Operands {
     }
 }
 
-/// One matrix, packed as the right factor of products of bf16 by the first of them. It must not change meanwhile. Clones share the
-/// memory.
+/// One matrix, packed as the right factor of products of bf16 by the first of them. It must not
+/// change meanwhile. Clones share the memory.
 #[derive(Clone, Default)]
 pub struct Packed(Arc<Panels>);
 
@@ -41,7 +42,8 @@ impl fmt::Debug for Packed {
 }
 
 impl Packed {
-    /// Bytes that are packed: 0 before the first product, and where the products of this CPU have no packed form.
+    /// Bytes that are packed: 0 before the first product, and where the products of this CPU have
+    /// no packed form.
     pub fn bytes(&self) -> usize {
         #[cfg(target_arch = "x86_64")]
         return self.0.get().map_or(0, super::panels::Whole::bytes);
@@ -49,8 +51,8 @@ impl Packed {
         return 0;
     }
 
-    /// `matrix` as the right factor of a product with operands rounded to `rounding`: packed, or as it is where such products have no
-    /// packed form.
+    /// `matrix` as the right factor of a product with operands rounded to `rounding`: packed, or as
+    /// it is where such products have no packed form.
     ///
     /// # Panics
     /// For a matrix of another size than the one that is packed.

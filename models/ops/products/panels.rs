@@ -1,4 +1,5 @@
-//! Products of packed panels: what is packed when and by whom, and which block of the result is whose task.
+//! Products of packed panels: what is packed when and by whom, and which block of the result is
+//! whose task.
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
@@ -29,10 +30,12 @@ pub(super) fn has_avx512() -> bool {
 }
 
 impl Method {
-    /// The method for a product of `a` and `b`, on all `threads` or on one; none for the `gemm` crate's.
+    /// The method for a product of `a` and `b`, on all `threads` or on one; none for the `gemm`
+    /// crate's.
     ///
     /// # Panics
-    /// Where the environment asks for a unit that is not permitted, which [`Ops::fused`](crate::Ops::fused) refuses.
+    /// Where the environment asks for a unit that is not permitted, which
+    /// [`Ops::fused`](crate::Ops::fused) refuses.
     pub(super) fn of(a: Factor<'_>, b: Factor<'_>, rounding: Rounding, threads: bool) -> Option<Self> {
         let is_f16 = |factor| matches!(factor, Factor::F16(_));
         let unit = match rounding {
@@ -40,8 +43,9 @@ impl Method {
             _ => Unit::F32,
         };
         let ((rows, inner), (_, cols)) = (a.size(), b.size());
-        // In f32 the crate is faster, but for the gradient of a weight with more rows than columns, such as a vocabulary's, and for a right
-        // factor that lies transposed, whose packing takes it milliseconds however few rows there are.
+        // In f32 the crate is faster, but for the gradient of a weight with more rows than columns,
+        // such as a vocabulary's, and for a right factor that lies transposed, whose packing takes
+        // it milliseconds however few rows there are.
         let is_tall_gradient = rows > cols && !inner_is_contiguous(a, Side::Left);
         let is_faster = threads && (is_tall_gradient || inner_is_contiguous(b, Side::Right));
         Self::on(unit).filter(|_| (rounding != Rounding::F32 || is_faster) && inner > 0)
@@ -90,7 +94,8 @@ impl Method {
     }
 
     /// # Safety
-    /// `part` must lie within `factor`, its panels within the memory at `to`, which starts at a cache line.
+    /// `part` must lie within `factor`, its panels within the memory at `to`, which starts at a
+    /// cache line.
     unsafe fn pack(self, factor: Factor<'_>, rounding: Rounding, side: Side, part: Part, to: *mut u8, stride: usize) {
         // SAFETY: the caller's promise; the method's instructions have been asked of the CPU.
         unsafe {
@@ -140,7 +145,8 @@ impl Method {
     }
 }
 
-/// Whether elements that follow each other in the inner dimension are neighbours in memory, and not those of the outer one.
+/// Whether elements that follow each other in the inner dimension are neighbours in memory, and not
+/// those of the outer one.
 fn inner_is_contiguous(factor: Factor<'_>, side: Side) -> bool {
     let outer_step = match factor {
         Factor::F32(x) => view(x, side).outer_step,
@@ -173,8 +179,8 @@ unsafe fn wide<E: Wide>(view: View<E::Of>, side: Side, part: Part, to: *mut u8, 
     }
 }
 
-/// The values that sums begin with: 0 where `at` is null, else those at `at`, in rows `stride` elements apart; a stride of 0 repeats
-/// one row (a bias).
+/// The values that sums begin with: 0 where `at` is null, else those at `at`, in rows `stride`
+/// elements apart; a stride of 0 repeats one row (a bias).
 #[derive(Clone, Copy)]
 pub(super) struct Start {
     pub at: *const f32,
@@ -185,7 +191,8 @@ impl Start {
     pub const ZERO: Self = Self { at: std::ptr::null(), stride: 0 };
 }
 
-/// Panels next to each other: where the first of them starts, how far apart they are, which they are.
+/// Panels next to each other: where the first of them starts, how far apart they are, which they
+/// are.
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
     pub at: *const u8,
@@ -212,12 +219,13 @@ unsafe impl Send for Target {}
 unsafe impl Sync for Target {}
 
 impl Target {
-    /// Calls `kernel` for the block of `size` at `(row, col)` with what its sums begin with, its address and how far its rows
-    /// are apart. A block that is not `whole` for the kernel is one in `edge`, whose rows are `width` long.
+    /// Calls `kernel` for the block of `size` at `(row, col)` with what its sums begin with, its
+    /// address and how far its rows are apart. A block that is not `whole` for the kernel is one in
+    /// `edge`, whose rows are `width` long.
     ///
     /// # Safety
-    /// The block must lie within the target and be accessed by nobody else, and be initialised unless it `is_first` and nothing
-    /// is added to.
+    /// The block must lie within the target and be accessed by nobody else, and be initialised
+    /// unless it `is_first` and nothing is added to.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub(super) unsafe fn block(
@@ -310,13 +318,15 @@ pub(super) unsafe fn multiply(
         None => even(steps, (SHARED_BYTES / (cut.panels[cut.shared] * method.bytes()[cut.shared])).max(fma::INNER)),
     };
     let at_once = even(piece, method.steps_at_once().min((OWN_BYTES / (cut.width * method.bytes()[cut.own])).max(1)));
-    // SAFETY: the caller's promise; every task has its own rows or columns of the result, and the first steps write all of it.
+    // SAFETY: the caller's promise; every task has its own rows or columns of the result, and the
+    // first steps write all of it.
     unsafe {
         cut.run(rounding, steps, piece, at_once, |a, b, (t0, t1)| method.run(&target, a, b, t1 - t0, t0 == 0));
     }
 }
 
-/// `a b`, of which each block is given to `finish`, over all threads if it is `parallel`. No sum is stored before it is complete.
+/// `a b`, of which each block is given to `finish`, over all threads if it is `parallel`. No sum is
+/// stored before it is complete.
 ///
 /// # Safety
 /// `method`, which is of tiles, must have been asked of the CPU. The inner dimension must not be 0.
@@ -336,8 +346,9 @@ pub(super) unsafe fn finished(
     unsafe { cut.run(rounding, steps, steps, steps, |a, b, _| method.finish((rows, cols), a, b, steps, finish)) };
 }
 
-/// How a product is divided: the factor with the larger outer dimension is cut into tasks, each of which packs its own part; the other
-/// one is packed before, by all threads, whole or in pieces of the inner dimension.
+/// How a product is divided: the factor with the larger outer dimension is cut into tasks, each of
+/// which packs its own part; the other one is packed before, by all threads, whole or in pieces of
+/// the inner dimension.
 struct Cut<'a> {
     method: Method,
     factors: [(Factor<'a>, Side); 2],
@@ -378,8 +389,9 @@ impl<'a> Cut<'a> {
         }
     }
 
-    /// Calls `run` with panels of both factors for steps of the inner dimension, until all products of theirs were given: `piece` of the
-    /// `steps` are packed for all tasks at once, `at_once` of these by a task for itself.
+    /// Calls `run` with panels of both factors for steps of the inner dimension, until all products
+    /// of theirs were given: `piece` of the `steps` are packed for all tasks at once, `at_once` of
+    /// these by a task for itself.
     ///
     /// # Safety
     /// The method must have been asked of the CPU, and the factors must have so many steps.
@@ -393,7 +405,8 @@ impl<'a> Cut<'a> {
     ) {
         let Self { method, factors, panels, own, shared, width, parallel } = *self;
         let (step, bytes, inner) = (method.step(), method.bytes(), factors[0].0.size().1);
-        // Taken, not borrowed: while this thread waits, it may run a task that calls for another product.
+        // Taken, not borrowed: while this thread waits, it may run a task that calls for another
+        // product.
         let mut buffer = SHARED.replace(Buffer::new());
         let (packed, stride) = match self.whole(shared) {
             Some(whole) => (whole.at(), whole.stride()),
@@ -407,7 +420,8 @@ impl<'a> Cut<'a> {
             let at = |s: usize| (s * step).min(inner);
             if self.whole(shared).is_none() {
                 let (factor, side) = factors[shared];
-                // SAFETY: the steps lie within the factor, and the buffer holds all its panels of them.
+                // SAFETY: the steps lie within the factor, and the buffer holds all its panels of
+                // them.
                 unsafe { pack_all(method, factor, rounding, side, (s0, s1), packed, stride, parallel) };
             }
             for_each(parallel, panels[own].div_ceil(width), |task| {
@@ -415,7 +429,8 @@ impl<'a> Cut<'a> {
                 let mut buffer = OWN.replace(Buffer::new());
                 for t0 in (s0..s1).step_by(at_once) {
                     let t1 = (t0 + at_once).min(s1);
-                    // SAFETY: the part lies within the factor and fits the buffer, as whole panels hold all steps.
+                    // SAFETY: the part lies within the factor and fits the buffer, as whole panels
+                    // hold all steps.
                     let (at_own, stride_own) = unsafe {
                         match self.whole(own) {
                             Some(whole) => {
@@ -445,12 +460,13 @@ impl<'a> Cut<'a> {
     }
 }
 
-/// The steps from `s0` to `s1` of all panels of `factor` to `to`, where panels are `stride` bytes apart, in blocks of about 128 KiB that
-/// are long in the direction in which the factor is contiguous; by all threads if it is `parallel`.
+/// The steps from `s0` to `s1` of all panels of `factor` to `to`, where panels are `stride` bytes
+/// apart, in blocks of about 128 KiB that are long in the direction in which the factor is
+/// contiguous; by all threads if it is `parallel`.
 ///
 /// # Safety
-/// The steps must lie within `factor`, their panels within the memory at `to`, which starts at a cache line; and `method` must have been
-/// asked of the CPU.
+/// The steps must lie within `factor`, their panels within the memory at `to`, which starts at a
+/// cache line; and `method` must have been asked of the CPU.
 #[allow(clippy::too_many_arguments)]
 unsafe fn pack_all(
     method: Method,
@@ -529,8 +545,8 @@ impl Whole {
 /// Elements from which a matrix is packed by all threads.
 const PACK_PARALLEL_FROM: usize = 1 << 16;
 
-/// The panels of `matrix` in `kept`, where they are put if they are not there, for products with operands rounded to `rounding`; none
-/// where those have no tiles of bf16.
+/// The panels of `matrix` in `kept`, where they are put if they are not there, for products with
+/// operands rounded to `rounding`; none where those have no tiles of bf16.
 ///
 /// # Panics
 /// For a matrix of another size than the one whose panels are there.
@@ -543,8 +559,8 @@ pub(super) fn packed<'a>(kept: &'a OnceLock<Whole>, matrix: Factor<'_>, rounding
     let whole = match kept.get() {
         Some(whole) => whole,
         None => {
-            // Not within `get_or_init`: a thread that waits for others may run a task that asks for the same panels.
-            // SAFETY: the unit of the process is permitted.
+            // Not within `get_or_init`: a thread that waits for others may run a task that asks for
+            // the same panels. SAFETY: the unit of the process is permitted.
             let made = unsafe { Whole::new(method, matrix) };
             kept.get_or_init(|| made)
         }

@@ -1,5 +1,6 @@
-//! Every method of this CPU, and the tiles by an emulation of their instruction, against f64 arithmetic on rounded operands. AMX itself
-//! runs where it is: elsewhere the emulation shows that packing, blocks and edges are right.
+//! Every method of this CPU, and the tiles by an emulation of their instruction, against f64
+//! arithmetic on rounded operands. AMX itself runs where it is: elsewhere the emulation shows that
+//! packing, blocks and edges are right.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -44,7 +45,8 @@ unsafe fn emulated(
             let mut sum =
                 if start.at.is_null() { 0.0 } else { unsafe { start.at.add(row * start.stride + col).read() } };
             for step in 0..steps {
-                // Rows 16 and more are in the second tile of `a`, columns 16 and more in that of `b`.
+                // Rows 16 and more are in the second tile of `a`, columns 16 and more in that of
+                // `b`.
                 let (a, b) = unsafe {
                     (a.add(step * 2048 + row / 16 * 1024 + row % 16 * 64), b.add(step * 2048 + col / 16 * 1024))
                 };
@@ -158,8 +160,9 @@ fn transposed<T: Copy>(x: &[T], rows: usize, cols: usize) -> Vec<T> {
     (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
 }
 
-/// All methods on factors of `m x k` and `k x n` in f32 and in the narrow type, either of them as its transpose in memory (the forward
-/// product of a linear layer, the gradient of its input and that of its weight among them), written, added to and with a bias.
+/// All methods on factors of `m x k` and `k x n` in f32 and in the narrow type, either of them as
+/// its transpose in memory (the forward product of a linear layer, the gradient of its input and
+/// that of its weight among them), written, added to and with a bias.
 fn check(rounding: Rounding, (m, n, k): (usize, usize, usize)) {
     let (a, b, before, bias) = (noise(m * k, 1), noise(k * n, 2), noise(m * n, 3), noise(n, 4));
     let (at, bt) = (transposed(&a, m, k), transposed(&b, k, n));
@@ -191,7 +194,8 @@ fn check(rounding: Rounding, (m, n, k): (usize, usize, usize)) {
                     };
                     multiply(&mut c, *a, *b, *into);
                     for (at, (c, (value, size))) in c.iter().zip(expected).enumerate() {
-                        // Of k roundings of 6e-8 each, relative to the sum of the terms' magnitudes, most cancel.
+                        // Of k roundings of 6e-8 each, relative to the sum of the terms'
+                        // magnitudes, most cancel.
                         let bound = (2e-7 + 3e-8 * (k as f64).sqrt()) * size;
                         let off = (f64::from(*c) - value).abs();
                         assert!(

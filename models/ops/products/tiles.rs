@@ -1,9 +1,10 @@
-//! Products of bf16 operands on packed tiles: 32 x 32 of the result from a panel of each factor, by AMX (`TDPBF16PS`) or by
-//! AVX512_BF16 (`VDPBF16PS`), which read the same panels.
+//! Products of bf16 operands on packed tiles: 32 x 32 of the result from a panel of each factor, by
+//! AMX (`TDPBF16PS`) or by AVX512_BF16 (`VDPBF16PS`), which read the same panels.
 //!
-//! Measured on an Intel Xeon with AMX (4 GHz), one thread, GFLOP/s: 1,330 to 1,550 for forward products of GPT-2's sizes against 170
-//! in f32. Tiles from the first-level cache give 2,760; each block costs another 50 to 100 ns for its stores. `TILELOADDT1` for the
-//! factor that streams by leaves the other one in the first-level cache; software prefetches only slow the kernel down.
+//! Measured on an Intel Xeon with AMX (4 GHz), one thread, GFLOP/s: 1,330 to 1,550 for forward
+//! products of GPT-2's sizes against 170 in f32. Tiles from the first-level cache give 2,760; each
+//! block costs another 50 to 100 ns for its stores. `TILELOADDT1` for the factor that streams by
+//! leaves the other one in the first-level cache; software prefetches only slow the kernel down.
 
 use std::arch::x86_64::*;
 
@@ -12,7 +13,8 @@ use super::panels::{Panels, Start, Target, even};
 use super::units::Count;
 use super::{BLOCK_ROWS, Finish, Sums, Unit};
 
-/// Steps whose part of a left panel (40 KiB) stays in the first-level cache while right panels stream by.
+/// Steps whose part of a left panel (40 KiB) stays in the first-level cache while right panels
+/// stream by.
 const INNER: usize = 20;
 /// Bytes of the right factor that stay in the second-level cache while the left one streams by.
 const CHUNK: usize = 768 << 10;
@@ -20,12 +22,12 @@ const CHUNK: usize = 768 << 10;
 #[repr(align(64))]
 struct Block([f32; TILES * TILES]);
 
-/// `a` by `b` over `steps` by `kernel`; `is_first` tells whether they are the first of the inner dimension. The result is written
-/// along its rows, which keeps to few pages.
+/// `a` by `b` over `steps` by `kernel`; `is_first` tells whether they are the first of the inner
+/// dimension. The result is written along its rows, which keeps to few pages.
 ///
 /// # Safety
-/// The panels must have `steps` steps, the blocks of the target that they give must be this call's alone, and `kernel` must be
-/// permitted, within [`amx::Tiles`] where it is of AMX.
+/// The panels must have `steps` steps, the blocks of the target that they give must be this call's
+/// alone, and `kernel` must be permitted, within [`amx::Tiles`] where it is of AMX.
 pub(super) unsafe fn run(kernel: Kernel, target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool) {
     let mut edge = Block([0.0; TILES * TILES]);
     let inner = even(steps, INNER);
@@ -40,7 +42,8 @@ pub(super) unsafe fn run(kernel: Kernel, target: &Target, a: Panels, b: Panels, 
                     let (row, col) = ((a.first + i) * TILES, (b.first + j) * TILES);
                     let size = ((target.rows - row).min(TILES), (target.cols - col).min(TILES));
                     let (whole, is_first) = (size == (TILES, TILES), is_first && s == 0);
-                    // SAFETY: the caller's promise; blocks at the edges go through a buffer of their own.
+                    // SAFETY: the caller's promise; blocks at the edges go through a buffer of
+                    // their own.
                     unsafe {
                         target.block((row, col), size, whole, is_first, &mut edge.0, TILES, |start, (c, stride)| {
                             kernel(block_a, block_b, n, size.0, start, c, stride);
@@ -54,11 +57,13 @@ pub(super) unsafe fn run(kernel: Kernel, target: &Target, a: Panels, b: Panels, 
 
 const _: () = assert!(TILES == BLOCK_ROWS);
 
-/// `a` by `b`, which are of a product of `size`, over all its `steps` by `kernel`: each block is given to `finish`. Where the steps do not
-/// stay in the first-level cache, the sums of a row of blocks wait for those of the others in the second-level one.
+/// `a` by `b`, which are of a product of `size`, over all its `steps` by `kernel`: each block is
+/// given to `finish`. Where the steps do not stay in the first-level cache, the sums of a row of
+/// blocks wait for those of the others in the second-level one.
 ///
 /// # Safety
-/// The panels must have `steps` steps, at least one, and `kernel` must be permitted, within [`amx::Tiles`] where it is of AMX.
+/// The panels must have `steps` steps, at least one, and `kernel` must be permitted, within
+/// [`amx::Tiles`] where it is of AMX.
 pub(super) unsafe fn finish(
     kernel: Kernel,
     size: (usize, usize),
@@ -84,8 +89,9 @@ pub(super) unsafe fn finish(
                     let (rows, cols) = ((size.0 - row).min(TILES), (size.1 - col).min(TILES));
                     let at = sums.wrapping_add((j - j0) % waiting * BLOCK);
                     let start = if s == 0 { Start::ZERO } else { Start { at, stride: TILES } };
-                    // SAFETY: the caller's promise; the memory has so many blocks, which a kernel writes whole but for rows that are
-                    // not wanted, of which a slice of the others has none.
+                    // SAFETY: the caller's promise; the memory has so many blocks, which a kernel
+                    // writes whole but for rows that are not wanted, of which a slice of the others
+                    // has none.
                     let values = unsafe {
                         kernel(block_a, block_b, n, rows, start, at, TILES);
                         std::slice::from_raw_parts_mut(at, rows * TILES)
@@ -99,8 +105,9 @@ pub(super) unsafe fn finish(
     }
 }
 
-/// A kernel: a panel of each factor, how many steps, how many of the 32 rows are wanted (those after them may be left out), what the
-/// sums begin with, the block of 32 x 32 and how far its rows are apart.
+/// A kernel: a panel of each factor, how many steps, how many of the 32 rows are wanted (those
+/// after them may be left out), what the sums begin with, the block of 32 x 32 and how far its rows
+/// are apart.
 pub(super) type Kernel = unsafe fn(*const u8, *const u8, usize, usize, Start, *mut f32, usize);
 
 /// The kernel of `unit`.
@@ -118,8 +125,8 @@ pub(super) fn kernel(unit: Unit) -> Kernel {
 /// 8 x 32 of the result at a time: 16 sums, each pair of the left factor broadcast from memory.
 ///
 /// # Safety
-/// The panels must have `steps` steps; `rows` must be 32 at most; what `start` names must be readable, and the block at `c` writable; and
-/// the CPU must have AVX-512 F, BW and BF16.
+/// The panels must have `steps` steps; `rows` must be 32 at most; what `start` names must be
+/// readable, and the block at `c` writable; and the CPU must have AVX-512 F, BW and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn avx512(a: *const u8, b: *const u8, steps: usize, rows: usize, start: Start, c: *mut f32, c_stride: usize) {
     for quarter in 0..rows.div_ceil(8) {
@@ -161,7 +168,8 @@ unsafe fn avx512(a: *const u8, b: *const u8, steps: usize, rows: usize, start: S
     }
 }
 
-/// Gives `count` a product of 32 x 32 x 256 by `unit`, which must be permitted, whose operands are in the first-level cache.
+/// Gives `count` a product of 32 x 32 x 256 by `unit`, which must be permitted, whose operands are
+/// in the first-level cache.
 pub(super) fn with_product(unit: Unit, count: &mut Count<'_>) {
     const STEPS: usize = 8;
     #[repr(align(64))]
@@ -170,7 +178,8 @@ pub(super) fn with_product(unit: Unit, count: &mut Count<'_>) {
     let (a, b) = (Operand([0x3f80; STEPS * TILE_BYTES / 2]), Operand([0x3f80; STEPS * TILE_BYTES / 2]));
     let mut c = Block([0.0; TILES * TILES]);
     let (a, b, c) = (a.0.as_ptr().cast(), b.0.as_ptr().cast(), c.0.as_mut_ptr());
-    // SAFETY (all): the caller has asked whether the unit is permitted; both panels have so many steps, and `c` is whole.
+    // SAFETY (all): the caller has asked whether the unit is permitted; both panels have so many
+    // steps, and `c` is whole.
     if unit == Unit::AmxBf16 {
         // Without the stores of a result, which take as long as three steps.
         let _tiles = unsafe { amx::Tiles::configured() };
@@ -180,16 +189,17 @@ pub(super) fn with_product(unit: Unit, count: &mut Count<'_>) {
     count(2 * TILES * TILES * STEPS * TILE_STEP, &mut || unsafe { kernel(a, b, STEPS, TILES, Start::ZERO, c, TILES) });
 }
 
-/// AMX in stable Rust: tiles are clobbers of inline assembly only, so that a block of sums begins and ends within one `asm!`.
+/// AMX in stable Rust: tiles are clobbers of inline assembly only, so that a block of sums begins
+/// and ends within one `asm!`.
 pub(super) mod amx {
     use std::arch::asm;
     use std::arch::x86_64::__cpuid_count;
 
     use super::Start;
 
-    /// Whether the CPU has AMX with bf16 and the operating system permits it to this process. The permission is asked for, which
-    /// holds for all threads: without it the first instruction of a tile ends the process. A kernel that does not save tiles
-    /// refuses it.
+    /// Whether the CPU has AMX with bf16 and the operating system permits it to this process. The
+    /// permission is asked for, which holds for all threads: without it the first instruction of a
+    /// tile ends the process. A kernel that does not save tiles refuses it.
     pub(in super::super) fn is_permitted() -> bool {
         let edx = __cpuid_count(7, 0).edx; // leaf 7 is there: it has told of AVX-512
         let (bf16, tile) = (edx >> 22 & 1, edx >> 24 & 1); // `is_x86_feature_detected!("amx-bf16")` is unstable
@@ -213,8 +223,8 @@ pub(super) mod amx {
         false
     }
 
-    /// 64 bytes, which LDTILECFG reads. A static, never a local: an operand of `asm!` that is a pointer does not tell how many
-    /// bytes are read, so a compiler may drop stores to a local.
+    /// 64 bytes, which LDTILECFG reads. A static, never a local: an operand of `asm!` that is a
+    /// pointer does not tell how many bytes are read, so a compiler may drop stores to a local.
     #[repr(C, align(64))]
     struct Config {
         palette: u8,
@@ -233,8 +243,9 @@ pub(super) mod amx {
         rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
     };
 
-    /// Tiles that are configured on this thread until this is dropped. TILERELEASE then puts their state back to the initial one,
-    /// so that context switches need not save 8 KiB and the core may sleep.
+    /// Tiles that are configured on this thread until this is dropped. TILERELEASE then puts their
+    /// state back to the initial one, so that context switches need not save 8 KiB and the core may
+    /// sleep.
     pub(in super::super) struct Tiles(());
 
     impl Tiles {
@@ -261,7 +272,8 @@ pub(super) mod amx {
         }
     }
 
-    /// 2 x 2 tiles of sums of the first step of two panels, `times` times: nothing but the instruction that multiplies.
+    /// 2 x 2 tiles of sums of the first step of two panels, `times` times: nothing but the
+    /// instruction that multiplies.
     ///
     /// # Safety
     /// The panels must have a step, `times` must not be 0, and tiles must be configured.
@@ -286,11 +298,12 @@ pub(super) mod amx {
         }
     }
 
-    /// tmm0-3 are 2 x 2 tiles of the result, tmm4-5 of the left factor, tmm6-7 of the right one. All rows are computed.
+    /// tmm0-3 are 2 x 2 tiles of the result, tmm4-5 of the left factor, tmm6-7 of the right one.
+    /// All rows are computed.
     ///
     /// # Safety
-    /// The panels must have `steps` steps, at least one; what `start` names must be readable, and the block at `c` writable; and
-    /// tiles must be configured.
+    /// The panels must have `steps` steps, at least one; what `start` names must be readable, and
+    /// the block at `c` writable; and tiles must be configured.
     pub(super) unsafe fn kernel(
         a: *const u8,
         b: *const u8,

@@ -66,9 +66,9 @@ impl FromStr for Unit {
     }
 }
 
-/// The unit of this process: the fastest that the CPU has and the operating system permits, or the lower one that
-/// `KILN_CPU_PRODUCTS` names. `avx512-bf16` is chosen where products of some microseconds have shown that it is faster than f32,
-/// which it is not on every CPU that has it.
+/// The unit of this process: the fastest that the CPU has and the operating system permits, or the
+/// lower one that `KILN_CPU_PRODUCTS` names. `avx512-bf16` is chosen where products of some
+/// microseconds have shown that it is faster than f32, which it is not on every CPU that has it.
 ///
 /// # Errors
 /// A variable that names no unit, or one that is not permitted here.
@@ -76,8 +76,8 @@ pub fn unit() -> Result<Unit> {
     chosen().map(|(unit, _)| unit)
 }
 
-/// The instructions for bf16 that this CPU has and that were measured to be no faster than f32, so that [`unit()`] is f32; none where the
-/// CPU has none, and where `KILN_CPU_PRODUCTS` has chosen.
+/// The instructions for bf16 that this CPU has and that were measured to be no faster than f32, so
+/// that [`unit()`] is f32; none where the CPU has none, and where `KILN_CPU_PRODUCTS` has chosen.
 ///
 /// # Errors
 /// A `KILN_CPU_PRODUCTS` that names no unit, or one that is not permitted here.
@@ -134,14 +134,16 @@ fn is_permitted(unit: Unit) -> bool {
     unit == Unit::F32
 }
 
-/// The instructions that multiply operands of `dtype` in fused operators on this CPU, and the most that they reach on all threads
-/// together, in GFLOP/s: of operands that stay in the first-level caches, nothing of them packed.
+/// The instructions that multiply operands of `dtype` in fused operators on this CPU, and the most
+/// that they reach on all threads together, in GFLOP/s: of operands that stay in the first-level
+/// caches, nothing of them packed.
 ///
 /// # Errors
 /// A `KILN_CPU_PRODUCTS` that names no unit, or one that is not permitted here.
 pub fn peak_gflops(dtype: FloatDType) -> Result<(Unit, f64)> {
     let unit = if dtype == FloatDType::BF16 { unit()? } else { Unit::F32 };
-    // The threads begin a little apart, and two of them may share a core: the best window of some has all of them at work.
+    // The threads begin a little apart, and two of them may share a core: the best window of some
+    // has all of them at work.
     let rate = |_: rayon::BroadcastContext<'_>| operations_a_second(unit);
     let rates = (0..WINDOWS).map(|_| rayon::broadcast(rate).into_iter().sum::<f64>());
     Ok((unit, rates.fold(0.0, f64::max) / 1e9))
@@ -178,7 +180,8 @@ fn operations_a_second(unit: Unit) -> f64 {
 mod lanes {
     use crate::ops::simd::{fma, vectorised};
 
-    /// 12 registers of AVX2: enough to hide the latency of an instruction, few enough to stay registers.
+    /// 12 registers of AVX2: enough to hide the latency of an instruction, few enough to stay
+    /// registers.
     const LANES: usize = 96;
     const STEPS: usize = 256;
     /// An addition and a multiplication a lane and step.
@@ -205,8 +208,9 @@ mod lanes {
     }
 }
 
-/// Whether `VDPBF16PS` multiplies at least 1.25 times as fast as f32 does: on some CPUs it is issued every other cycle and loses
-/// (0.6 times), on others it gains almost 2. The distance from both keeps the choice the same in every process.
+/// Whether `VDPBF16PS` multiplies at least 1.25 times as fast as f32 does: on some CPUs it is
+/// issued every other cycle and loses (0.6 times), on others it gains almost 2. The distance from
+/// both keeps the choice the same in every process.
 #[cfg(target_arch = "x86_64")]
 fn avx512_bf16_pays() -> bool {
     let seconds = |with_product: fn(&mut Count<'_>)| {

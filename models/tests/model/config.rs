@@ -1,4 +1,5 @@
-//! Configurations: presets against the published parameter counts, Hugging Face's fields and aliases, and refusals.
+//! Configurations: presets against the published parameter counts, Hugging Face's fields and
+//! aliases, and refusals.
 
 use burn::tensor::Device;
 use kiln_models::weights::parameters;
@@ -27,7 +28,8 @@ fn presets_have_the_published_number_of_parameters() {
         (ModelType::Gpt2, "large", Head::CausalLm, 774_030_080),
         (ModelType::Gpt2, "xl", Head::CausalLm, 1_557_611_200),
         (ModelType::Gpt2, "distil", Head::CausalLm, 81_912_576),
-        // bert-base-uncased with pooler has 109,482,240; the classifier of two labels adds 2 * 768 + 2.
+        // bert-base-uncased with pooler has 109,482,240; the classifier of two labels adds 2 *
+        // 768 + 2.
         (ModelType::Bert, "base", Head::SequenceClassification, 109_482_240 + 1538),
         (ModelType::Bert, "large", Head::SequenceClassification, 335_141_888 + 2050),
         // RobertaForSequenceClassification and DistilBertForSequenceClassification of two labels.
@@ -181,7 +183,8 @@ fn ids_that_end_a_text_are_ids() {
         (json!(null), vec![]),
         (json!(130), vec![130]),
         (json!([7, 130]), vec![7, 130]),
-        // transformers writes this id into the file of a small model without one of its own: no token of the vocabulary has it.
+        // transformers writes this id into the file of a small model without one of its own: no
+        // token of the vocabulary has it.
         (json!(50256), vec![50256]),
     ] {
         assert_eq!(read(json!({"eos_token_id": eos})).unwrap().eos_token_ids(), expected, "{eos}");

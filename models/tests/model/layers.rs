@@ -1,4 +1,5 @@
-//! The shared layers against finite differences and against what they promise: GELU, LayerNorm, attention, dropout.
+//! The shared layers against finite differences and against what they promise: GELU, LayerNorm,
+//! attention, dropout.
 
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 use kiln_models::layers::LayerNorm;
@@ -7,8 +8,9 @@ use kiln_models::ops::dropout::{DropoutRng, plain as dropout};
 use kiln_models::ops::gelu::activate;
 use kiln_models::{Activation, Ops};
 
-/// Central differences of fourth order: `f' = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h`. The formula is off by about
-/// `h^4 f^(5) / 30 ~ 1e-7`; the values are f32, whose rounding (6e-8 of values up to 3) is divided by `h`: about 5e-6.
+/// Central differences of fourth order: `f' = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h`. The
+/// formula is off by about `h^4 f^(5) / 30 ~ 1e-7`; the values are f32, whose rounding (6e-8 of
+/// values up to 3) is divided by `h`: about 5e-6.
 const H: f32 = 0.05;
 const GELU_TOLERANCE: f64 = 5e-5;
 /// A sum of 12 such values.
@@ -48,8 +50,9 @@ fn gelu_gradients_are_those_of_their_own_forward() {
     }
 }
 
-/// The two forms' derivatives, computed in f64 from their formulas, are 3.6e-4 apart at +-3: far more than f32's rounding.
-/// So an erf GELU with the derivative of the tanh form would be found here.
+/// The two forms' derivatives, computed in f64 from their formulas, are 3.6e-4 apart at +-3: far
+/// more than f32's rounding. So an erf GELU with the derivative of the tanh form would be found
+/// here.
 #[test]
 fn the_derivative_of_the_erf_form_is_not_that_of_the_tanh_form() {
     let (erf, tanh) = (1.011_945_647_204_184, 1.011_584_166_630_969_5);

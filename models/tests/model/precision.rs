@@ -1,5 +1,5 @@
-//! The values that stay in f32 when matrix products are bf16 or f16 are ones that a narrow type cannot hold: 65,504 is the
-//! largest number of f16, and above 256 bf16 no longer counts by one.
+//! The values that stay in f32 when matrix products are bf16 or f16 are ones that a narrow type
+//! cannot hold: 65,504 is the largest number of f16, and above 256 bf16 no longer counts by one.
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use kiln_models::layers::{LayerNorm, Linear};
@@ -39,8 +39,8 @@ fn gradients_are_sums_over_any_number_of_rows() {
         let weight = layer.weight.val().grad(&grads).unwrap();
         assert_eq!(weight.dtype(), FloatDType::F32.into(), "gradients of f32 weights are f32");
         for value in read(weight) {
-            // The product itself is of the narrow type: bf16 has 8 bits. Added up in it, it would stop at 128 (bf16) or
-            // 1,024 (f16).
+            // The product itself is of the narrow type: bf16 has 8 bits. Added up in it, it would
+            // stop at 128 (bf16) or 1,024 (f16).
             assert!((value / 50_000.0 - 1.0).abs() < 4e-3, "{dtype:?}: {value}");
         }
     }
@@ -64,7 +64,8 @@ fn a_variance_of_1e_8_is_not_zero() {
 #[test]
 fn attention_takes_the_largest_scores() {
     let device = Device::flex();
-    // Scores of 1e5 and 9.6e4 in bf16, of 6e4 and 5.8e4 in f16: their exponentials are far outside both types and f32.
+    // Scores of 1e5 and 9.6e4 in bf16, of 6e4 and 5.8e4 in f16: their exponentials are far outside
+    // both types and f32.
     for (dtype, query, keys) in [(FloatDType::BF16, 400.0, [250.0, 240.0]), (FloatDType::F16, 300.0, [200.0, 193.0])] {
         let of = |values: Vec<f32>| {
             let len = values.len();
@@ -106,7 +107,8 @@ fn products_round_their_operands_and_their_result_alone() {
         };
         assert_eq!(product(vec![1.0 + small], vec![1.0]), [1.0]);
         assert_eq!(product(vec![even, 1.0], vec![1.0, 1.0]), [even], "{odd} is rounded to even");
-        // Between operands and result nothing is rounded: each 1 alone would be lost next to `even`.
+        // Between operands and result nothing is rounded: each 1 alone would be lost next to
+        // `even`.
         assert_eq!(product([vec![even], vec![1.0; 64]].concat(), vec![1.0; 65]), [even + 64.0]);
     }
 }

@@ -1,5 +1,6 @@
-//! Rows that no output depends on are not computed: padding, and in the last layer all tokens but the first. A fused BERT that classifies
-//! gives the logits and the gradients of the plain one, which computes every row.
+//! Rows that no output depends on are not computed: padding, and in the last layer all tokens but
+//! the first. A fused BERT that classifies gives the logits and the gradients of the plain one,
+//! which computes every row.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -49,7 +50,8 @@ impl ModuleVisitor for Gradients<'_> {
     }
 }
 
-/// Logits, how many rows go through each layer and out of the last, and the gradients of all parameters.
+/// Logits, how many rows go through each layer and out of the last, and the gradients of all
+/// parameters.
 fn computed(model: &Model, input: &ModelInput) -> (Vec<f32>, [usize; 3], Vec<Vec<f32>>) {
     let (rows, pass) = (model.rows(input), model.pass(true));
     let embedded = model.embed(input, &rows, pass);
@@ -148,7 +150,8 @@ fn heads_that_read_every_token_keep_every_row() {
     }
 }
 
-/// A row with a mask beside a row of several documents: each has the logits and the gradients that it has alone.
+/// A row with a mask beside a row of several documents: each has the logits and the gradients that
+/// it has alone.
 #[test]
 fn a_mask_beside_several_documents_hides_what_it_hides_alone() {
     let (t, f) = (true, false);
@@ -184,7 +187,8 @@ fn a_mask_beside_several_documents_hides_what_it_hides_alone() {
                 let (logits, _, gradients) = computed(&model, &ModelInput { position_ids: together, ..both.clone() });
                 let (first, _, of_first) = computed(&model, &alone);
                 of_documents.push(first.clone());
-                // A query that sees no key attends as in transformers where positions are given, and evenly without.
+                // A query that sees no key attends as in transformers where positions are given,
+                // and evenly without.
                 let sees_all = mask[0] && kind == ModelType::Gpt2;
                 let second =
                     ModelInput { position_ids: positions(&[0, 1, 2, 3, 4, 5]).filter(|_| !sees_all), ..row(1) };

@@ -1,5 +1,5 @@
-//! Weights in and out: names of every head against checkpoints that `transformers` wrote, byte-exact round trips, and what
-//! loading reports or refuses.
+//! Weights in and out: names of every head against checkpoints that `transformers` wrote,
+//! byte-exact round trips, and what loading reports or refuses.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,8 @@ fn model(case: &str, head: Head) -> Model {
     Model::new(&config, head, &Device::flex()).unwrap()
 }
 
-/// Loads the fixture's tensors, changed, and gives the report and what is saved from the model then.
+/// Loads the fixture's tensors, changed, and gives the report and what is saved from the model
+/// then.
 fn changed(case: &str, head: Head, change: impl FnOnce(&mut Tensors)) -> Result<(LoadReport, Tensors), String> {
     let folder = tempfile::tempdir().unwrap();
     let mut tensors = read(&fixture(case));

@@ -1,5 +1,6 @@
-//! The AdamW update of many parameters, the norm over all gradients and their sums over micro-batches, against f64 arithmetic
-//! on the host: sizes of one element, primes and many pieces, in lists that take several launches.
+//! The AdamW update of many parameters, the norm over all gradients and their sums over
+//! micro-batches, against f64 arithmetic on the host: sizes of one element, primes and many pieces,
+//! in lists that take several launches.
 
 use burn::tensor::{Tensor, TensorData};
 use kiln_models::ops::adamw::{Parameters, Update, norm};
@@ -11,7 +12,8 @@ fn tensor(values: &[f32]) -> Tensor<1> {
     Tensor::from_data(TensorData::new(values.to_vec(), [values.len()]), &crate::device())
 }
 
-/// The sizes of a list: more tensors than a launch takes on any device, most of them small, some of several pieces.
+/// The sizes of a list: more tensors than a launch takes on any device, most of them small, some of
+/// several pieces.
 fn sizes() -> Vec<usize> {
     let odd = [1, 31, 33, 97, 16_384, 40_009];
     (0..70).map(|i| if i % 12 < 6 { odd[i % 12] } else { 1 + i * i % 613 }).collect()
@@ -139,12 +141,14 @@ fn norms() {
         for values in &values {
             list.push(tensor(values));
         }
-        // Sums of some 700 numbers at most in a lane, 6e-8 each, and they do not all go one way; the root halves it.
+        // Sums of some 700 numbers at most in a lane, 6e-8 each, and they do not all go one way;
+        // the root halves it.
         close("norm", &read(norm(list)), &[expected], 5e-6);
     }
 }
 
-/// The sum over micro-batches begins anew, goes on, and is left alone, also where it or a gradient has overflowed.
+/// The sum over micro-batches begins anew, goes on, and is left alone, also where it or a gradient
+/// has overflowed.
 #[test]
 #[cfg(feature = "compiler")]
 fn sums_of_micro_batches() {

@@ -10,7 +10,8 @@ use crate::{
     wide,
 };
 
-/// Sums of up to a hundred products of order 1, an exponential and a division, each with a rounding of 6e-8.
+/// Sums of up to a hundred products of order 1, an exponential and a division, each with a rounding
+/// of 6e-8.
 const ROUNDING: f64 = 4e-6;
 
 #[derive(Clone, Copy)]
@@ -86,7 +87,8 @@ impl Case {
         }
     }
 
-    /// Attention in f64; `factor` is what dropout multiplies weight `((sequence, head), row, key)` by.
+    /// Attention in f64; `factor` is what dropout multiplies weight `((sequence, head), row, key)`
+    /// by.
     fn host(self, factor: impl Fn(usize, usize, usize) -> f64) -> impl Fn(&[Vec<f64>]) -> Vec<f64> {
         move |values| {
             let (d, width) = (self.head_dim, self.width());
@@ -147,7 +149,8 @@ fn cases(batch: usize, heads: usize, seq: usize, head_dim: usize) -> Vec<Case> {
     cases
 }
 
-/// [`cases`] without some of the paddings off the CPU: a device that is software tunes the products of every layout for seconds.
+/// [`cases`] without some of the paddings off the CPU: a device that is software tunes the products
+/// of every layout for seconds.
 fn few(batch: usize, heads: usize, seq: usize, head_dim: usize) -> Vec<Case> {
     let paddings = [None, Some(1), Some(seq as isize)];
     let is_one = |case: &Case| crate::on_cpu() || paddings.contains(&case.padding);
@@ -172,8 +175,8 @@ fn values_and_gradients() {
 
 #[test]
 fn several_blocks_of_rows() {
-    // A block has 128 rows: 131 is two, of which the second has 3; 300 is three. Rows of padding on the left that see
-    // nothing lie in the first block.
+    // A block has 128 rows: 131 is two, of which the second has 3; 300 is three. Rows of padding on
+    // the left that see nothing lie in the first block.
     for (batch, heads, seq, head_dim) in [(2, 2, 131, 8), (1, 1, 300, 17)] {
         for mut case in cases(batch, heads, seq, head_dim) {
             case.padding = case.padding.map(|padding| padding * 20);
@@ -182,7 +185,8 @@ fn several_blocks_of_rows() {
     }
 }
 
-/// On the CPU the operands of products are rounded to bf16 in a run of that type, and to nothing in one of f16.
+/// On the CPU the operands of products are rounded to bf16 in a run of that type, and to nothing in
+/// one of f16.
 #[test]
 fn operands_of_products_are_rounded_to_bf16() {
     if !crate::on_cpu() {
@@ -198,8 +202,9 @@ fn operands_of_products_are_rounded_to_bf16() {
                 [FloatDType::F32, FloatDType::F16, FloatDType::BF16].map(of);
             let name = name(&case);
             assert_eq!((&exact, &gradients), (&half.0, &half.1), "{name}: f16");
-            // Weights and gradients of scores are rounded by up to 2^-8 of themselves, and so is the gradient of the result; what is
-            // smaller than the largest by cancellation has the error of the terms.
+            // Weights and gradients of scores are rounded by up to 2^-8 of themselves, and so is
+            // the gradient of the result; what is smaller than the largest by cancellation has the
+            // error of the terms.
             close(&format!("{name}: value"), &rounded, &wide(&exact), 1.0 / 256.0);
             for (i, (rounded, exact)) in of_rounded.iter().zip(&gradients).enumerate() {
                 close(&format!("{name}: gradient {i}"), rounded, &wide(exact), 4.0 / 256.0);
@@ -241,8 +246,8 @@ fn scores_beyond_f16_are_computed_in_f32() {
     }
 }
 
-/// Two of the three sequences have their scores at a time: for a device of little memory (`FAKE_CUDA_MEMORY=64M`), since others have so
-/// many that this takes minutes.
+/// Two of the three sequences have their scores at a time: for a device of little memory
+/// (`FAKE_CUDA_MEMORY=64M`), since others have so many that this takes minutes.
 #[test]
 fn a_batch_of_more_scores_than_exist_at_a_time() {
     let Some(bytes) = kiln_models::ops::bytes_at_a_time(&crate::device()).filter(|bytes| *bytes <= 4 << 20) else {
@@ -315,8 +320,9 @@ fn dropout_of(queries: usize) {
 
 #[test]
 fn narrow_operands_round_the_results_alone() {
-    // bf16 and f16 round to 8 and 11 bits: half a unit in the last place of the result, and of the gradient that comes in. On a
-    // GPU scores and weights are rounded too, to go through matrix products.
+    // bf16 and f16 round to 8 and 11 bits: half a unit in the last place of the result, and of the
+    // gradient that comes in. On a GPU scores and weights are rounded too, to go through matrix
+    // products.
     for (dtype, rounding) in [(FloatDType::BF16, 2f64.powi(-8)), (FloatDType::F16, 2f64.powi(-11))] {
         if !crate::device().supports_dtype(dtype) {
             continue; // WGSL has no bf16

@@ -1,5 +1,6 @@
-//! Arguments that do not fit together: every operator refuses each of them by name before a kernel sees it, in both forms,
-//! forward with and without autodiff. A kernel would leave parts of its result unwritten, or on a GPU read beyond its inputs.
+//! Arguments that do not fit together: every operator refuses each of them by name before a kernel
+//! sees it, in both forms, forward with and without autodiff. A kernel would leave parts of its
+//! result unwritten, or on a GPU read beyond its inputs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -27,7 +28,8 @@ fn panics<T>(f: impl FnOnce() -> T) -> String {
     payload.downcast_ref::<String>().cloned().unwrap_or_else(|| (*payload.downcast::<&str>().unwrap()).to_string())
 }
 
-/// `f` is refused in the words of the contract: operator, argument, what was expected and what was given.
+/// `f` is refused in the words of the contract: operator, argument, what was expected and what was
+/// given.
 #[track_caller]
 fn refused<T>(operator: &str, argument: &str, f: impl FnOnce() -> T) {
     let words = panics(f);

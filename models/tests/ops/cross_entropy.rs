@@ -109,7 +109,8 @@ fn chunks_that_do_not_divide_the_rows() {
     }
 }
 
-/// For a device of little memory (`FAKE_CUDA_MEMORY=64M`), since others have so many rows at a time that this takes minutes.
+/// For a device of little memory (`FAKE_CUDA_MEMORY=64M`), since others have so many rows at a time
+/// that this takes minutes.
 #[test]
 fn more_rows_than_have_their_logits_at_a_time() {
     let Some(bytes) = kiln_models::ops::bytes_at_a_time(&crate::device()).filter(|bytes| *bytes <= 4 << 20) else {
@@ -144,7 +145,8 @@ fn more_rows_than_have_their_logits_at_a_time() {
 
 #[test]
 fn a_large_vocabulary_that_is_padded() {
-    // To 4352 columns on a GPU. The classes behind the last must not count, in the bias least of all.
+    // To 4352 columns on a GPU. The classes behind the last must not count, in the bias least of
+    // all.
     for (bias, row_weight) in [(false, None), (true, some_ignored(5))] {
         let case = Case { bias, row_weight, label_smoothing: 0.1, ..case(5, 3, 4099) };
         agrees_with_plain("padded", &case.inputs(), &case.op(), of_products(1e-5));
@@ -194,6 +196,7 @@ fn nothing_counts() {
 fn large_logits_do_not_overflow() {
     let mut inputs = case(3, 5, 7).inputs();
     inputs[0].values.iter_mut().for_each(|x| *x *= 1e3);
-    // Logits of order 5e3 are rounded to 5e-4; the host's exponential would overflow, so plain is the reference.
+    // Logits of order 5e3 are rounded to 5e-4; the host's exponential would overflow, so plain is
+    // the reference.
     agrees_with_plain("large", &inputs, &case(3, 5, 7).op(), 1e-5);
 }

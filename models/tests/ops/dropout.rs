@@ -6,7 +6,8 @@ use kiln_models::ops::dropout::{DropoutRng, bias_dropout_residual, dropout};
 
 use crate::{agrees_with_plain, close, generator, input, noise, read, run, vector, wide};
 
-/// The factors that dropout with this seed gives the elements of `[rows, cols]`: its result for ones.
+/// The factors that dropout with this seed gives the elements of `[rows, cols]`: its result for
+/// ones.
 fn factors(rows: usize, cols: usize, p: f64, seed: u64) -> Vec<f32> {
     let device = crate::device();
     device.seed(seed);
@@ -26,7 +27,8 @@ fn the_rate_holds_and_the_mean_stays() {
         let deviation = (n * p * (1.0 - p)).sqrt();
         let dropped = all.iter().filter(|f| **f == 0.0).count() as f64;
         assert!((dropped - n * p).abs() < 4.0 * deviation, "p = {p}: {dropped} of {n} dropped");
-        // No row and no column is off either: chi-square with one degree of freedom each, in its normal approximation.
+        // No row and no column is off either: chi-square with one degree of freedom each, in its
+        // normal approximation.
         let lines = |of: &dyn Fn(usize, usize) -> f32, outer: usize, inner: usize| {
             let expected = inner as f64 * p;
             let variance = inner as f64 * p * (1.0 - p);

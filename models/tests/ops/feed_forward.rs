@@ -1,5 +1,5 @@
-//! The feed-forward block as one operator, against the fused operators one after the other and against the composition of Burn's
-//! operations. It has a fused form on the CPU in bf16.
+//! The feed-forward block as one operator, against the fused operators one after the other and
+//! against the composition of Burn's operations. It has a fused form on the CPU in bf16.
 
 use burn::tensor::{FloatDType, Tensor};
 use kiln_models::ops::gelu::bias_gelu_in;
@@ -66,16 +66,17 @@ fn its_values_are_those_of_the_operators_that_it_joins() {
             let (expected, of_each) = run(&inputs, &|inputs, ops| one_by_one(kind, inputs, ops), Ops::Fused);
             assert_eq!(got, expected, "{size:?}");
             for (i, (got, expected)) in grads.iter().zip(&of_each).enumerate() {
-                // The derivative is taken where its argument is in bf16, 2^-8 of it away at most: 2^-9 off, since |u gelu''(u)| is below
-                // 0.5, before it is rounded to 2^-8. Sums of such errors cancel in part; here they are told by the largest element.
+                // The derivative is taken where its argument is in bf16, 2^-8 of it away at most:
+                // 2^-9 off, since |u gelu''(u)| is below 0.5, before it is rounded to 2^-8. Sums of
+                // such errors cancel in part; here they are told by the largest element.
                 close(&format!("{size:?}, gradient {i}"), got, &wide(expected), 2f64.powi(-7));
             }
         }
     }
 }
 
-/// Where the argument of the activation is a number of bf16 the gradients have the bits of those of the joined operators too, but for
-/// the bias's before the activation, whose sum has another order.
+/// Where the argument of the activation is a number of bf16 the gradients have the bits of those of
+/// the joined operators too, but for the bias's before the activation, whose sum has another order.
 #[test]
 fn its_gradients_are_those_of_the_operators_that_it_joins() {
     if !on_cpu() {
@@ -101,7 +102,8 @@ fn its_gradients_are_those_of_the_operators_that_it_joins() {
     }
 }
 
-/// Where a bias cancels most of a product that is no number of bf16, the derivative is that of their sum, as PyTorch's autocast has it.
+/// Where a bias cancels most of a product that is no number of bf16, the derivative is that of
+/// their sum, as PyTorch's autocast has it.
 #[test]
 fn the_derivative_is_taken_at_the_argument() {
     if !on_cpu() {

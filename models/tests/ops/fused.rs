@@ -1,5 +1,6 @@
-//! The table of fused forms against the operators themselves: every form that it names runs and is a kernel of its own, in every
-//! type that it names, and a form that it denies is refused or left plain.
+//! The table of fused forms against the operators themselves: every form that it names runs and is
+//! a kernel of its own, in every type that it names, and a form that it denies is refused or left
+//! plain.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -17,8 +18,8 @@ use kiln_models::{Activation, Compute, Ops};
 
 use crate::{close, device, generator, input, read, tensor, vector, wide};
 
-/// The result of a call of `operator` in the form `ops`, forward and backward, on `[4, 6]`: the operands of matrix products are in
-/// `factors`, all else in `others`.
+/// The result of a call of `operator` in the form `ops`, forward and backward, on `[4, 6]`: the
+/// operands of matrix products are in `factors`, all else in `others`.
 fn call(operator: Operator, ops: Ops, factors: FloatDType, others: FloatDType) -> Vec<f32> {
     let device = device().autodiff();
     let x = tensor(&input(4, 6, 1.0, 1), &device).require_grad();
@@ -97,7 +98,8 @@ fn every_form_of_the_table_runs_and_is_a_kernel_of_its_own() {
                 close(&what, &got, &wide(&call(operator, Ops::Plain, dtype, FloatDType::F32)), tolerance);
             }
         }
-        // Kernels are written for f32, or for narrow factors: nothing but the fused form asks for that.
+        // Kernels are written for f32, or for narrow factors: nothing but the fused form asks for
+        // that.
         if crate::on_cpu() {
             let other = |ops| catch_unwind(AssertUnwindSafe(|| call(operator, ops, FloatDType::F64, FloatDType::F64)));
             assert!(other(fused).is_err(), "{}: fused and took f64", row.name);

@@ -8,8 +8,9 @@ use crate::{Input, agrees_with_host, agrees_with_plain, input, on_cpu, run, vect
 
 /// A few roundings of f32 (6e-8) at values of order 1 to 6.
 const ROUNDING: f64 = 1e-6;
-/// The plain composition adds 1 to a `tanh` or an `erf` near -1, which leaves 6e-8 of 1 in a result of 1e-2; off the CPU
-/// `erf` itself is a polynomial with an error of 1.5e-7 (Abramowitz & Stegun 7.1.26).
+/// The plain composition adds 1 to a `tanh` or an `erf` near -1, which leaves 6e-8 of 1 in a result
+/// of 1e-2; off the CPU `erf` itself is a polynomial with an error of 1.5e-7 (Abramowitz & Stegun
+/// 7.1.26).
 fn cancellation() -> f64 {
     if on_cpu() { 1e-5 } else { 1e-4 }
 }
@@ -94,7 +95,8 @@ fn the_tails_keep_their_precision() {
         assert_eq!(y[6..9], x[6..9]);
         assert!(y[..2].iter().all(|y| y.abs() < 1e-12), "{y:?}");
         for i in [3, 4] {
-            // Relative: the plain composition has lost these digits to cancellation, and so has the series of `erf`.
+            // Relative: the plain composition has lost these digits to cancellation, and so has the
+            // series of `erf`.
             let expected = match (kind, x[i]) {
                 (Activation::GeluErf, -5.5) => -5.5 * 1.898_956_246_588_772e-8, // scipy.stats.norm.cdf
                 (Activation::GeluErf, _) => -4.0 * 3.167_124_183_311_986e-5,

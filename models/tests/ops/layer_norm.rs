@@ -7,7 +7,8 @@ use kiln_models::ops::layer_norm::{layer_norm, layer_norm_in};
 use crate::{Input, agrees_with_host, agrees_with_plain, input, vector};
 
 const EPS: f64 = 1e-5;
-/// Statistics of up to a few hundred values of order 1, each with a rounding of 6e-8, divided by a deviation of 0.5.
+/// Statistics of up to a few hundred values of order 1, each with a rounding of 6e-8, divided by a
+/// deviation of 0.5.
 const ROUNDING: f64 = 4e-6;
 
 fn op(mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
@@ -73,7 +74,8 @@ fn a_result_for_a_narrow_product() {
 
 #[test]
 fn one_feature_is_its_bias() {
-    // The variance is 0, so only eps stands under the root, and 1 / sqrt(eps) multiplies a difference that is 0.
+    // The variance is 0, so only eps stands under the root, and 1 / sqrt(eps) multiplies a
+    // difference that is 0.
     let (y, grads) = crate::run(&inputs(3, 1, false), &op, Ops::Fused);
     let bias = inputs(3, 1, false)[2].values[0];
     assert_eq!(y, [bias; 3]);

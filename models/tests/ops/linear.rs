@@ -27,7 +27,8 @@ fn values_and_gradients() {
         agrees_with_host(&what, &inputs, &op, &host, 2e-6);
         agrees_with_plain(&what, &inputs, &op, 2e-6);
     }
-    // Large enough for the threaded product and for several blocks of rows; sums of 1009 terms in the weight's gradient.
+    // Large enough for the threaded product and for several blocks of rows; sums of 1009 terms in
+    // the weight's gradient.
     agrees_with_plain("threads", &[input(1009, 97, 1.0, 1), input(97, 131, 1.0, 2), input(1, 131, 1.0, 3)], &op, 1e-5);
 }
 
@@ -52,7 +53,8 @@ fn values_and_gradients_without_a_bias() {
     agrees_with_plain("threads", &[input(1009, 97, 1.0, 1), input(97, 131, 1.0, 2)], &op, 1e-5);
 }
 
-/// `x W + b + s (drop(x) A) B` of `x`, `W`, `A`, `B` and the bias where there is a fifth input, with `s = 0.75`.
+/// `x W + b + s (drop(x) A) B` of `x`, `W`, `A`, `B` and the bias where there is a fifth input,
+/// with `s = 0.75`.
 fn with_adapter(mut inputs: Vec<Tensor<2>>, p: f64, ops: Ops) -> Tensor<1> {
     let bias = (inputs.len() == 5).then(|| vector(inputs.pop().unwrap()));
     let [x, weight, a, b] = inputs.try_into().unwrap();
@@ -100,7 +102,8 @@ fn values_and_gradients_with_an_adapter() {
     agrees_with_plain("threads", &inputs, &op, 2e-5);
 }
 
-/// With dropout the fused operator is the composition of the fused dropout with the others, from the same seed.
+/// With dropout the fused operator is the composition of the fused dropout with the others, from
+/// the same seed.
 #[test]
 fn an_adapter_drops_out_its_input_and_the_gradient() {
     let _alone = generator();

@@ -1,5 +1,6 @@
-//! The fused operators against their plain compositions, and against f64 arithmetic on the host with derivatives by central
-//! differences, on sizes that fit no vector: 1, primes, one more and one less than a vector.
+//! The fused operators against their plain compositions, and against f64 arithmetic on the host
+//! with derivatives by central differences, on sizes that fit no vector: 1, primes, one more and
+//! one less than a vector.
 #![allow(clippy::unwrap_used)]
 
 mod adamw;
@@ -18,7 +19,8 @@ mod operands;
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::Ops;
 
-/// The device under test: the CPU, or what `KILN_TEST_DEVICE` names: `wgpu`, which is its software device, or `cuda`.
+/// The device under test: the CPU, or what `KILN_TEST_DEVICE` names: `wgpu`, which is its software
+/// device, or `cuda`.
 pub(crate) fn device() -> Device {
     match std::env::var("KILN_TEST_DEVICE").as_deref() {
         #[cfg(feature = "wgpu")]
@@ -37,8 +39,9 @@ pub(crate) fn on_cpu() -> bool {
     matches!(std::env::var("KILN_TEST_DEVICE").as_deref(), Err(_) | Ok("cpu"))
 }
 
-/// The tolerance of products, `f32` where they are in f32: on CUDA from capability 8.0 on those that fit tensor cores are in TF32, which
-/// rounds operands to 11 bits, and which form's do depends on the layout of its operands.
+/// The tolerance of products, `f32` where they are in f32: on CUDA from capability 8.0 on those
+/// that fit tensor cores are in TF32, which rounds operands to 11 bits, and which form's do depends
+/// on the layout of its operands.
 pub(crate) fn of_products(f32: f64) -> f64 {
     if matches!(std::env::var("KILN_TEST_DEVICE").as_deref(), Ok("cuda")) { 1e-3 } else { f32 }
 }

@@ -1,4 +1,5 @@
-//! On the CPU operators write bf16 where products alone read what they give. That changes no bit: such a product rounds its operands.
+//! On the CPU operators write bf16 where products alone read what they give. That changes no bit:
+//! such a product rounds its operands.
 
 use burn::tensor::{FloatDType, Tensor};
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
@@ -12,7 +13,8 @@ use crate::{Input, input, on_cpu, run, vector};
 
 const BF16: FloatDType = FloatDType::BF16;
 
-/// LayerNorm, a projection, attention and another projection; `operand` is the type that both operators write.
+/// LayerNorm, a projection, attention and another projection; `operand` is the type that both
+/// operators write.
 fn attention(operand: FloatDType, [seq, heads]: [usize; 2], mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let [x, weight, bias, qkv, to_qkv, out] = std::array::from_fn(|_| inputs.remove(0));
     let x = layer_norm_in(operand, x, vector(weight), vector(bias), 1e-5, ops);

@@ -89,7 +89,8 @@ pub(super) fn check(data: &DataSection) -> Checked {
     table(data)
 }
 
-/// Data that are read as they are needed: their number, their lengths and their labels are not known before.
+/// Data that are read as they are needed: their number, their lengths and their labels are not
+/// known before.
 pub(super) fn streaming(config: &RunConfig) -> Checked {
     let (data, trainer) = (&config.data, &config.trainer);
     if !data.streaming {

@@ -1,5 +1,6 @@
-//! The rules that a config must keep whatever the model and the data turn out to be: ranges of values, and settings
-//! that exclude or need each other. The plan checks the settings whose validity depends on files, the model or the device.
+//! The rules that a config must keep whatever the model and the data turn out to be: ranges of
+//! values, and settings that exclude or need each other. The plan checks the settings whose
+//! validity depends on files, the model or the device.
 
 mod data;
 
@@ -492,7 +493,8 @@ fn prediction(config: &RunConfig) -> Checked {
     }
 }
 
-/// When the best model can be known, and when it is on disk. The rules are those of `TrainingArguments`.
+/// When the best model can be known, and when it is on disk. The rules are those of
+/// `TrainingArguments`.
 fn saving(trainer: &TrainerSection) -> Checked {
     let limits = [
         ("trainer.save_total_limit", trainer.save_total_limit),

@@ -270,8 +270,8 @@ fn the_builder_checks_like_a_file() {
     assert!(config.is_ok());
 }
 
-/// Names of files and values of a table may hold any characters. A config that is written with them contains no control
-/// sequence of a terminal, and reads back as the same config.
+/// Names of files and values of a table may hold any characters. A config that is written with them
+/// contains no control sequence of a terminal, and reads back as the same config.
 #[test]
 fn what_is_written_reads_back_and_has_no_power() {
     for hostile in

@@ -1,12 +1,13 @@
-//! Arguments of `TrainingArguments` in `[trainer]` and in files of them: what they set, what wins over what, and what is
-//! listed as having no effect.
+//! Arguments of `TrainingArguments` in `[trainer]` and in files of them: what they set, what wins
+//! over what, and what is listed as having no effect.
 #![allow(clippy::unwrap_used)]
 
 use serde_json::{Value as Json, json};
 
 use super::*;
 
-/// A config file with `lines` in `[trainer]`, the arguments `args` over it, and `overrides` over both.
+/// A config file with `lines` in `[trainer]`, the arguments `args` over it, and `overrides` over
+/// both.
 fn laid(lines: &str, args: &Json, overrides: &[&str]) -> Result<RunConfig> {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     let args = serde_json::to_string_pretty(args).unwrap();
@@ -151,7 +152,8 @@ fn adafactor_has_no_learning_rate_of_its_own() {
     refused(parse("optim = \"sgd\"\noptim_args.relative_step = false"), &["optim_args.relative_step: unknown key"]);
 }
 
-/// No value of another kind passes for any argument, neither in a config file nor in a file of arguments.
+/// No value of another kind passes for any argument, neither in a config file nor in a file of
+/// arguments.
 #[test]
 fn a_value_of_another_kind_is_refused_whatever_the_argument() {
     let wrong = |kind: &str| match kind {

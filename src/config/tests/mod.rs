@@ -1,4 +1,5 @@
-//! Tests of the config file: what is accepted and what is refused, with the file and helpers that both use.
+//! Tests of the config file: what is accepted and what is refused, with the file and helpers that
+//! both use.
 #![allow(clippy::unwrap_used)]
 
 mod accepted;

@@ -334,7 +334,8 @@ fn data_tokenizer_evaluation_and_generation_must_fit() {
         RunConfig::parse(&format!("{none}[tokenizer]\nfrom = \"t\"\n[trainer]\neval_on_start = true"), "a.toml"),
         &["trainer.eval_on_start: needs validation data"],
     );
-    // A cadence for evaluation that is switched off is kept, as in Hugging Face, so that one key can switch it.
+    // A cadence for evaluation that is switched off is kept, as in Hugging Face, so that one key
+    // can switch it.
     assert!(parse("eval_steps = 5").is_ok());
     refused(with(&["data.task=mlm", "generation.prompt=a"]), &["generation: only a causal language model writes text"]);
     refused(parse("[generation]"), &["generation.prompt: required"]);

@@ -4,7 +4,8 @@ use kiln_core::error::{Error, Result};
 
 use crate::config::{CompilerMode, DeviceKind, TrainingCompilerConfig, Verify};
 
-/// When a run under `compiler` checks itself: never where nothing was asked for, and never a native one.
+/// When a run under `compiler` checks itself: never where nothing was asked for, and never a native
+/// one.
 pub fn of(compiler: Option<&TrainingCompilerConfig>) -> Verify {
     let compiler = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native);
     compiler.and_then(|compiler| compiler.verify).unwrap_or(Verify::Off)

@@ -1,6 +1,6 @@
-//! The columns of the table that every plan prints, as what can be switched off: all of Kiln's operators or one of them, Burn's
-//! fusion, its tuning, captured steps. `kiln bisect` looks among them for the one to blame, `kiln compare --ablate` measures what
-//! each is worth.
+//! The columns of the table that every plan prints, as what can be switched off: all of Kiln's
+//! operators or one of them, Burn's fusion, its tuning, captured steps. `kiln bisect` looks among
+//! them for the one to blame, `kiln compare --ablate` measures what each is worth.
 
 use kiln_models::Operator;
 
@@ -22,8 +22,8 @@ pub enum Column {
 }
 
 impl Column {
-    /// The columns that are on under `compiler` on a device of kind `kind` where the operators `fused` are, in the order of the
-    /// table.
+    /// The columns that are on under `compiler` on a device of kind `kind` where the operators
+    /// `fused` are, in the order of the table.
     pub fn on(compiler: &TrainingCompilerConfig, kind: DeviceKind, fused: &[Operator]) -> Vec<Self> {
         let is_gpu = kind != DeviceKind::Cpu;
         let columns = [
@@ -35,8 +35,8 @@ impl Column {
         columns.into_iter().filter(|(_, is_on)| *is_on).map(|(column, _)| column).collect()
     }
 
-    /// Switches it off; an operator alone out of `fused`, those that are fused. Captured steps need some of the others, so they
-    /// are not insisted on.
+    /// Switches it off; an operator alone out of `fused`, those that are fused. Captured steps need
+    /// some of the others, so they are not insisted on.
     pub fn switch_off(self, compiler: &mut TrainingCompilerConfig, fused: &[Operator]) {
         if compiler.graph == Switch::On {
             compiler.graph = Switch::Auto;
@@ -53,7 +53,8 @@ impl Column {
     }
 }
 
-/// How a config file switches `columns` off, where `fused` are fused, as in `compiler.graph = "off"`.
+/// How a config file switches `columns` off, where `fused` are fused, as in `compiler.graph =
+/// "off"`.
 pub fn settings(columns: &[Column], fused: &[Operator]) -> String {
     let rest = fused.iter().filter(|operator| !columns.contains(&Column::Operator(**operator)));
     let rest = rest.map(|operator| format!("\"{}\"", operator.name())).collect::<Vec<_>>();

@@ -1,4 +1,5 @@
-//! The choice of the mode where `compiler.enabled = "auto"` leaves it to a trial, as it is kept in the run folder.
+//! The choice of the mode where `compiler.enabled = "auto"` leaves it to a trial, as it is kept in
+//! the run folder.
 
 use std::path::Path;
 
@@ -24,7 +25,8 @@ pub struct Decision {
     pub native_step_ms: Option<f64>,
     /// Median time of a compiled step in milliseconds.
     pub compiled_step_ms: Option<f64>,
-    /// The time that the first compiled step of every shape takes beyond a later one, less that of the first native step, in seconds.
+    /// The time that the first compiled step of every shape takes beyond a later one, less that of
+    /// the first native step, in seconds.
     pub compiled_start_seconds: Option<f64>,
     /// Steps after which that is regained.
     pub break_even_steps: Option<f64>,

@@ -1,7 +1,7 @@
-//! The settings of the training compiler (`[compiler]`): its start-up lines, the columns of its table that can be switched off
-//! one by one ([`columns`]), when a run checks itself ([`checks`]), and the choice that `enabled = "auto"` has come to
-//! ([`decision`]). The operators themselves are `kiln_models::ops`; [`operators`](crate::engine::operators) says
-//! which of them are fused.
+//! The settings of the training compiler (`[compiler]`): its start-up lines, the columns of its
+//! table that can be switched off one by one ([`columns`]), when a run checks itself ([`checks`]),
+//! and the choice that `enabled = "auto"` has come to ([`decision`]). The operators themselves are
+//! `kiln_models::ops`; [`operators`](crate::engine::operators) says which of them are fused.
 
 pub mod columns;
 pub mod checks;
@@ -14,7 +14,8 @@ pub(crate) mod records;
 use crate::config::{CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
 use crate::engine::handover::Engine;
 
-/// Amazon SageMaker Training Compiler's start-up lines, which scripts look for, in its order; none for a native run.
+/// Amazon SageMaker Training Compiler's start-up lines, which scripts look for, in its order; none
+/// for a native run.
 pub fn start_up_lines(compiler: Option<&TrainingCompilerConfig>) -> &'static [&'static str] {
     const LINES: [&str; 3] = [
         "Found configuration for Training Compiler",
@@ -28,7 +29,8 @@ pub fn start_up_lines(compiler: Option<&TrainingCompilerConfig>) -> &'static [&'
     }
 }
 
-/// Whether `compiler.warmup` comes to "on" for a compiled run on `kind`: `auto` where something is compiled or tuned.
+/// Whether `compiler.warmup` comes to "on" for a compiled run on `kind`: `auto` where something is
+/// compiled or tuned.
 pub fn warms_up(warmup: Switch, kind: DeviceKind) -> bool {
     match warmup {
         Switch::On => true,

@@ -1,7 +1,8 @@
-//! The events that Burn's fusion and CubeCL report while a run with `compiler.debug` goes on, counted by Burn's own
-//! observers: the blocks of operations that became one kernel and the operations that ran alone, and the kernels that were
-//! launched. This module exists in the compiled engine only, and only [`crate::trainer::debug`] uses it. [`super::records`]
-//! reads from the kernel cache which kernels were tuned and compiled meanwhile.
+//! The events that Burn's fusion and CubeCL report while a run with `compiler.debug` goes on,
+//! counted by Burn's own observers: the blocks of operations that became one kernel and the
+//! operations that ran alone, and the kernels that were launched. This module exists in the
+//! compiled engine only, and only [`crate::trainer::debug`] uses it. [`super::records`] reads from
+//! the kernel cache which kernels were tuned and compiled meanwhile.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -90,13 +91,15 @@ impl LaunchObserver for Kernels {
     }
 }
 
-/// A short name of an operation, such as `Add`; none for the end of a tensor, which computes nothing.
+/// A short name of an operation, such as `Add`; none for the end of a tensor, which computes
+/// nothing.
 fn name(operation: &OperationIr) -> Option<String> {
     match operation {
         OperationIr::Drop(_) => None,
         OperationIr::Custom(custom) => Some(custom.id.clone()),
         other => {
-            // `NumericFloat(F32, Add(BinaryOpIr {..`: the operation is what stands before the last bracket.
+            // `NumericFloat(F32, Add(BinaryOpIr {..`: the operation is what stands before the last
+            // bracket.
             let mut start = Start(String::new());
             let _ = write!(start, "{other:?}");
             let before = start.0.split(" {").next().unwrap_or_default();

@@ -1,7 +1,9 @@
-//! The records that CubeCL wrote into the kernel cache while a run with `compiler.debug` went on: the choices that tuning made, with the
-//! candidates it tried and their times, and the kernels it compiled or found there. Compiled engine only.
+//! The records that CubeCL wrote into the kernel cache while a run with `compiler.debug` went on:
+//! the choices that tuning made, with the candidates it tried and their times, and the kernels it
+//! compiled or found there. Compiled engine only.
 //!
-//! CubeCL keeps the records of a process that changed the cache and no others: one that found everything leaves none.
+//! CubeCL keeps the records of a process that changed the cache and no others: one that found
+//! everything leaves none.
 
 use std::time::{Duration, SystemTime};
 
@@ -50,7 +52,8 @@ impl Record for Tune {
     const KIND: &'static str = "autotune";
 }
 
-/// A kernel on its way to the device: `CompilationRecord` of cubecl-server, the fields that are used.
+/// A kernel on its way to the device: `CompilationRecord` of cubecl-server, the fields that are
+/// used.
 #[derive(Debug, Deserialize)]
 struct Compilation {
     kernel: String,

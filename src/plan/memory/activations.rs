@@ -1,7 +1,8 @@
-//! The bytes of activations that the forward pass keeps for the backward pass. They were counted in the code of `kiln_models`,
-//! operator by operator, in the form and the type in which each computes, and compared with the measured allocations of a step
-//! (benches/results/2026-11-21-plan-memory.md). With `balanced` checkpointing Burn decides which activations are computed again,
-//! so its figures are the measured allocations themselves.
+//! The bytes of activations that the forward pass keeps for the backward pass. They were counted in
+//! the code of `kiln_models`, operator by operator, in the form and the type in which each
+//! computes, and compared with the measured allocations of a step
+//! (benches/results/2026-11-21-plan-memory.md). With `balanced` checkpointing Burn decides which
+//! activations are computed again, so its figures are the measured allocations themselves.
 //!
 //! All figures are bytes for one micro-batch.
 
@@ -16,8 +17,9 @@ use crate::config::{ActivationCheckpointing, Task};
 /// Bytes of a value.
 pub(super) const F32: u128 = 4;
 
-/// From this size on the C library maps a block of its own, whose pages are there once they are written to, and gives it
-/// back at once (glibc's `DEFAULT_MMAP_THRESHOLD_MAX`). Smaller ones come from its heap, which keeps their pages.
+/// From this size on the C library maps a block of its own, whose pages are there once they are
+/// written to, and gives it back at once (glibc's `DEFAULT_MMAP_THRESHOLD_MAX`). Smaller ones come
+/// from its heap, which keeps their pages.
 const MAPPED: u128 = 32 << 20;
 
 /// Bytes of a page.
@@ -66,15 +68,17 @@ impl Activations {
         let takes_f32 = compute.is_f32() || (inputs.host.is_some() && !is_plain(Operator::Linear));
         // An operand of a matrix product.
         let operand: Halves = if takes_f32 { 2 } else { 1 };
-        // Those that a fused kernel of the CPU gives to one product alone are bf16 there; adapters take f32.
+        // Those that a fused kernel of the CPU gives to one product alone are bf16 there; adapters
+        // take f32.
         let is_adapted = inputs.values.multiplying > 0;
         let is_bf16 = takes_f32 && compute.dtype() == FloatDType::BF16;
         let given = |by: Operator| if is_bf16 && !is_adapted && !is_plain(by) { 1 } else { operand };
 
-        // Of a token of a layer, in halves of a value. LayerNorm, twice: what it normalised, and in the plain form that once
-        // more, divided.
+        // Of a token of a layer, in halves of a value. LayerNorm, twice: what it normalised, and in
+        // the plain form that once more, divided.
         let norms = 2 * 2 * (width + plain(Operator::LayerNorm, width));
-        // Their results as operands: f32 is kept once; projections that stand apart each cast their own.
+        // Their results as operands: f32 is kept once; projections that stand apart each cast their
+        // own.
         let is_apart = matches!(model, ModelConfig::Gpt2(config) if config.variant == Gpt2Variant::GptNeo);
         let casts = match (is_bert, is_apart, takes_f32) {
             (true, _, true) => 2 * operand, // BERT's are residuals as well
@@ -88,7 +92,8 @@ impl Activations {
             _ => given(Operator::Attention),
         };
         let operands = (casts + 3 * operand + context) * width;
-        // The scores' exponentials and twice the softmax, one of them as operand; where dropout falls on it its mask.
+        // The scores' exponentials and twice the softmax, one of them as operand; where dropout
+        // falls on it its mask.
         let softmax = 2 * 2 + operand + if attention_dropout { operand } else { 0 };
         let attention = plain(Operator::Attention, softmax * scores);
         // Local layers have no fused form where the window is shorter than the sequence.
@@ -100,12 +105,14 @@ impl Activations {
         };
         // Two masks.
         let masks = if hidden_dropout { plain(Operator::Dropout, 2 * 2 * width) } else { 0 };
-        // The input of the activation function, the factors of the plain form, and its result as operand.
+        // The input of the activation function, the factors of the plain form, and its result as
+        // operand.
         let factors = match model.activation() {
             Activation::GeluTanh => 4,
             Activation::GeluErf => 2,
         };
-        // The feed-forward block as one operator keeps its input in bf16, a fused kernel on a GPU as the product gives it.
+        // The feed-forward block as one operator keeps its input in bf16, a fused kernel on a GPU
+        // as the product gives it.
         let is_joined = is_bf16 && !is_adapted && !is_plain(Operator::Gelu);
         let of_input = match inputs.host.is_some() || is_plain(Operator::Gelu) {
             true if is_joined => 1,
@@ -114,7 +121,8 @@ impl Activations {
         };
         let gelu = of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + given(Operator::Gelu) * inner;
         let layer = norms + operands + attention + masks + gelu;
-        // A byte for each pair of a row's tokens, the same for all layers, and another where some are local.
+        // A byte for each pair of a row's tokens, the same for all layers, and another where some
+        // are local.
         let documents = match (inputs.documents, model.window()) {
             (true, Some(_)) => 2 * tokens * seq,
             (true, None) if is_plain(Operator::Attention) => tokens * seq,
@@ -138,7 +146,8 @@ impl Activations {
             _ => layer,
         };
 
-        // Where the head reads first tokens alone, the last layer has keys and values of the others.
+        // Where the head reads first tokens alone, the last layer has keys and values of the
+        // others.
         let reads_first =
             is_bert && !matches!(task, Task::Clm | Task::Mlm | Task::QuestionAnswering | Task::TokenClassification);
         let last = if reads_first && !is_plain(Operator::Attention) {
@@ -148,8 +157,8 @@ impl Activations {
             kept
         };
 
-        // Above and below the layers: the norm, its result, and in the plain form the norm's division. The width there is that of
-        // the embeddings.
+        // Above and below the layers: the norm, its result, and in the plain form the norm's
+        // division. The width there is that of the embeddings.
         let width_of_layers = width;
         let width = model.embedding_size() as u128;
         let norm = width + plain(Operator::LayerNorm, width);
@@ -166,8 +175,9 @@ impl Activations {
         // Under adapters the table and the layers' weights are frozen.
         let table_gradient = if is_adapted { 0 } else { table };
         let is_fused = is_language_model && !is_plain(Operator::CrossEntropy);
-        // The plain loss keeps the exponentials; its gradient passes through three more of their size, one of them zeros but
-        // for the targets. The fused one has its gradients at once, and a chunk of rows.
+        // The plain loss keeps the exponentials; its gradient passes through three more of their
+        // size, one of them zeros but for the targets. The fused one has its gradients at once, and
+        // a chunk of rows.
         let logits = F32 * tokens * vocabulary;
         let zeros =
             if inputs.host.is_some() && logits >= MAPPED { tokens * PAGE.min(F32 * vocabulary) } else { logits };
@@ -175,7 +185,8 @@ impl Activations {
             (false, _) => (0, 0),
             (true, false) => (3 * logits + zeros, table_gradient),
             (true, true) => {
-                // On the CPU a narrow `x` is widened. Elsewhere logits are as wide as operands, and a padded table is a copy.
+                // On the CPU a narrow `x` is widened. Elsewhere logits are as wide as operands, and
+                // a padded table is a copy.
                 let widened = if inputs.host.is_some() && !takes_f32 { F32 * tokens * width } else { 0 };
                 let chunk = match inputs.bytes_at_a_time {
                     None => F32 * tokens.min(width.clamp(128, 1024)) * vocabulary,
@@ -191,9 +202,11 @@ impl Activations {
 
         let width = width_of_layers;
         let layer_bytes = |halves: u128| tokens * halves * F32 / 2;
-        // The gradients of a layer's result, of what the activation gave, and of the feed-forward block's two weights.
+        // The gradients of a layer's result, of what the activation gave, and of the feed-forward
+        // block's two weights.
         let weights = if is_adapted { 0 } else { 2 * width * inner };
-        // Fused attention on a GPU computes scores and the gradient of the weights again, for some sequences at a time.
+        // Fused attention on a GPU computes scores and the gradient of the weights again, for some
+        // sequences at a time.
         let of_scores = match inputs.bytes_at_a_time {
             Some(bytes) if !is_plain(Operator::Attention) => {
                 // Without a scale they are f32 where f16 would overflow.
@@ -203,8 +216,9 @@ impl Activations {
             }
             _ => 0,
         };
-        // The fused kernel of the CPU writes bf16 to new memory, f32 in place. Of the feed-forward block there is one in bf16 alone where the
-        // CPU has instructions for that, and the product in f32 elsewhere.
+        // The fused kernel of the CPU writes bf16 to new memory, f32 in place. Of the feed-forward
+        // block there is one in bf16 alone where the CPU has instructions for that, and the product
+        // in f32 elsewhere.
         let gradient_of_gelu = if is_bf16 || is_plain(Operator::Gelu) { inner } else { 0 };
         let moving = F32 * (tokens * (width + gradient_of_gelu) + weights) + of_scores;
         let again = match checkpointing {
@@ -226,7 +240,8 @@ impl Activations {
         }
     }
 
-    /// When the backward pass begins: what all layers keep, with the loss, or with what the last layer's gradients need.
+    /// When the backward pass begins: what all layers keep, with the loss, or with what the last
+    /// layer's gradients need.
     pub(super) fn at_the_top(&self) -> u128 {
         let head = match self.head_gradient {
             0 => self.head + self.moving + self.again,
@@ -249,7 +264,8 @@ impl Activations {
         layer + self.moving + self.head_gradient
     }
 
-    /// The memory of a batch of an evaluation, with the activations of training that are still allocated meanwhile.
+    /// The memory of a batch of an evaluation, with the activations of training that are still
+    /// allocated meanwhile.
     pub(super) fn of_evaluation(&self) -> u128 {
         let left = if self.evaluation.beside_training { self.at_the_top() } else { 0 };
         self.evaluation.bytes + left
@@ -270,8 +286,8 @@ struct Evaluation {
 }
 
 impl Evaluation {
-    /// Its logits twice, and narrow ones; without a vocabulary a layer's widest results. `widest` is the largest tensor of a
-    /// layer in training.
+    /// Its logits twice, and narrow ones; without a vocabulary a layer's widest results. `widest`
+    /// is the largest tensor of a layer in training.
     fn new(inputs: &MemoryInputs<'_>, is_language_model: bool, widest: u128) -> Self {
         let MemoryInputs { model, compute, batch, .. } = *inputs;
         let tokens = (inputs.eval_batch * inputs.sequences) as u128 * batch.seq_len as u128;

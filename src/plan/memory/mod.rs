@@ -1,10 +1,12 @@
-//! Estimates by arithmetic how much memory a run needs, so that a plan can say it before anything is allocated. The measurement
-//! is `peak_mib` in the rows of the log; `tests/command/plan_memory.rs` compares the estimate with it.
+//! Estimates by arithmetic how much memory a run needs, so that a plan can say it before anything
+//! is allocated. The measurement is `peak_mib` in the rows of the log;
+//! `tests/command/plan_memory.rs` compares the estimate with it.
 //!
-//! A run's memory rises and falls within a step. Weights and the optimizer's state are always there; above them the
-//! largest of three moments counts: the beginning of the backward pass (all that the forward pass kept, and the first
-//! gradients on their way), the update (all gradients), and a batch of an evaluation (its logits). `activations` counts the
-//! values that the forward pass keeps.
+//! A run's memory rises and falls within a step. Weights and the optimizer's state are always
+//! there; above them the largest of three moments counts: the beginning of the backward pass (all
+//! that the forward pass kept, and the first gradients on their way), the update (all gradients),
+//! and a batch of an evaluation (its logits). `activations` counts the values that the forward pass
+//! keeps.
 
 mod activations;
 
@@ -45,20 +47,21 @@ pub struct MemoryInputs<'a> {
     pub sharded: bool,
     /// Bytes that a fused operator's scores or logits have at a time; none on the CPU.
     pub bytes_at_a_time: Option<u64>,
-    /// The other contents of the same memory (the program, and a checkpoint on its way to disk); none on a device with memory
-    /// of its own.
+    /// The other contents of the same memory (the program, and a checkpoint on its way to disk);
+    /// none on a device with memory of its own.
     pub host: Option<Host>,
 }
 
-/// The numbers of parameters and of values of the optimizer's state, and the memory of the process before training.
+/// The numbers of parameters and of values of the optimizer's state, and the memory of the process
+/// before training.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Values {
     /// Parameters of the model.
     pub parameters: usize,
     /// Trainable parameters.
     pub trained: usize,
-    /// Frozen weights of linear layers under adapters: they do nothing but multiply, so they are kept in the type of matrix
-    /// products.
+    /// Frozen weights of linear layers under adapters: they do nothing but multiply, so they are
+    /// kept in the type of matrix products.
     #[serde(default)]
     pub multiplying: usize,
     /// Parameters of the largest trainable tensor.
@@ -69,7 +72,8 @@ pub struct Values {
     pub resident: u64,
 }
 
-/// The CPU's memory, where the run trains on the CPU: it also holds the program and checkpoints that are being written.
+/// The CPU's memory, where the run trains on the CPU: it also holds the program and checkpoints
+/// that are being written.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
     /// Whether a checkpoint is written before the last step.
@@ -87,8 +91,9 @@ pub struct MemoryEstimate {
     pub optimizer: u64,
     /// Gradients, f32.
     pub gradients: u64,
-    /// At the beginning of the backward pass: the activations that the forward pass kept, with narrow copies of the weights and
-    /// gradients on their way. In an evaluation: the memory of a batch. In an update: its working memory.
+    /// At the beginning of the backward pass: the activations that the forward pass kept, with
+    /// narrow copies of the weights and gradients on their way. In an evaluation: the memory of a
+    /// batch. In an update: its working memory.
     pub activations: u64,
     /// A checkpoint on its way to disk, on the CPU.
     pub checkpoint: u64,
@@ -123,12 +128,13 @@ impl Peak {
     }
 }
 
-/// Threads, the loader's batches and the working space of matrix products: measured with `configs/tiny-bert.toml`.
+/// Threads, the loader's batches and the working space of matrix products: measured with
+/// `configs/tiny-bert.toml`.
 const THREADS: u64 = 6 << 20;
 
-/// One part in so many of what is in use lies between blocks that are, too small for the next, or is working space: 6 % of a
-/// native step, 12 % of a compiled one, whose tensors are smaller. Measured on the presets
-/// (benches/results/2026-11-21-plan-memory.md).
+/// One part in so many of what is in use lies between blocks that are, too small for the next, or
+/// is working space: 6 % of a native step, 12 % of a compiled one, whose tensors are smaller.
+/// Measured on the presets (benches/results/2026-11-21-plan-memory.md).
 const BETWEEN: [u128; 2] = [16, 8];
 
 impl MemoryEstimate {
@@ -143,8 +149,8 @@ impl MemoryEstimate {
         let saved = optimizer;
         let optimizer = if inputs.sharded { optimizer.div_ceil(batch.devices.count as u128) } else { optimizer };
         let activations = Activations::new(inputs);
-        // Copies of the weights in the type of matrix products, which fused products on the CPU do without; gradients that wait for
-        // those of the next micro-batch.
+        // Copies of the weights in the type of matrix products, which fused products on the CPU do
+        // without; gradients that wait for those of the next micro-batch.
         let is_cast = is_narrow && (host.is_none() || compute.ops().form(Operator::Linear) == Form::Plain);
         let half = (weights - narrow / 2) / 2;
         let copies = if is_cast { half } else { 0 };
@@ -165,8 +171,8 @@ impl MemoryEstimate {
             gradients: waiting + gradients,
             other: copies + activations.at_the_bottom(),
         };
-        // Gradients of a GPU are sent from the host's memory; or NCCL sums them in buffers, which hold no more than the gradients that
-        // wait in the backward pass.
+        // Gradients of a GPU are sent from the host's memory; or NCCL sums them in buffers, which
+        // hold no more than the gradients that wait in the backward pass.
         let sent = if host.is_some() { sent(gradients, batch.devices.count, inputs.sharded) } else { 0 };
         let moments = [
             first,
@@ -192,7 +198,8 @@ impl MemoryEstimate {
             Some(_) => u128::from(resident + THREADS) + used / BETWEEN[usize::from(is_fused)],
             None => 0,
         };
-        // Sizes are multiplied in 128 bits, so that the largest that are allowed do not overflow on their way to a number.
+        // Sizes are multiplied in 128 bits, so that the largest that are allowed do not overflow on
+        // their way to a number.
         let bytes = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
         Self {
             peak,
@@ -232,8 +239,8 @@ impl MemoryEstimate {
     }
 }
 
-/// The bytes that summing `gradients` bytes of gradients over `devices` takes beside them: what is sent, and a piece of it twice;
-/// where the optimizer is `sharded`, the sums of a part besides.
+/// The bytes that summing `gradients` bytes of gradients over `devices` takes beside them: what is
+/// sent, and a piece of it twice; where the optimizer is `sharded`, the sums of a part besides.
 pub fn sent(gradients: u128, devices: usize, sharded: bool) -> u128 {
     let f32s = |count: usize| F32 * count as u128;
     match (devices, sharded) {

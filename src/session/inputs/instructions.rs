@@ -1,4 +1,5 @@
-//! Instructions as training and validation data: the chat template is found, and rows are encoded and packed.
+//! Instructions as training and validation data: the chat template is found, and rows are encoded
+//! and packed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,8 +20,8 @@ use super::{Inputs, Splits, Use, shuffle};
 /// Tokens that rows are cut to unless something else is asked for: TRL's.
 const DEFAULT_MAX_LENGTH: usize = 1024;
 
-/// Opens the tables, with rows of at most `data.max_length` tokens. A chat template that is not the tokenizer's own is kept with the
-/// model.
+/// Opens the tables, with rows of at most `data.max_length` tokens. A chat template that is not the
+/// tokenizer's own is kept with the model.
 pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let Opening { config, used, .. } = opening;
     let tokenizer = opening.tokenizer()?;

@@ -1,5 +1,6 @@
-//! Opens everything a run reads, before anything is planned: model configuration, tokenizer, training and validation data.
-//! The result is facts about these inputs; [`plan`](crate::plan) derives the plan of the run from them and the config.
+//! Opens everything a run reads, before anything is planned: model configuration, tokenizer,
+//! training and validation data. The result is facts about these inputs; [`plan`](crate::plan)
+//! derives the plan of the run from them and the config.
 
 mod found;
 mod instructions;
@@ -40,7 +41,8 @@ type Data = Arc<dyn Dataset>;
 /// The inputs of a run, opened.
 #[derive(Clone)]
 pub struct Inputs {
-    /// The model with its task, vocabulary and labels settled, its tokenizer, and the files that are kept.
+    /// The model with its task, vocabulary and labels settled, its tokenizer, and the files that
+    /// are kept.
     pub task: BuiltIn,
     /// Fields of a pretrained model's `config.json` that Kiln does not know.
     pub unknown_model_fields: Vec<String>,
@@ -57,8 +59,8 @@ pub struct Inputs {
 pub enum Use {
     /// A run: on its training data, with evaluations on its validation data.
     Training,
-    /// An evaluation alone. Training data is opened only where it has to be: validation data is a share of it, or there is
-    /// no other.
+    /// An evaluation alone. Training data is opened only where it has to be: validation data is a
+    /// share of it, or there is no other.
     Evaluation,
 }
 
@@ -77,12 +79,13 @@ pub(super) fn resident() -> u64 {
 }
 
 impl Inputs {
-    /// The training data of these inputs without the examples that `config` does not want, the validation data likewise, and
-    /// what a plan has to know of all inputs, of the `device` and of this process. `batch` is a micro-batch that was found.
+    /// The training data of these inputs without the examples that `config` does not want, the
+    /// validation data likewise, and what a plan has to know of all inputs, of the `device` and of
+    /// this process. `batch` is a micro-batch that was found.
     ///
     /// # Errors
-    /// A batch that contradicts itself, a model that cannot be built, a prompt that cannot be encoded, inputs that were opened
-    /// for an evaluation alone.
+    /// A batch that contradicts itself, a model that cannot be built, a prompt that cannot be
+    /// encoded, inputs that were opened for an evaluation alone.
     pub(crate) fn facts(
         &self,
         config: &RunConfig,
@@ -153,8 +156,8 @@ impl Inputs {
         })
     }
 
-    /// Opens what `config` names, as far as it is `used`. `progress` is told how far tokenising has come and may interrupt
-    /// it.
+    /// Opens what `config` names, as far as it is `used`. `progress` is told how far tokenising has
+    /// come and may interrupt it.
     ///
     /// # Errors
     /// Inputs that are missing, cannot be read or do not fit together.
@@ -180,8 +183,8 @@ impl Inputs {
     }
 }
 
-/// The first `wanted` examples; of question answering the first so many questions with all their windows, since an answer
-/// is looked for in all of them.
+/// The first `wanted` examples; of question answering the first so many questions with all their
+/// windows, since an answer is looked for in all of them.
 fn first(data: &Arc<dyn Dataset>, wanted: usize) -> Arc<dyn Dataset> {
     match SquadData::of(&**data) {
         Some(squad) => Arc::new(squad.first(wanted)),

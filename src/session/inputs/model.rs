@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use crate::config::{ModelKind, RunConfig};
 use crate::session::adapter::Source;
 
-/// The model's configuration: a folder's or the Hub's `config.json`, a preset, or the family's defaults, with the explicit
-/// fields on top.
+/// The model's configuration: a folder's or the Hub's `config.json`, a preset, or the family's
+/// defaults, with the explicit fields on top.
 pub(super) fn model_config(config: &RunConfig) -> Result<(ModelConfig, Option<PathBuf>, Vec<String>)> {
     let section = &config.model;
     let fields = fields(&section.fields)?;
@@ -67,8 +67,8 @@ fn fields(table: &toml::Table) -> Result<Map<String, Value>> {
     }
 }
 
-/// The model's vocabulary and the tokenizer's must fit: a new model takes the tokenizer's, an explicit or pretrained one
-/// must be at least as large.
+/// The model's vocabulary and the tokenizer's must fit: a new model takes the tokenizer's, an
+/// explicit or pretrained one must be at least as large.
 pub(super) fn with_vocabulary(
     mut model: ModelConfig,
     tokenizer: &Tokenizer,
@@ -106,7 +106,8 @@ pub(super) fn with_vocabulary(
             format!("set model.vocab_size = {size}, or use the tokenizer that belongs to the model")
         }));
     }
-    // A new model pads as its tokenizer does. RoBERTa counts positions from its padding, so there the model decides.
+    // A new model pads as its tokenizer does. RoBERTa counts positions from its padding, so there
+    // the model decides.
     let decided = pretrained || config.model.fields.contains_key("pad_token_id");
     let counts_from_padding = model.model_type().bert_variant().is_some_and(BertVariant::counts_from_padding);
     if let (false, Some(pad)) = (decided || counts_from_padding, tokenizer.pad_id()) {

@@ -1,4 +1,5 @@
-//! Inputs while they are opened: the model that the config names is settled step by step by the tokenizer and the data.
+//! Inputs while they are opened: the model that the config names is settled step by step by the
+//! tokenizer and the data.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -59,7 +60,8 @@ impl<'a> Opening<'a> {
         Ok(())
     }
 
-    /// The tokens that rows or windows are cut to: `data.max_length`, else `default` or the model's positions.
+    /// The tokens that rows or windows are cut to: `data.max_length`, else `default` or the model's
+    /// positions.
     pub fn max_length(&self, default: usize) -> Result<usize> {
         let positions = self.model.max_positions();
         let length = self.config.data.max_length.unwrap_or(positions.min(default));
@@ -86,7 +88,8 @@ impl<'a> Opening<'a> {
 /// `config` with the files of the dataset that `data.dataset_name` names, as far as it is `used`.
 ///
 /// # Errors
-/// A dataset that is not found, has several configurations of which none is named, or lacks a split that is needed.
+/// A dataset that is not found, has several configurations of which none is named, or lacks a split
+/// that is needed.
 pub(super) fn with_dataset(config: &RunConfig, used: Use) -> Result<Cow<'_, RunConfig>> {
     let Some(name) = &config.data.dataset_name else { return Ok(Cow::Borrowed(config)) };
     let mut config = config.clone();
@@ -121,7 +124,8 @@ pub(super) fn with_dataset(config: &RunConfig, used: Use) -> Result<Cow<'_, RunC
     Ok(Cow::Owned(config))
 }
 
-/// The tokenizer that the config names, else the one in the model's folder; none where one is to be learned.
+/// The tokenizer that the config names, else the one in the model's folder; none where one is to be
+/// learned.
 pub(super) fn optional_tokenizer(config: &RunConfig, model_from: Option<&PathBuf>) -> Result<Option<Arc<Tokenizer>>> {
     if let Some(from) = &config.tokenizer.from {
         let from = expand_text(from).map_err(|error| error.at("tokenizer.from"))?;

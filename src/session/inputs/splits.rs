@@ -29,8 +29,8 @@ impl Held {
     }
 }
 
-/// Training and validation data, in one of the forms that they have on their way from files to examples. At least one of the
-/// two is there.
+/// Training and validation data, in one of the forms that they have on their way from files to
+/// examples. At least one of the two is there.
 #[derive(Clone)]
 pub struct Splits<D> {
     /// Training data; none for an evaluation that needs none.
@@ -40,8 +40,8 @@ pub struct Splits<D> {
 }
 
 impl<D> Splits<D> {
-    /// The files that `config` names, each list of them opened by `open`. A share of the training data is still in it:
-    /// [`split`](Self::split) splits it off.
+    /// The files that `config` names, each list of them opened by `open`. A share of the training
+    /// data is still in it: [`split`](Self::split) splits it off.
     pub(super) fn open(config: &RunConfig, used: Use, mut open: impl FnMut(&[String]) -> Result<D>) -> Result<Self> {
         let data = &config.data;
         let mut open = |key: &str, patterns: &[String]| open(patterns).map_err(|error| error.at(key));
@@ -59,8 +59,8 @@ impl<D> Splits<D> {
         })
     }
 
-    /// The training data `train`, which are read as they are needed, and the validation files that `config` names, opened by
-    /// `open`.
+    /// The training data `train`, which are read as they are needed, and the validation files that
+    /// `config` names, opened by `open`.
     pub(super) fn streamed(config: &RunConfig, train: D, mut open: impl FnMut(&[String]) -> Result<D>) -> Result<Self> {
         let validation = match &config.data.validation {
             Some(Validation::Files(patterns)) => Some(open(patterns).map_err(|error| error.at("data.validation"))?),
@@ -69,8 +69,8 @@ impl<D> Splits<D> {
         Ok(Self { train: Some(train), validation })
     }
 
-    /// With the share of the training data that `config` asks for as validation data, split off by `split`; any other as it
-    /// is.
+    /// With the share of the training data that `config` asks for as validation data, split off by
+    /// `split`; any other as it is.
     pub(super) fn split(
         self,
         config: &RunConfig,
@@ -97,8 +97,8 @@ impl<D> Splits<D> {
         Ok(Splits { train: change("data.train", self.train)?, validation: change("data.validation", self.validation)? })
     }
 
-    /// The data that says what an input does not state, such as the labels: the training data, or else the validation data,
-    /// with its key.
+    /// The data that says what an input does not state, such as the labels: the training data, or
+    /// else the validation data, with its key.
     pub(super) fn first(&self) -> (&'static str, &D) {
         let train = self.train.as_ref().map(|data| ("data.train", data));
         let first = train.or(self.validation.as_ref().map(|data| ("data.validation", data)));
@@ -107,7 +107,8 @@ impl<D> Splits<D> {
 }
 
 impl Splits<Arc<dyn Dataset>> {
-    /// With a share of the rows of the training data, drawn by the seed, as validation data where `config` asks for it.
+    /// With a share of the rows of the training data, drawn by the seed, as validation data where
+    /// `config` asks for it.
     pub(super) fn split_rows(self, config: &RunConfig, used: Use) -> Result<Self> {
         self.split(config, used, |rows, held| {
             let (train, validation) = match held {

@@ -1,4 +1,5 @@
-//! Tables as training and validation data: columns, labels and lengths are settled with the model, then rows are encoded.
+//! Tables as training and validation data: columns, labels and lengths are settled with the model,
+//! then rows are encoded.
 
 use std::sync::Arc;
 
@@ -132,8 +133,8 @@ fn tell_left_out(table: &Table, scan: &Scan, rows: &RowStore, labels: &LabelRead
     }
 }
 
-/// How the labels of the training data, or else of the validation data, are read: `table` with its key, and its `scan` where it
-/// was read before. The model takes the labels.
+/// How the labels of the training data, or else of the validation data, are read: `table` with its
+/// key, and its `scan` where it was read before. The model takes the labels.
 fn settle_labels(
     config: &RunConfig,
     used: Use,
@@ -168,8 +169,8 @@ fn settle_labels(
     }))
 }
 
-/// The names of the labels of a pretrained model, where they are those of the data. None where the model was never given names
-/// or labels, and where its labels are to be replaced.
+/// The names of the labels of a pretrained model, where they are those of the data. None where the
+/// model was never given names or labels, and where its labels are to be replaced.
 fn names_of_model(
     config: &RunConfig,
     used: Use,
@@ -212,8 +213,9 @@ fn names_of_model(
     }
 }
 
-/// The names of labels are those of the config, else of the model, else of the ClassLabel of the file, else those that the data
-/// show. Where the file names classes, the names that come first must have all of them, in whatever order.
+/// The names of labels are those of the config, else of the model, else of the ClassLabel of the
+/// file, else those that the data show. Where the file names classes, the names that come first
+/// must have all of them, in whatever order.
 fn label_names(
     config: &RunConfig,
     used: Use,

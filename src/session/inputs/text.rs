@@ -19,8 +19,8 @@ use super::splits::Held;
 use super::{Inputs, Splits, Use, shuffle};
 use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, RunConfig, Task};
 
-/// Opens the text in blocks of `data.block_size` tokens; where nothing else names a tokenizer, one is learned from the training
-/// text.
+/// Opens the text in blocks of `data.block_size` tokens; where nothing else names a tokenizer, one
+/// is learned from the training text.
 pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let Opening { config, used, .. } = opening;
     let seed = config.trainer.seed;

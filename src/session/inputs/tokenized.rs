@@ -28,7 +28,8 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let data = Splits::open(config, used, |patterns| {
         TokenizedData::open(&folder, &paths::resolve(patterns, config.data.format)?, task, opening.progress)
     })?;
-    // Rows that are tokenized need no tokenizer: one of a class that is not implemented is kept as it is.
+    // Rows that are tokenized need no tokenizer: one of a class that is not implemented is kept as
+    // it is.
     let has_other = |folder: &PathBuf| Tokenizer::is_in(folder) && !Tokenizer::is_read(folder);
     let tokenizer = if config.tokenizer.from.is_none() && opening.model_from.as_ref().is_some_and(has_other) {
         None
@@ -49,11 +50,12 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     Ok(opening.inputs(tokenizer, pad_id, data))
 }
 
-/// A classification head can have as many labels as the vocabularies of language models have tokens, and not many more.
+/// A classification head can have as many labels as the vocabularies of language models have
+/// tokens, and not many more.
 const MAX_STATED_CLASSES: usize = 1_000_000;
 
-/// A classification head has as many labels as the config or the pretrained model states, else as the data shows.
-/// Regression has one.
+/// A classification head has as many labels as the config or the pretrained model states, else as
+/// the data shows. Regression has one.
 fn settle_labels(
     task: Task,
     used: Use,

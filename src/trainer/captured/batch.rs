@@ -1,5 +1,5 @@
-//! Batches of captured steps: a recording reads the tensors of the batch with which it was made, so later batches are written
-//! into these.
+//! Batches of captured steps: a recording reads the tensors of the batch with which it was made, so
+//! later batches are written into these.
 
 use std::any::Any;
 use std::collections::VecDeque;

@@ -32,9 +32,11 @@ pub(super) struct Body<T: TrainingTask> {
     pub(super) clip: Option<f64>,
     /// Whether the gradients may overflow (f16), so that an update finds out whether it is skipped.
     pub(super) skips: bool,
-    /// The numbers of a pass, `[2]`: the factor of its loss, and that of the loss before the backward pass, in which f16 has its scale.
+    /// The numbers of a pass, `[2]`: the factor of its loss, and that of the loss before the
+    /// backward pass, in which f16 has its scale.
     pub(super) of_pass: Tensor<1>,
-    /// The numbers of an update, `[2]`: the factor of the sum of the losses, and that of the sum of the gradients.
+    /// The numbers of an update, `[2]`: the factor of the sum of the losses, and that of the sum of
+    /// the gradients.
     pub(super) of_update: Tensor<1>,
     /// The words of dropout's seeds, `[2]`.
     pub(super) seeds: Tensor<1, Int>,
@@ -86,7 +88,8 @@ impl Totals {
         (shared.grads, self.loss.clone())
     }
 
-    /// Writes `grads` of `model` and `loss`, `[1]`, to where the sums lie; a gradient that had none before gets a place.
+    /// Writes `grads` of `model` and `loss`, `[1]`, to where the sums lie; a gradient that had none
+    /// before gets a place.
     pub(super) fn replace<M: Module>(&self, model: &M, grads: GradientsParams, loss: Tensor<1>) -> Vec<Written> {
         let mut totals = self.grads.borrow_mut();
         let mut replacing = Replacing { totals: &mut totals, grads, written: vec![overwrite(&self.loss, loss)] };
@@ -158,7 +161,8 @@ impl<T: TrainingTask> Body<T> {
     fn update(&self, loss: Tensor<1>, grads: &GradientsParams) -> Output {
         let [loss_by, grads_by] = pair(&self.of_update);
         let sum_norm = global_norm(&self.model, grads, self.compute.ops());
-        // Without f16 never, but the update still waits for the norm, and thus for all that reads the weights of before.
+        // Without f16 never, but the update still waits for the norm, and thus for all that reads
+        // the weights of before.
         let skipped =
             if self.skips { sum_norm.clone().is_finite().bool_not() } else { sum_norm.clone().lower_elem(0.0) };
         let (scale, grad_norm) = scale_and_norm_by(sum_norm, grads_by, self.clip);

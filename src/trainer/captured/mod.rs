@@ -1,15 +1,17 @@
-//! Captured steps, on wgpu and CUDA: forward pass, backward pass and update of a batch are recorded once for the batch's
-//! shape, and from then on a step is that recording, replayed. Where a step has several micro-batches, these are recorded
-//! without the update, which is a recording of its own; so they are where there are several ranks, which exchange the sums over
-//! micro-batches between the two. The values that change from step to step (the batch, the learning rate,
-//! the divisor of the loss, the seeds of dropout) lie in tensors that are written to before the replay; weights, moments and
-//! sums over micro-batches are updated in place.
+//! Captured steps, on wgpu and CUDA: forward pass, backward pass and update of a batch are recorded
+//! once for the batch's shape, and from then on a step is that recording, replayed. Where a step
+//! has several micro-batches, these are recorded without the update, which is a recording of its
+//! own; so they are where there are several ranks, which exchange the sums over micro-batches
+//! between the two. The values that change from step to step (the batch, the learning rate, the
+//! divisor of the loss, the seeds of dropout) lie in tensors that are written to before the replay;
+//! weights, moments and sums over micro-batches are updated in place.
 //!
-//! Recording computes a few times. That leaves no trace in the run: updates are idle ([`InPlace::idle`]), and nothing is
-//! added to sums ([`Adding::Nothing`]).
+//! Recording computes a few times. That leaves no trace in the run: updates are idle
+//! ([`InPlace::idle`]), and nothing is added to sums ([`Adding::Nothing`]).
 //!
-//! In f16 the scale of the loss is one of these tensors, and the update finds out on the device whether it is skipped. Where steps may
-//! be outliers, loss and gradient norm are read between the micro-batches and the update, which is then replayed or not.
+//! In f16 the scale of the loss is one of these tensors, and the update finds out on the device
+//! whether it is skipped. Where steps may be outliers, loss and gradient norm are read between the
+//! micro-batches and the update, which is then replayed or not.
 #![allow(unsafe_code)] // a replay is: see `Recorded::replay`
 
 mod batch;
@@ -39,8 +41,8 @@ use crate::optim::scaler::{LossScaler, Verdict};
 use crate::session::{Session, TensorTree, TrainingTask};
 use crate::task::Reduction;
 
-/// Shapes of batches that are captured; a recording keeps the memory that its step needs. Batches of others are computed
-/// without one.
+/// Shapes of batches that are captured; a recording keeps the memory that its step needs. Batches
+/// of others are computed without one.
 const MOST_SHAPES: usize = 8;
 
 /// The captured steps of a run.
@@ -63,8 +65,8 @@ pub(super) struct CapturedSteps<T: TrainingTask> {
     micro_batches: ByShape<T::DeviceBatch, Written>,
     /// The update after micro-batches.
     update: Option<Recorded<Output>>,
-    /// The results of writes, and of micro-batches computed without a recording, since the last step. They are held until the
-    /// step ends because the device may still use them.
+    /// The results of writes, and of micro-batches computed without a recording, since the last
+    /// step. They are held until the step ends because the device may still use them.
     written: Vec<Written>,
     /// The result of a whole step that was computed without a recording, held for the same reason.
     computed: Option<Output>,
@@ -74,8 +76,8 @@ pub(super) struct CapturedSteps<T: TrainingTask> {
 type Notice = Option<String>;
 
 impl<T: TrainingTask> CapturedSteps<T> {
-    /// For the model of `state`, whose tensors are written to from now on, in the run of `session` by the ranks of `world`; none
-    /// for an optimizer that cannot update in place.
+    /// For the model of `state`, whose tensors are written to from now on, in the run of `session`
+    /// by the ranks of `world`; none for an optimizer that cannot update in place.
     pub(super) fn new(
         state: &mut TrainState<T::Model>,
         session: &Session<T>,
@@ -143,7 +145,8 @@ impl<T: TrainingTask> CapturedSteps<T> {
         output.copied(notice, number)
     }
 
-    /// Puts the sums over the ranks in the place of this rank's. One that had no micro-batch with labels adds nothing.
+    /// Puts the sums over the ranks in the place of this rank's. One that had no micro-batch with
+    /// labels adds nothing.
     fn exchange(&mut self, has_any: bool) -> Result<()> {
         if !has_any {
             self.forget();
@@ -183,7 +186,8 @@ impl<T: TrainingTask> CapturedSteps<T> {
         }
         let number = self.tell_update(state, totals.lr);
         let update = self.update.as_mut().expect("it is recorded above");
-        // SAFETY: what the recording reads or writes and that is not its own lives in `body`; see `Recorded::replay`.
+        // SAFETY: what the recording reads or writes and that is not its own lives in `body`; see
+        // `Recorded::replay`.
         Ok(unsafe { update.replay() }.copied(None, number))
     }
 
@@ -193,7 +197,8 @@ impl<T: TrainingTask> CapturedSteps<T> {
         self.computed = None;
     }
 
-    /// Tells the pass after this, of `micro`, what its dropout is drawn from and what its loss is multiplied by.
+    /// Tells the pass after this, of `micro`, what its dropout is drawn from and what its loss is
+    /// multiplied by.
     fn tell_pass(&mut self, micro: &MicroBatch<T::DeviceBatch>, scaler: Option<&LossScaler>) {
         let halves = [0, 1].map(|part| (seed_for(micro.seed, "captured", 0, part) >> 34) as i32);
         let seeds = Tensor::from_data(TensorData::new(halves.to_vec(), [2]), &self.device);
@@ -214,7 +219,8 @@ impl<T: TrainingTask> CapturedSteps<T> {
         self.written.push(overwrite(&self.body.of_update, of_update));
     }
 
-    /// Counts an update and tells it its numbers. Returns the one that the device counts it by, where it may be skipped.
+    /// Counts an update and tells it its numbers. Returns the one that the device counts it by,
+    /// where it may be skipped.
     fn tell_update(&mut self, state: &mut TrainState<T::Model>, lr: f64) -> Option<Tensor<1, Int>> {
         let number = state.scaler.as_ref().map(LossScaler::next_update);
         self.written.extend(state.optimizer.begin_in_place(&self.body.update, lr, number.clone()));
@@ -296,7 +302,8 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
 }
 
 impl Output {
-    /// Copies: the next replay writes where these lie. `number` is that of the update if it was not skipped, where it may be.
+    /// Copies: the next replay writes where these lie. `number` is that of the update if it was not
+    /// skipped, where it may be.
     fn copied(&self, notice: Notice, number: Option<Tensor<1, Int>>) -> Updated {
         let (loss, grad_norm) = (self.loss.clone() * 1.0, self.grad_norm.clone() * 1.0);
         let verdict = number.map(|update| Verdict { overflow: self.skipped.clone().greater_elem(0.0), update });
@@ -313,7 +320,8 @@ struct Recorded<T> {
 
 impl<T: 'static> Recorded<T> {
     fn new(device: &Device, mut compute: impl FnMut() -> T + 'static) -> Self {
-        // The last run is the one that is recorded; when it begins and when it has been recorded, nothing waits to be launched.
+        // The last run is the one that is recorded; when it begins and when it has been recorded,
+        // nothing waits to be launched.
         let before = Rc::new(Cell::new(0));
         let begun = Rc::clone(&before);
         let compute = move || {
@@ -328,8 +336,9 @@ impl<T: 'static> Recorded<T> {
     /// Computes it anew.
     ///
     /// # Safety
-    /// The tensors that the recording reads or writes and does not own must be alive. This thread alone computes with them, on
-    /// its one stream, so writes before the replay and reads after it are in order.
+    /// The tensors that the recording reads or writes and does not own must be alive. This thread
+    /// alone computes with them, on its one stream, so writes before the replay and reads after it
+    /// are in order.
     unsafe fn replay(&mut self) -> &T {
         launches::add(self.launches);
         // SAFETY: the caller's.
@@ -351,8 +360,8 @@ impl<B, T> Default for ByShape<B, T> {
 }
 
 impl<B: TensorTree, T: 'static> ByShape<B, T> {
-    /// The place of the recording for batches like `batch`, made if there is none and room for it; `idle` makes what
-    /// `compute` computes leave no trace.
+    /// The place of the recording for batches like `batch`, made if there is none and room for it;
+    /// `idle` makes what `compute` computes leave no trace.
     fn find<C: FnMut() -> T + 'static>(
         &mut self,
         batch: &B,
@@ -394,8 +403,8 @@ impl<B: TensorTree, T: 'static> ByShape<B, T> {
     fn replay(&mut self, place: usize, batch: B, written: &mut Vec<Written>) -> &T {
         let (own, recorded) = &mut self.recordings[place];
         write(own, batch, written);
-        // SAFETY: everything that the recording reads or writes and that is not its own lives in the body that it has a share
-        // of, and in `own`, which lives as long as it does.
+        // SAFETY: everything that the recording reads or writes and that is not its own lives in
+        // the body that it has a share of, and in `own`, which lives as long as it does.
         unsafe { recorded.replay() }
     }
 }

@@ -1,4 +1,5 @@
-//! The folder of a run's checkpoints: names, order, and what becomes of those that the run leaves behind.
+//! The folder of a run's checkpoints: names, order, and what becomes of those that the run leaves
+//! behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,12 @@ const ASIDE: &str = ".writing-";
 /// How the names of checkpoints begin that the run has left behind.
 const SUPERSEDED: &str = ".superseded-";
 
-/// Whether Kiln writes files of that name, relative to a checkpoint's folder, into checkpoints of the run.
+/// Whether Kiln writes files of that name, relative to a checkpoint's folder, into checkpoints of
+/// the run.
 pub type IsOwn<'a> = &'a dyn Fn(&Path) -> bool;
 
-/// Writes the checkpoint of step `step`, whose files besides [`STATE`] and [`DIGEST`] `fill` writes and names; see
-/// [`Snapshot::write`].
+/// Writes the checkpoint of step `step`, whose files besides [`STATE`] and [`DIGEST`] `fill` writes
+/// and names; see [`Snapshot::write`].
 pub(super) fn write_aside(
     checkpoints: &Path,
     step: u64,
@@ -53,7 +55,8 @@ pub fn name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-/// Whether `folder` is the name of a checkpoint, or of one that is being written or has been left behind.
+/// Whether `folder` is the name of a checkpoint, or of one that is being written or has been left
+/// behind.
 pub fn is_own(folder: &str) -> bool {
     let bare = [ASIDE, SUPERSEDED].into_iter().find_map(|prefix| folder.strip_prefix(prefix)).unwrap_or(folder);
     step_of(bare).is_some()
@@ -114,8 +117,9 @@ pub fn mark_suspect(checkpoint: &Path, why: &str) -> Result<()> {
     write_whole(&checkpoint.join(SUSPECT), format!("{why}\n").as_bytes())
 }
 
-/// Renames what a run that continues after step `step` leaves behind: every checkpoint after that step, and every suspect
-/// one. They are removed when the run has saved its next checkpoint ([`remove_superseded`]); until then nothing is lost.
+/// Renames what a run that continues after step `step` leaves behind: every checkpoint after that
+/// step, and every suspect one. They are removed when the run has saved its next checkpoint
+/// ([`remove_superseded`]); until then nothing is lost.
 ///
 /// # Errors
 /// A folder that cannot be renamed.
@@ -137,8 +141,8 @@ fn set_aside(checkpoints: &Path, path: &Path, is_own: IsOwn<'_>) -> std::io::Res
     Ok(aside)
 }
 
-/// Removes the checkpoint that [`set_aside`] has renamed to `aside`. Files that are not Kiln's stay, and the folder with them
-/// gets a name that no run takes for a checkpoint.
+/// Removes the checkpoint that [`set_aside`] has renamed to `aside`. Files that are not Kiln's
+/// stay, and the folder with them gets a name that no run takes for a checkpoint.
 fn remove_own(aside: &Path, is_own: IsOwn<'_>) -> std::io::Result<()> {
     match fs::symlink_metadata(aside) {
         Err(_) => return Ok(()),
@@ -179,8 +183,8 @@ fn remove_own_below(folder: &Path, inside: &Path, is_own: IsOwn<'_>) -> std::io:
     Ok(found)
 }
 
-/// Frees the name `target` for a checkpoint: one of that step is superseded, and anything else is not Kiln's and is kept
-/// under another name.
+/// Frees the name `target` for a checkpoint: one of that step is superseded, and anything else is
+/// not Kiln's and is kept under another name.
 fn make_way(checkpoints: &Path, target: &Path, is_own: IsOwn<'_>) -> std::io::Result<()> {
     if is_checkpoint(target) {
         return set_aside(checkpoints, target, is_own).map(drop);
@@ -191,7 +195,8 @@ fn make_way(checkpoints: &Path, target: &Path, is_own: IsOwn<'_>) -> std::io::Re
     crate::trainer::output::keep(target, target)
 }
 
-/// Removes the checkpoints that [`supersede`] has renamed. One that cannot be removed is in nobody's way: it is said.
+/// Removes the checkpoints that [`supersede`] has renamed. One that cannot be removed is in
+/// nobody's way: it is said.
 pub fn remove_superseded(checkpoints: &Path, is_own: IsOwn<'_>) {
     for path in hidden(checkpoints, SUPERSEDED) {
         if let Err(error) = remove_own(&path, is_own) {
@@ -200,8 +205,9 @@ pub fn remove_superseded(checkpoints: &Path, is_own: IsOwn<'_>) {
     }
 }
 
-/// Removes the oldest checkpoints beyond `limit` (`rotate_checkpoints`), but not the one of step `keep`, nor the newest one up
-/// to step `good`, and never the newest of all. Suspect ones do not count.
+/// Removes the oldest checkpoints beyond `limit` (`rotate_checkpoints`), but not the one of step
+/// `keep`, nor the newest one up to step `good`, and never the newest of all. Suspect ones do not
+/// count.
 ///
 /// # Errors
 /// A folder that cannot be removed.

@@ -1,17 +1,20 @@
-//! Checkpoints: `checkpoints/step-000123/` in the run folder, from which the same run continues. One holds
-//! `model.safetensors` (of a model with adapters theirs alone, `adapter_model.safetensors`) and `config.json` (with the tokenizer, so
-//! that it opens as a model folder), the optimizer's moments
-//! in `optimizer.safetensors`, and `state.json`: counters, the position in the data, and name, size and SHA-256 of every
-//! other file. `state.sha256` holds the SHA-256 of `state.json`, which so stands for everything in the checkpoint
-//! (`sha256sum -c state.sha256` compares it). Nothing of a random generator is saved, since every seed is a function of the
-//! run's seed and the step.
+//! Checkpoints: `checkpoints/step-000123/` in the run folder, from which the same run continues.
+//! One holds `model.safetensors` (of a model with adapters theirs alone,
+//! `adapter_model.safetensors`) and `config.json` (with the tokenizer, so that it opens as a model
+//! folder), the optimizer's moments in `optimizer.safetensors`, and `state.json`: counters, the
+//! position in the data, and name, size and SHA-256 of every other file. `state.sha256` holds the
+//! SHA-256 of `state.json`, which so stands for everything in the checkpoint (`sha256sum -c
+//! state.sha256` compares it). Nothing of a random generator is saved, since every seed is a
+//! function of the run's seed and the step.
 //!
-//! A checkpoint is written aside, brought to disk and renamed, so a folder of that name is whole; one that is damaged
-//! afterwards is recognised by its digests. When to save, and on which thread, is for others to say.
+//! A checkpoint is written aside, brought to disk and renamed, so a folder of that name is whole;
+//! one that is damaged afterwards is recognised by its digests. When to save, and on which thread,
+//! is for others to say.
 //!
-//! A run that continues after step N has left the checkpoints after N behind, and so it has the suspect ones: they are
-//! renamed when it begins ([`supersede`]) and removed when it has saved its next one, so that at every moment the newest
-//! good checkpoint is there, and none of another course of the run is taken for one of this.
+//! A run that continues after step N has left the checkpoints after N behind, and so it has the
+//! suspect ones: they are renamed when it begins ([`supersede`]) and removed when it has saved its
+//! next one, so that at every moment the newest good checkpoint is there, and none of another
+//! course of the run is taken for one of this.
 
 mod folder;
 
@@ -41,7 +44,8 @@ use crate::optim::outliers::OutlierState;
 use crate::optim::scaler::ScalerState;
 use crate::plan::RunPlan;
 
-/// The version of the format that this Kiln writes and reads. Version 1 had no digest of `state.json`.
+/// The version of the format that this Kiln writes and reads. Version 1 had no digest of
+/// `state.json`.
 pub const FORMAT_VERSION: u32 = 2;
 
 /// The folder of a run's checkpoints, in the run folder.
@@ -85,7 +89,8 @@ pub struct State {
     /// Passes over the training data, with fraction.
     #[serde(with = "exact")]
     pub epoch: f64,
-    /// Where the training data stands. A checkpoint lies between optimizer steps, so no accumulated gradient is open.
+    /// Where the training data stands. A checkpoint lies between optimizer steps, so no accumulated
+    /// gradient is open.
     pub position: Position,
     /// Where in the files, for data that are streamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -121,7 +126,8 @@ fn is_zero(value: &i64) -> bool {
 }
 
 impl State {
-    /// [`steps_ahead`](Self::steps_ahead) for a run that goes on by `plan`, perhaps with another global batch.
+    /// [`steps_ahead`](Self::steps_ahead) for a run that goes on by `plan`, perhaps with another
+    /// global batch.
     pub fn steps_ahead_of(&self, plan: &RunPlan) -> i64 {
         let step_examples = plan.batch.global as u64;
         if self.promise.step_examples() == Some(step_examples) {
@@ -181,8 +187,9 @@ enum Fault {
 }
 
 impl Snapshot {
-    /// Writes the checkpoint into the folder `checkpoints`, in place of one of the same step, of which it keeps the files that are
-    /// not Kiln's by `is_own`. `list` is told the names of its files before they appear under the checkpoint's name.
+    /// Writes the checkpoint into the folder `checkpoints`, in place of one of the same step, of
+    /// which it keeps the files that are not Kiln's by `is_own`. `list` is told the names of its
+    /// files before they appear under the checkpoint's name.
     ///
     /// # Errors
     /// The operating system's; nothing is left under the checkpoint's name then.
@@ -235,12 +242,13 @@ impl Checkpoint {
         })
     }
 
-    /// The checkpoint `path`: one of the folder `checkpoints` of the run that is to be continued, or, where the run folder
-    /// `is_free`, that of any run, which then goes on in a folder of its own.
+    /// The checkpoint `path`: one of the folder `checkpoints` of the run that is to be continued,
+    /// or, where the run folder `is_free`, that of any run, which then goes on in a folder of its
+    /// own.
     ///
     /// # Errors
-    /// A folder that is no checkpoint, or none of the run that the run folder holds; one that is damaged, suspect, or has no
-    /// optimizer.
+    /// A folder that is no checkpoint, or none of the run that the run folder holds; one that is
+    /// damaged, suspect, or has no optimizer.
     pub fn chosen(path: &Path, checkpoints: &Path, is_free: bool) -> Result<Self> {
         let at = |error: Error| error.at("run.resume_from_checkpoint");
         let same =
@@ -277,7 +285,8 @@ impl Checkpoint {
         }
     }
 
-    /// A copy of it in the folder `checkpoints` of another run, whole or not there; see [`Snapshot::write`].
+    /// A copy of it in the folder `checkpoints` of another run, whole or not there; see
+    /// [`Snapshot::write`].
     ///
     /// # Errors
     /// The operating system's.
@@ -300,9 +309,10 @@ impl Checkpoint {
         Ok(Self { path: target, state })
     }
 
-    /// The newest whole checkpoint of the folder `checkpoints` of a run; none when there is none. Every other one is passed over
-    /// with a warning, and nothing is changed: those that are half written, damaged or cannot be read, and those that are
-    /// [suspect](mark_suspect) or have no optimizer.
+    /// The newest whole checkpoint of the folder `checkpoints` of a run; none when there is none.
+    /// Every other one is passed over with a warning, and nothing is changed: those that are half
+    /// written, damaged or cannot be read, and those that are [suspect](mark_suspect) or have no
+    /// optimizer.
     ///
     /// # Errors
     /// A checkpoint of another format version; a folder that cannot be read.
@@ -349,7 +359,8 @@ impl Checkpoint {
             return Err(Fault::Damaged(format!("the content of {STATE} does not match its checksum in {DIGEST}")));
         }
         let bad = |error: &dyn std::fmt::Display| Fault::Damaged(format!("{STATE}: {error}"));
-        // The version comes first: another version may have other fields, and the first one had no digest.
+        // The version comes first: another version may have other fields, and the first one had no
+        // digest.
         let value: serde_json::Value = serde_json::from_slice(&text).map_err(|error| bad(&json_words(&error)))?;
         let version = value.get("format_version").and_then(serde_json::Value::as_u64);
         match version {
@@ -475,7 +486,8 @@ pub(super) fn checksum(path: &Path) -> std::io::Result<Checksum> {
     Ok(Checksum { bytes, sha256 })
 }
 
-/// A float as the shortest decimal that reads back as the same float, in a string: JSON readers may round numbers.
+/// A float as the shortest decimal that reads back as the same float, in a string: JSON readers may
+/// round numbers.
 pub(super) mod exact {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -598,7 +610,8 @@ mod tests {
         }
     }
 
-    /// A run continues after step 5, below three suspect checkpoints, and is killed between any two of its actions.
+    /// A run continues after step 5, below three suspect checkpoints, and is killed between any two
+    /// of its actions.
     #[test]
     fn at_every_moment_the_newest_good_checkpoint_is_there() {
         for limit in 1..=3 {
@@ -616,7 +629,8 @@ mod tests {
                 write(at, state(step));
                 assert_eq!(newest(at), Some(step));
                 remove_superseded(at, &is_own);
-                // The last row is that of step 5, so that what is saved now may yet turn out to be suspect.
+                // The last row is that of step 5, so that what is saved now may yet turn out to be
+                // suspect.
                 rotate(at, limit, None, 5, &is_own).unwrap();
                 let kept = list(at).unwrap().into_iter().map(|(step, _)| step).collect::<Vec<_>>();
                 assert!(kept.contains(&5) && kept.contains(&step), "{kept:?}");

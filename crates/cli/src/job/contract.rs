@@ -1,6 +1,7 @@
-//! The contract between a training platform and the container of a job, as Amazon SageMaker has it: hyperparameters, channels of
-//! data and machines under `/opt/ml/input`, results under `/opt/ml/{model,checkpoints,output}`, all of it said again by `SM_*`
-//! variables. Another root than `/opt/ml` is as good.
+//! The contract between a training platform and the container of a job, as Amazon SageMaker has it:
+//! hyperparameters, channels of data and machines under `/opt/ml/input`, results under
+//! `/opt/ml/{model,checkpoints,output}`, all of it said again by `SM_*` variables. Another root
+//! than `/opt/ml` is as good.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -68,8 +69,9 @@ pub(super) fn failure(root: &Path) -> PathBuf {
 }
 
 impl Contract {
-    /// Reads what lies under `root`, an absolute path, and in `variables`, those whose names begin with `SM_`. A variable wins
-    /// over the place under the root, and a file of hyperparameters over variables.
+    /// Reads what lies under `root`, an absolute path, and in `variables`, those whose names begin
+    /// with `SM_`. A variable wins over the place under the root, and a file of hyperparameters
+    /// over variables.
     ///
     /// # Errors
     /// A root that is no folder; a file of the contract that cannot be read.
@@ -211,8 +213,9 @@ impl Contract {
         expand_with(path, &variable).map(PathBuf::from)
     }
 
-    /// The path that `path` means under this root: scripts and configs say `/opt/ml/..`. In a channel it is written with the
-    /// channel's variable, so that it is the same text on every machine.
+    /// The path that `path` means under this root: scripts and configs say `/opt/ml/..`. In a
+    /// channel it is written with the channel's variable, so that it is the same text on every
+    /// machine.
     pub(super) fn relocated(&self, path: &str) -> String {
         let Some(inner) = path.strip_prefix(ROOT).filter(|_| self.root != Path::new(ROOT)) else {
             return path.to_owned();
@@ -259,8 +262,8 @@ fn hyperparameters_of(variables: &BTreeMap<String, String>) -> Result<Vec<(Strin
     Ok(all)
 }
 
-/// Hyperparameters as a script of Hugging Face's takes them on its command line: `--name value`, `--name=value`, `--name` for true,
-/// `--name a b` for a list, or one JSON file with all of them.
+/// Hyperparameters as a script of Hugging Face's takes them on its command line: `--name value`,
+/// `--name=value`, `--name` for true, `--name a b` for a list, or one JSON file with all of them.
 fn of_arguments(arguments: &[String]) -> Result<Vec<(String, Json)>> {
     if let [file] = arguments
         && file.ends_with(".json")

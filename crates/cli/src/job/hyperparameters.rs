@@ -1,7 +1,9 @@
-//! The hyperparameters of a job as settings of Kiln's config. A name is looked up in this order, so that each has one meaning: a
-//! whole key (`trainer.learning_rate`); a name of Kiln's own, of Hugging Face's scripts or of SageMaker (`scripts`); `precision`; a
-//! key of `[trainer]` or an argument of `TrainingArguments` that does something; a key of `[data]`, of `[model]`, of
-//! `[tokenizer]`; any other argument of `TrainingArguments`. All that is not known or cannot be read is refused together.
+//! The hyperparameters of a job as settings of Kiln's config. A name is looked up in this order, so
+//! that each has one meaning: a whole key (`trainer.learning_rate`); a name of Kiln's own, of
+//! Hugging Face's scripts or of SageMaker (`scripts`); `precision`; a key of `[trainer]` or an
+//! argument of `TrainingArguments` that does something; a key of `[data]`, of `[model]`, of
+//! `[tokenizer]`; any other argument of `TrainingArguments`. All that is not known or cannot be
+//! read is refused together.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -42,7 +44,8 @@ pub(super) struct Asked {
     pub(super) switch: Option<&'static str>,
 }
 
-/// Sections whose keys may stand without the section's name, in the order in which they are looked through.
+/// Sections whose keys may stand without the section's name, in the order in which they are looked
+/// through.
 const BARE: [&str; 4] = ["trainer", "data", "model", "tokenizer"];
 
 /// Where `name` leads.
@@ -51,7 +54,8 @@ enum Target {
     Means(Means),
 }
 
-/// The config file that `contract` names by the hyperparameter `kiln_config`, or the only one in its channels; none without.
+/// The config file that `contract` names by the hyperparameter `kiln_config`, or the only one in
+/// its channels; none without.
 ///
 /// # Errors
 /// A file that is not there; several in the channels.
@@ -648,7 +652,8 @@ fn target(name: &str) -> Option<Target> {
     Some(Target::Key(format!("{section}.{name}")))
 }
 
-/// Hugging Face's generic names of sizes, which families call otherwise; they are fields of `[model]` too.
+/// Hugging Face's generic names of sizes, which families call otherwise; they are fields of
+/// `[model]` too.
 const ALIASES: [&str; 4] = ["hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers"];
 
 fn is_key(section: &str, key: &str) -> bool {

@@ -1,6 +1,6 @@
-//! `kiln job`: the entry point of a container that trains. It reads the contract of the platform ([`contract`]), makes a config of
-//! it, trains in a process of its own that continues from the job's checkpoints, and leaves the results where the platform looks
-//! for them ([`results`]).
+//! `kiln job`: the entry point of a container that trains. It reads the contract of the platform
+//! ([`contract`]), makes a config of it, trains in a process of its own that continues from the
+//! job's checkpoints, and leaves the results where the platform looks for them ([`results`]).
 
 pub(super) mod contract;
 mod hyperparameters;
@@ -46,12 +46,13 @@ pub(super) struct JobArgs {
     /// The folder that stands for /opt/ml
     #[arg(long, value_name = "DIR", default_value = ROOT)]
     root: PathBuf,
-    /// Price of an hour of this machine; the cost of the job is then said at the end. The variable KILN_PRICE_PER_HOUR and the
-    /// hyperparameter price_per_hour say it too
+    /// Price of an hour of this machine; the cost of the job is then said at the end. The variable
+    /// KILN_PRICE_PER_HOUR and the hyperparameter price_per_hour say it too
     #[arg(long, value_name = "PRICE", allow_hyphen_values = true)]
     price_per_hour: Option<String>,
-    /// Hyperparameters as a script takes them: --learning_rate 5e-5 --do_eval, or one file args.json. Options of kiln stand before
-    /// them; the word `train`, which platforms put behind the entry point of a container, means nothing
+    /// Hyperparameters as a script takes them: --learning_rate 5e-5 --do_eval, or one file
+    /// args.json. Options of kiln stand before them; the word `train`, which platforms put behind
+    /// the entry point of a container, means nothing
     #[arg(value_name = "ARGUMENTS", trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -139,8 +140,8 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
     published.and(ended)
 }
 
-/// The processes of each machine: as many as hyperparameters ask for, else one for each GPU of the machine. Adds what people should
-/// know to `said`.
+/// The processes of each machine: as many as hyperparameters ask for, else one for each GPU of the
+/// machine. Adds what people should know to `said`.
 ///
 /// # Errors
 /// A switch that asks for one for each GPU, where nothing tells how many there are.
@@ -171,8 +172,8 @@ fn ranks(contract: &Contract, config: &RunConfig, asked: &Asked, said: &mut Vec<
     }
 }
 
-/// Trains in a process of its own, so that no end of it goes untold: on the machine numbered `own` of the job, in `ranks` processes on
-/// each.
+/// Trains in a process of its own, so that no end of it goes untold: on the machine numbered `own`
+/// of the job, in `ranks` processes on each.
 fn train(
     contract: &Contract,
     own: usize,
@@ -218,8 +219,8 @@ fn train(
     Ok(Ended { error: exit.error(), is_said: exit.told().is_some() })
 }
 
-/// The folder below `folder` into which the model in `channel` is unpacked, where that is an archive, the form in which jobs leave
-/// their models; none for any other channel.
+/// The folder below `folder` into which the model in `channel` is unpacked, where that is an
+/// archive, the form in which jobs leave their models; none for any other channel.
 fn unpacked(channel: &Channel, folder: &Path) -> Result<Option<PathBuf>> {
     const ARCHIVE: &str = "model.tar.gz";
     let archive = if channel.path.ends_with(ARCHIVE) { channel.path.clone() } else { channel.path.join(ARCHIVE) };
@@ -238,8 +239,8 @@ fn unpacked(channel: &Channel, folder: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The config of the job: the config file that it names, hyperparameters over it, and channels where neither says where data
-/// and model are.
+/// The config of the job: the config file that it names, hyperparameters over it, and channels
+/// where neither says where data and model are.
 fn config_of(contract: &Contract) -> Result<(RunConfig, Hyperparameters)> {
     let base = hyperparameters::base(contract)?;
     let (text, origin) = match &base {
@@ -273,8 +274,8 @@ fn config_of(contract: &Contract) -> Result<(RunConfig, Hyperparameters)> {
     Ok((config, found))
 }
 
-/// Data and model from channels, where nothing else says where they are; and the format of data that are named outside of the
-/// config file.
+/// Data and model from channels, where nothing else says where they are; and the format of data
+/// that are named outside of the config file.
 fn of_channels(contract: &Contract, base: &Table, given: &[Setting]) -> Result<Vec<Setting>> {
     let known = Known { contract, base, given: given.to_vec() };
     let set = |section: &str, key: &str| known.setting(section, key);

@@ -1,5 +1,5 @@
-//! The results of a job, where its platform looks for them: the model by itself, everything else, why it failed, and how long it
-//! took over all its starts.
+//! The results of a job, where its platform looks for them: the model by itself, everything else,
+//! why it failed, and how long it took over all its starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ const MOST: usize = 1024;
 /// The file that counts the seconds of a job, beside its checkpoints.
 const JOB: &str = "job.json";
 
-/// How often that file is written while the job runs, after a tenth of the time that it has taken: at least and at most.
+/// How often that file is written while the job runs, after a tenth of the time that it has taken:
+/// at least and at most.
 const TICK: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
 /// The file that says why a job failed.
@@ -40,7 +41,8 @@ impl Failure {
         }
     }
 
-    /// Writes `error`, at most 1024 characters of it. A signal is no failure: the job is started again or was no longer wanted.
+    /// Writes `error`, at most 1024 characters of it. A signal is no failure: the job is started
+    /// again or was no longer wanted.
     ///
     /// # Errors
     /// `error` itself, and why it cannot be written.
@@ -65,8 +67,8 @@ impl Failure {
     }
 }
 
-/// Copies what the run in the folder `run` has made: the model to the folder of the model, all but checkpoints to the folder of
-/// other results.
+/// Copies what the run in the folder `run` has made: the model to the folder of the model, all but
+/// checkpoints to the folder of other results.
 ///
 /// # Errors
 /// The operating system's.
@@ -103,7 +105,8 @@ fn copy(from: &Path, to: &Path, takes: &dyn Fn(&str) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// The seconds of a job, over all its starts. A start that is killed counts as far as was written last.
+/// The seconds of a job, over all its starts. A start that is killed counts as far as was written
+/// last.
 #[derive(Debug)]
 pub(super) struct Clock {
     /// None on a machine that keeps no checkpoints.
@@ -121,7 +124,8 @@ struct Starts {
 }
 
 impl Clock {
-    /// Begins to count a start of the job whose folder of checkpoints is `folder`; without one it is kept nowhere.
+    /// Begins to count a start of the job whose folder of checkpoints is `folder`; without one it
+    /// is kept nowhere.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -162,8 +166,8 @@ impl Clock {
         self.file.as_ref().map_or(Ok(()), |file| write_json(file, &self.starts))
     }
 
-    /// The lines at the end, in the words of SageMaker's Python SDK, which counts the seconds of each of `machines`; with the `price` of
-    /// an hour of one, the cost too.
+    /// The lines at the end, in the words of SageMaker's Python SDK, which counts the seconds of
+    /// each of `machines`; with the `price` of an hour of one, the cost too.
     pub(super) fn lines(&self, price: Option<f64>, machines: usize) -> Vec<String> {
         let seconds = self.starts.seconds.iter().sum::<f64>().ceil() * machines as f64;
         let mut lines = vec![format!("Training seconds: {seconds}"), format!("Billable seconds: {seconds}")];

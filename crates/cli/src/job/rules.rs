@@ -1,5 +1,6 @@
-//! The rules of Hugging Face's scripts for what hyperparameters leave open: columns, labels, lengths and the validation data, as
-//! `run_glue.py`, `run_classification.py`, `run_ner.py`, `run_qa.py`, `run_clm.py` and `run_mlm.py` of transformers 4.57 and 5 have them.
+//! The rules of Hugging Face's scripts for what hyperparameters leave open: columns, labels,
+//! lengths and the validation data, as `run_glue.py`, `run_classification.py`, `run_ner.py`,
+//! `run_qa.py`, `run_clm.py` and `run_mlm.py` of transformers 4.57 and 5 have them.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -23,7 +24,8 @@ const MAX_SEQ_LENGTH: i64 = 128;
 /// The windows of `run_qa.py`.
 const WINDOW: i64 = 384;
 
-/// The percentage of the training data that `run_clm.py` and `run_mlm.py` evaluate on where there are no validation data.
+/// The percentage of the training data that `run_clm.py` and `run_mlm.py` evaluate on where there
+/// are no validation data.
 const SPLIT_PERCENTAGE: f64 = 5.0;
 
 /// The settings so far: the hyperparameters and channels of a job over its config file.
@@ -72,7 +74,8 @@ impl Known<'_> {
         pattern.map(|pattern| self.contract.expand(&self.contract.relocated(pattern))).transpose()
     }
 
-    /// The training files on this machine, where they can be read; that they cannot is told when they are trained on.
+    /// The training files on this machine, where they can be read; that they cannot is told when
+    /// they are trained on.
     fn files(&self, format: DataFormat) -> Result<Vec<PathBuf>> {
         let Some(path) = self.train()? else { return Ok(Vec::new()) };
         Ok(paths::resolve(&[path.display().to_string()], format).unwrap_or_default())
@@ -94,7 +97,8 @@ impl Known<'_> {
         Ok(named.into_iter().flatten().find_map(Value::as_integer))
     }
 
-    /// `model_max_length` of the tokenizer's `tokenizer_config.json`, where it is on this machine; without one it has no limit.
+    /// `model_max_length` of the tokenizer's `tokenizer_config.json`, where it is on this machine;
+    /// without one it has no limit.
     fn model_max_length(&self) -> Result<Option<i64>> {
         let folder = match self.folder("tokenizer")? {
             Some(folder) => Some(folder),
@@ -119,7 +123,8 @@ enum Kind {
     Unknown,
 }
 
-/// The settings that `script` makes where neither hyperparameters nor config have them, and lines for people.
+/// The settings that `script` makes where neither hyperparameters nor config have them, and lines
+/// for people.
 ///
 /// # Errors
 /// A feature of the script that Kiln does not have.
@@ -237,7 +242,8 @@ fn texts_of<'a>(names: &'a [String], label: &str) -> Vec<&'a str> {
     if pair.iter().all(|name| texts.contains(name)) { pair.to_vec() } else { texts.into_iter().take(2).collect() }
 }
 
-/// Refuses a model whose labels are those of the task in another order: `run_glue.py` gives the rows their numbers.
+/// Refuses a model whose labels are those of the task in another order: `run_glue.py` gives the
+/// rows their numbers.
 fn check_order(glue: &Glue, known: &Known<'_>) -> Result<()> {
     let Some((config, ..)) = known.folder("model")?.and_then(|folder| read_config(&folder).ok()) else { return Ok(()) };
     if config.labels().id2label.is_none() || known.is_set("data", "label_names") {
@@ -308,8 +314,8 @@ fn kind_of(rows: Rows, format: DataFormat, script: Script) -> Kind {
     Kind::Classes(names)
 }
 
-/// The columns of words and of their labels by the rule of `run_ner.py`: `tokens` and `ner_tags` where there are such, else the first and
-/// the second.
+/// The columns of words and of their labels by the rule of `run_ner.py`: `tokens` and `ner_tags`
+/// where there are such, else the first and the second.
 fn tags(known: &mut Known<'_>) -> Result<()> {
     let Some(format) = known.format().filter(|format| format.is_table()) else { return Ok(()) };
     let names = known.files(format)?.first().map(|file| column_names(file, format)).unwrap_or_default();
@@ -348,8 +354,8 @@ fn language_model(script: Script, known: &mut Known<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The tokens of a block where none are given, for a tokenizer and a model with these limits; none where Kiln's own default is that
-/// of the script.
+/// The tokens of a block where none are given, for a tokenizer and a model with these limits; none
+/// where Kiln's own default is that of the script.
 fn block_size(script: Script, model_max_length: Option<i64>, positions: Option<i64>) -> Option<i64> {
     let positions = positions?;
     let block_size = match (script, model_max_length) {
@@ -361,8 +367,8 @@ fn block_size(script: Script, model_max_length: Option<i64>, positions: Option<i
 }
 
 impl Known<'_> {
-    /// Whether rows of text keep their line breaks: `load_dataset` leaves them out for `run_mlm.py`, and `run_clm.py` asks for them
-    /// unless `keep_linebreaks` is false.
+    /// Whether rows of text keep their line breaks: `load_dataset` leaves them out for
+    /// `run_mlm.py`, and `run_clm.py` asks for them unless `keep_linebreaks` is false.
     fn keeps_breaks(&self, script: Script) -> bool {
         let given = self.contract.hyperparameters.iter().find(|(name, _)| name == "keep_linebreaks");
         let is_off = given.is_some_and(|(_, value)| super::hyperparameters::flag(value) == Some(false));
@@ -376,7 +382,8 @@ mod tests {
 
     #[test]
     fn blocks_are_as_long_as_the_scripts_make_them() {
-        // `model_max_length` of the tokenizer, positions of the model, and the block: run_clm.py and run_mlm.py.
+        // `model_max_length` of the tokenizer, positions of the model, and the block: run_clm.py
+        // and run_mlm.py.
         for (length, positions, clm, mlm) in [
             (Some(1024), 1024, 1024, 1024),
             (Some(2048), 2048, 2048, 1024),

@@ -1,6 +1,7 @@
-//! The names that hyperparameters of jobs have beside the keys of Kiln's config and the arguments of `TrainingArguments`: the
-//! further arguments of Hugging Face's scripts (`run_clm.py`, `run_mlm.py`, `run_glue.py`, `run_classification.py`, `run_qa.py`), of
-//! their notebooks for SageMaker, and SageMaker's own.
+//! The names that hyperparameters of jobs have beside the keys of Kiln's config and the arguments
+//! of `TrainingArguments`: the further arguments of Hugging Face's scripts (`run_clm.py`,
+//! `run_mlm.py`, `run_glue.py`, `run_classification.py`, `run_qa.py`), of their notebooks for
+//! SageMaker, and SageMaker's own.
 
 /// The meaning of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,7 +213,8 @@ impl Glue {
     }
 }
 
-/// Every task that has labels for training, with the columns that `run_glue.py` reads and the names that the dataset gives its labels.
+/// Every task that has labels for training, with the columns that `run_glue.py` reads and the names
+/// that the dataset gives its labels.
 pub(super) const GLUE: &[Glue] = &[
     Glue { task: "cola", text: &["sentence"], labels: &["unacceptable", "acceptable"] },
     Glue { task: "mnli", text: &["premise", "hypothesis"], labels: &["entailment", "neutral", "contradiction"] },

@@ -1,4 +1,5 @@
-//! `job.toml`: what a job is, by the names of SageMaker's estimators, for this machine and for SageMaker alike.
+//! `job.toml`: what a job is, by the names of SageMaker's estimators, for this machine and for
+//! SageMaker alike.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,8 @@ use toml::{Table, Value};
 
 use crate::metrics::{Definition, definitions, text_of as text_of_file};
 
-/// The longest training of a job in seconds where it does not say, as in SageMaker's estimators: a day.
+/// The longest training of a job in seconds where it does not say, as in SageMaker's estimators: a
+/// day.
 const MAX_RUN: u64 = 24 * 3600;
 
 /// The folder of checkpoints in a container.
@@ -239,7 +241,8 @@ impl JobFile {
         Ok(job)
     }
 
-    /// The hyperparameters as the strings that a container gets, those of the compiler's switch included.
+    /// The hyperparameters as the strings that a container gets, those of the compiler's switch
+    /// included.
     pub(super) fn hyperparameters(&self) -> Vec<(String, String)> {
         let own = self.hyperparameters.iter().map(|(name, value)| (name.clone(), text_of(value)));
         let switch = self.compiler_config.into_iter().flat_map(|compiler| {
@@ -254,7 +257,8 @@ impl JobFile {
         own.chain(switch).chain(script).chain(devices).collect()
     }
 
-    /// The names of hyperparameters that the job gives twice, by themselves and by its `[compiler]`, `entry_point` or `distribution`.
+    /// The names of hyperparameters that the job gives twice, by themselves and by its
+    /// `[compiler]`, `entry_point` or `distribution`.
     pub(super) fn given_twice(&self) -> Vec<String> {
         let all = self.hyperparameters();
         let own = self.hyperparameters.keys().cloned();
@@ -294,7 +298,8 @@ impl JobFile {
     /// The metric definitions.
     ///
     /// # Errors
-    /// A file that cannot be read; definitions that are none, or more or longer than SageMaker takes.
+    /// A file that cannot be read; definitions that are none, or more or longer than SageMaker
+    /// takes.
     pub(super) fn metric_definitions(&self) -> Result<Vec<Definition>> {
         const KEY: &str = "metric_definitions";
         let (text, origin) = match &self.metric_definitions {
@@ -313,7 +318,8 @@ pub(super) fn is_address(place: &str) -> bool {
     place.starts_with("s3://") || place.starts_with("https://")
 }
 
-/// A value as hyperparameters, tags and environment variables have it: texts as they are, anything else as JSON.
+/// A value as hyperparameters, tags and environment variables have it: texts as they are, anything
+/// else as JSON.
 pub(super) fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -86,7 +86,8 @@ impl JobFolder {
         if path.exists() { read_json(&path).map(Some) } else { Ok(None) }
     }
 
-    /// Begins to work on the job: until the file is dropped nobody else does. None where somebody does already.
+    /// Begins to work on the job: until the file is dropped nobody else does. None where somebody
+    /// does already.
     ///
     /// # Errors
     /// The operating system's.

@@ -1,5 +1,5 @@
-//! A job on this machine: `/opt/ml` laid out in a folder, the job run in a container where one can be run, else as a process,
-//! its log followed, its end kept.
+//! A job on this machine: `/opt/ml` laid out in a folder, the job run in a container where one can
+//! be run, else as a process, its log followed, its end kept.
 
 use std::fs::{self, File};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -59,12 +59,12 @@ struct Source {
     path: PathBuf,
 }
 
-/// Runs the job in its folder below `jobs`, and returns the exit code that the job had. With `process` it is run as a process
-/// whatever its image.
+/// Runs the job in its folder below `jobs`, and returns the exit code that the job had. With
+/// `process` it is run as a process whatever its image.
 ///
 /// # Errors
-/// All of what keeps the job from being run, in one message; a job of this name that is going on or complete; the operating
-/// system's.
+/// All of what keeps the job from being run, in one message; a job of this name that is going on or
+/// complete; the operating system's.
 pub(super) fn run(job: &JobFile, jobs: &Path, process: bool) -> Result<(JobStatus, u8)> {
     let (sources, definitions) = check(job)?;
     let folder = JobFolder::of(jobs, &job.name);
@@ -233,7 +233,8 @@ fn runner(job: &JobFile, process: bool) -> Result<Runner> {
     }
 }
 
-/// Lays out the input, runs the job to its end, and returns its exit code and why it did not complete.
+/// Lays out the input, runs the job to its end, and returns its exit code and why it did not
+/// complete.
 fn start(
     job: &JobFile,
     runner: &Runner,
@@ -253,7 +254,8 @@ fn start(
     let log = File::options().append(true).open(folder.log());
     let log = log.and_then(|log| Ok((log.try_clone()?, log)));
     let (log, errors) = log.map_err(|error| Error::io(format!("write {}", folder.log().display()), &error))?;
-    // Ctrl-C reaches this process alone, which passes it on. Where this one is killed, the job saves and stops.
+    // Ctrl-C reaches this process alone, which passes it on. Where this one is killed, the job
+    // saves and stops.
     command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
     #[cfg(target_os = "linux")]
     kiln_core::process::end_with_parent(&mut command, rustix::process::Signal::TERM);
@@ -314,8 +316,8 @@ enum Cause {
     MaxRun,
 }
 
-/// Follows the job to its end: passes a signal on, ends it when `limit` is over, and tells `count` its seconds now and then. Returns
-/// its exit code.
+/// Follows the job to its end: passes a signal on, ends it when `limit` is over, and tells `count`
+/// its seconds now and then. Returns its exit code.
 fn watch(
     mut child: Child,
     follower: &mut Follower,
@@ -361,7 +363,8 @@ fn send(child: &Child, number: i32) {
     }
 }
 
-/// Writes `/opt/ml/input` anew and empties the folders of results, as a new machine finds them; checkpoints stay.
+/// Writes `/opt/ml/input` anew and empties the folders of results, as a new machine finds them;
+/// checkpoints stay.
 fn lay_out(job: &JobFile, runner: &Runner, sources: &[Source], folder: &JobFolder) -> Result<()> {
     let root = folder.root();
     let io = |path: &Path| {
@@ -465,7 +468,8 @@ fn target(job: &JobFile, folder: &JobFolder) -> Result<PathBuf> {
     }
 }
 
-/// Packs what the job has left in its folders of results; a job that has left nothing has nothing to pack.
+/// Packs what the job has left in its folders of results; a job that has left nothing has nothing
+/// to pack.
 fn upload(target: &Path, folder: &JobFolder, status: &mut JobStatus, follower: &mut Follower) -> Result<()> {
     let root = folder.root();
     let has_model = root.join("model/config.json").is_file();

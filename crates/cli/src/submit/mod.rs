@@ -1,5 +1,5 @@
-//! `kiln submit` and `kiln attach`: a job from its `job.toml`, run on this machine or written as the request that SageMaker takes,
-//! and shown again.
+//! `kiln submit` and `kiln attach`: a job from its `job.toml`, run on this machine or written as
+//! the request that SageMaker takes, and shown again.
 
 mod job_file;
 mod jobs;
@@ -29,7 +29,8 @@ pub(super) struct SubmitArgs {
     /// Run it on this machine: in its image where Docker or Podman works, else as a process
     #[arg(long, required_unless_present = "sagemaker")]
     local: bool,
-    /// Print the request that `aws sagemaker create-training-job --cli-input-json` takes; nothing is sent
+    /// Print the request that `aws sagemaker create-training-job --cli-input-json` takes; nothing
+    /// is sent
     #[arg(long, conflicts_with = "local")]
     sagemaker: bool,
     /// The job's name, whatever the file says

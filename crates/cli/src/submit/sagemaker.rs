@@ -1,5 +1,6 @@
-//! The request with which a job is started on SageMaker, as `aws sagemaker create-training-job --cli-input-json` takes it, checked
-//! against the limits and patterns of the API's shape `CreateTrainingJobRequest`. Nothing is sent.
+//! The request with which a job is started on SageMaker, as `aws sagemaker create-training-job
+//! --cli-input-json` takes it, checked against the limits and patterns of the API's shape
+//! `CreateTrainingJobRequest`. Nothing is sent.
 
 use kiln_core::error::{Error, Result};
 use serde_json::{Map, Value, json};

@@ -41,8 +41,8 @@ impl Lines {
         Self { path, tail, inode: 0, offset: 0, rest: Vec::new() }
     }
 
-    /// The whole lines since the last call, and whether what came before is void. A file that is missing or cannot be read
-    /// has none.
+    /// The whole lines since the last call, and whether what came before is void. A file that is
+    /// missing or cannot be read has none.
     fn read(&mut self) -> (bool, Vec<String>) {
         let Some(found) = fs::metadata(&self.path).ok().filter(fs::Metadata::is_file) else {
             let was_there = self.inode != 0;
@@ -165,7 +165,8 @@ impl Followed {
         self.ranks = there;
     }
 
-    /// Nothing of what the folder held before `since` (seconds since 1970) is of the run that is to begin.
+    /// Nothing of what the folder held before `since` (seconds since 1970) is of the run that is to
+    /// begin.
     pub(super) fn forget_before(&mut self, since: f64) {
         let is_before = |status: &Result<Status>| status.as_ref().is_ok_and(|status| status.started_at < since);
         if self.status.as_ref().is_none_or(is_before) {
@@ -210,7 +211,8 @@ impl Followed {
         (!parts.is_empty()).then(|| Parts::over(&parts, median))
     }
 
-    /// Seconds until the last step at the speed of the rows so far; none for a run that does not go on.
+    /// Seconds until the last step at the speed of the rows so far; none for a run that does not go
+    /// on.
     pub(super) fn seconds_left(&self) -> Option<f64> {
         let status = self.known().filter(|status| status.status == RunStatus::InProgress)?;
         let left = status.total_steps.saturating_sub(self.step()) as f64;

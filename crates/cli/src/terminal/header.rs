@@ -11,7 +11,8 @@ use kiln::plan::{RunPlan, thousands};
 /// Columns of a line's name and the space after it.
 const NAME: usize = 8;
 
-/// Model, data, batch, steps, and device with mode of `plan`: a line of at most `width` columns each.
+/// Model, data, batch, steps, and device with mode of `plan`: a line of at most `width` columns
+/// each.
 pub(super) fn header(plan: &RunPlan, width: Option<usize>) -> String {
     let RunPlan { model, data, batch, steps, engine, .. } = plan;
     let task = model.task.map_or(String::new(), |task| format!(" for {task}"));

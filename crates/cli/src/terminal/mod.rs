@@ -1,5 +1,6 @@
-//! Output for people at a terminal and for programs that read it: the format of the rows of a run, colours, figures with four
-//! significant digits, and the progress line that other output must not cut in two.
+//! Output for people at a terminal and for programs that read it: the format of the rows of a run,
+//! colours, figures with four significant digits, and the progress line that other output must not
+//! cut in two.
 
 #[cfg(unix)]
 mod follow;
@@ -32,7 +33,8 @@ use super::faults::complain;
 /// The form of the rows of a run on stdout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum LogFormat {
-    /// Python dicts, which Hugging Face's Trainer prints and metric regexes read; the default where stdout is no terminal
+    /// Python dicts, which Hugging Face's Trainer prints and metric regexes read; the default where
+    /// stdout is no terminal
     Dict,
     /// One JSON object a row, as in metrics.jsonl, and nothing else: all other text goes to stderr
     Json,
@@ -99,7 +101,8 @@ impl Talk {
         unknown.into_iter().chain(plan.data.limits.clone()).chain(no_effect).try_for_each(|line| self.warn(&line))
     }
 
-    /// Says the summary and the last evaluation again as Hugging Face's scripts do at their end, where rows are dicts.
+    /// Says the summary and the last evaluation again as Hugging Face's scripts do at their end,
+    /// where rows are dicts.
     pub(super) fn blocks(self, summary: Option<&Record>, evaluation: Option<&Record>) -> Result<()> {
         let blocks = [summary.map(|row| row.to_lines("train")), evaluation.map(|row| row.to_lines("eval"))];
         match self.format {
@@ -138,8 +141,8 @@ pub(super) fn above_bar<T>(write: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Writes text to stdout that may hold styles. A reader that has gone away (`kiln plan FILE | head`) is no error of ours; a
-/// full disk is one.
+/// Writes text to stdout that may hold styles. A reader that has gone away (`kiln plan FILE |
+/// head`) is no error of ours; a full disk is one.
 pub(super) fn show(text: impl std::fmt::Display) -> Result<()> {
     match above_bar(|| writeln!(std::io::stdout(), "{text}")) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::io("write to stdout", &error)),
@@ -147,7 +150,8 @@ pub(super) fn show(text: impl std::fmt::Display) -> Result<()> {
     }
 }
 
-/// Whether somebody sees `stream` on a terminal. That of a rank is the launcher's, which may pass it on to a file.
+/// Whether somebody sees `stream` on a terminal. That of a rank is the launcher's, which may pass
+/// it on to a file.
 pub(super) fn is_seen(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && matches!(environment::find(), Ok(None))
 }
@@ -161,8 +165,9 @@ pub(super) fn settle_colors() {
     console::set_colors_enabled_stderr(colors(is_seen(&std::io::stderr())));
 }
 
-/// Whether a stream has colours: never with `NO_COLOR` (<https://no-color.org>), always with `CLICOLOR_FORCE`, else on a
-/// terminal that has them, unless `CLICOLOR` is 0 (<https://bixense.com/clicolors>).
+/// Whether a stream has colours: never with `NO_COLOR` (<https://no-color.org>), always with
+/// `CLICOLOR_FORCE`, else on a terminal that has them, unless `CLICOLOR` is 0
+/// (<https://bixense.com/clicolors>).
 fn colored(is_terminal: bool, variable: &dyn Fn(&str) -> Option<String>) -> bool {
     let is_set = |name| variable(name).is_some_and(|value| !value.is_empty());
     let is_on = |name| is_set(name) && variable(name).is_none_or(|value| value != "0");
@@ -224,7 +229,8 @@ pub(super) fn duration(seconds: f64) -> String {
     whole.map_or_else(|| significant(seconds) + "s", |whole| humantime::format_duration(whole).to_string())
 }
 
-/// A moment, given in seconds since 1970, to the minute: `2026-01-31 09:30Z`; nothing for what no calendar has.
+/// A moment, given in seconds since 1970, to the minute: `2026-01-31 09:30Z`; nothing for what no
+/// calendar has.
 pub(super) fn moment(seconds: f64) -> Option<String> {
     const YEAR_10000: f64 = 253_402_300_800.0;
     let since = Some(seconds).filter(|seconds| (0.0..YEAR_10000 - 1.0).contains(seconds))?;

@@ -25,7 +25,8 @@ pub(super) struct Page {
     pub(super) has_colors: bool,
 }
 
-/// Colours of curves: the n-th run has the n-th, and starts over after the last. Terminals have them all.
+/// Colours of curves: the n-th run has the n-th, and starts over after the last. Terminals have
+/// them all.
 const COLORS: [Color; 6] = [Color::Cyan, Color::Yellow, Color::Magenta, Color::Green, Color::Blue, Color::Red];
 
 /// Points of a curve; a longer one is thinned out by means.
@@ -60,7 +61,8 @@ struct Rooms {
 }
 
 impl Rooms {
-    /// `head` lines at the top, one at the foot, and between them the curves, the figures and the log, as far as there is room.
+    /// `head` lines at the top, one at the foot, and between them the curves, the figures and the
+    /// log, as far as there is room.
     fn of(area: Rect, head: u16, has_parts: bool) -> Self {
         let is_small = area.height < 18 || area.width < 60;
         let (figures, log) = match (is_small, area.height) {
@@ -150,7 +152,8 @@ impl Page {
         lines
     }
 
-    /// How the rank `number` of `run` stands: the last line of its log, and for how long it has said nothing.
+    /// How the rank `number` of `run` stands: the last line of its log, and for how long it has
+    /// said nothing.
     fn rank(&self, run: &Followed, number: usize, rank: &FollowedRank) -> Line<'static> {
         let mut spans = vec![Span::styled(format!("rank {number}  "), self.color(COLORS[number % COLORS.len()]))];
         let silence = rank.silence();

@@ -1,4 +1,5 @@
-//! The rows of a run while it trains, in the format that was asked for, and the progress line on stderr.
+//! The rows of a run while it trains, in the format that was asked for, and the progress line on
+//! stderr.
 
 use std::path::Path;
 
@@ -29,7 +30,8 @@ impl Printer {
     }
 
     fn print(&mut self, row: &Record, in_table: fn(&mut Table, &Record) -> String) {
-        // A row that cannot be shown is in metrics.jsonl all the same: no reason to end the training.
+        // A row that cannot be shown is in metrics.jsonl all the same: no reason to end the
+        // training.
         let _ = match self.talk.format {
             LogFormat::Table => show(in_table(&mut self.table, row)),
             LogFormat::Dict | LogFormat::Json => self.talk.record(row),
@@ -124,7 +126,8 @@ impl Table {
         self.line(cells, loss.is_some_and(|loss| !loss.is_finite()), metrics(row))
     }
 
-    /// One row, marked where its loss is no number, with the names of the columns where they are due.
+    /// One row, marked where its loss is no number, with the names of the columns where they are
+    /// due.
     fn line(&mut self, cells: [Option<String>; 7], is_broken: bool, more: String) -> String {
         let aligned = COLUMNS.iter().zip(&cells).map(|((_, width), cell)| right(cell.as_deref().unwrap_or(""), *width));
         let line = aligned.collect::<Vec<_>>().join(" ");

@@ -15,11 +15,13 @@ use super::{duration, fitted, memory, moment, rate, significant};
 /// Columns of a description's names and the space after them.
 const NAME: usize = 15;
 
-/// The names of the columns. The first and the last two are texts, to the left; figures are to the right.
+/// The names of the columns. The first and the last two are texts, to the left; figures are to the
+/// right.
 const COLUMNS: [&str; 9] = ["RUN", "STATUS", "STEPS", "LOSS", "VAL LOSS", "TIME", "STARTED", "MODEL", "REASON"];
 
-/// A line a run: its folder, how it stands, how far it came, its last losses, when it was started, what is trained and why it
-/// ended (without help), or why it cannot be read; of at most `width` columns.
+/// A line a run: its folder, how it stands, how far it came, its last losses, when it was started,
+/// what is trained and why it ended (without help), or why it cannot be read; of at most `width`
+/// columns.
 pub(crate) fn table(runs: &[(PathBuf, Result<Run>)], width: Option<usize>) -> String {
     let rows = runs.iter().map(|(path, run)| {
         let name = one_line(&path.display().to_string());

@@ -1,7 +1,8 @@
 //! `kiln watch RUN` and `kiln train --watch`: the page on the screen, and the run behind it.
 //!
-//! The page reads the run folder alone. With `train --watch` the run is a process of its own, so that nothing that ends it, a
-//! lack of memory for example, leaves the terminal in the page's state; what it says is held back while the page is shown.
+//! The page reads the run folder alone. With `train --watch` the run is a process of its own, so
+//! that nothing that ends it, a lack of memory for example, leaves the terminal in the page's
+//! state; what it says is held back while the page is shown.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Read, Write, stdin, stdout};
@@ -32,8 +33,8 @@ use super::page::Page;
 /// How often the folder is read.
 const TICK: Duration = Duration::from_millis(500);
 
-/// A terminal in the page's state: the other screen, no cursor, and every key comes at once. Dropped, by a panic too, it is
-/// as it was.
+/// A terminal in the page's state: the other screen, no cursor, and every key comes at once.
+/// Dropped, by a panic too, it is as it was.
 struct Screen<W: Write + AsFd> {
     raw: RawTerminal<W>,
 }
@@ -78,7 +79,8 @@ fn keys() -> Receiver<Key> {
     receiver
 }
 
-/// Shows `page` until somebody leaves it or `is_over` says so, which is asked at every tick and may change the page.
+/// Shows `page` until somebody leaves it or `is_over` says so, which is asked at every tick and may
+/// change the page.
 fn show(page: &mut Page, since: Option<f64>, is_over: &mut dyn FnMut(&mut Page) -> bool) -> Result<()> {
     let io = |error: &std::io::Error| Error::io("show the page", error);
     let screen = Screen::open(stdout()).map_err(|error| io(&error))?;
@@ -214,7 +216,8 @@ fn listen(
     })
 }
 
-/// Passes on to the run the signals that this process gets, so that they stop it as they would without a page.
+/// Passes on to the run the signals that this process gets, so that they stop it as they would
+/// without a page.
 fn forward(signals: &mut Signals, child: &Child) {
     for signal in signals.pending() {
         let found = rustix::process::Signal::from_named_raw(signal);
@@ -225,8 +228,8 @@ fn forward(signals: &mut Signals, child: &Child) {
     }
 }
 
-/// Trains with the page of the run in `folder` on the screen: this command again, without `--watch`, in a process of its own.
-/// Returns its exit code.
+/// Trains with the page of the run in `folder` on the screen: this command again, without
+/// `--watch`, in a process of its own. Returns its exit code.
 ///
 /// # Errors
 /// No terminal, and a process that cannot be started.
@@ -293,7 +296,8 @@ mod tests {
 
     /// Whether a terminal shows what is typed and waits for whole lines.
     fn is_cooked(terminal: &File) -> bool {
-        // SAFETY: the structure is plain data of C, for which zeroes are a value, and outlives the call that writes to it.
+        // SAFETY: the structure is plain data of C, for which zeroes are a value, and outlives the
+        // call that writes to it.
         #[allow(unsafe_code)]
         let settings = unsafe {
             let mut settings = std::mem::zeroed::<libc::termios>();
@@ -318,7 +322,8 @@ mod tests {
     #[test]
     fn a_panic_restores_the_terminal() {
         let (mut master, mut slave) = (-1, -1);
-        // SAFETY: the two numbers outlive the call, which writes to them alone; what it opens belongs to nobody else.
+        // SAFETY: the two numbers outlive the call, which writes to them alone; what it opens
+        // belongs to nobody else.
         #[allow(unsafe_code)]
         let (mut master, slave) = unsafe {
             let none = std::ptr::null_mut();

@@ -1,5 +1,5 @@
-//! The names of a `config.json`, a table for each family: which are honoured, which have only one value here, and which change nothing.
-//! Second names of honoured fields stand beside them.
+//! The names of a `config.json`, a table for each family: which are honoured, which have only one
+//! value here, and which change nothing. Second names of honoured fields stand beside them.
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! Configurations from JSON and back: `config.json`, explicit fields on top of defaults, and the file that `transformers`
-//! opens.
+//! Configurations from JSON and back: `config.json`, explicit fields on top of defaults, and the
+//! file that `transformers` opens.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -13,8 +13,8 @@ use crate::words::json_words;
 const ATTENTION_LAYERS: &str = "attention_layers";
 
 impl ModelConfig {
-    /// Reads the text of a `config.json`. Returns the names of fields that Kiln does not know (kept, not honoured) beside
-    /// the configuration, so that the caller can show them.
+    /// Reads the text of a `config.json`. Returns the names of fields that Kiln does not know
+    /// (kept, not honoured) beside the configuration, so that the caller can show them.
     pub fn from_json(text: &str) -> Result<(Self, Vec<String>)> {
         let value: Value =
             serde_json::from_str(text).map_err(|error| Error::config(format!("not JSON: {}", json_words(&error))))?;
@@ -55,13 +55,14 @@ impl ModelConfig {
         Ok((config, unknown))
     }
 
-    /// The family's defaults with explicit `fields` on top; a name that Kiln does not honour is refused.
+    /// The family's defaults with explicit `fields` on top; a name that Kiln does not honour is
+    /// refused.
     pub fn from_fields(kind: ModelType, fields: &Map<String, Value>) -> Result<Self> {
         kind.defaults().with_fields(fields)
     }
 
-    /// This configuration with explicit `fields` on top; a name that Kiln does not honour is refused, and so are two names
-    /// for one thing.
+    /// This configuration with explicit `fields` on top; a name that Kiln does not honour is
+    /// refused, and so are two names for one thing.
     pub fn with_fields(mut self, fields: &Map<String, Value>) -> Result<Self> {
         let pairs = self.model_type().aliases().iter().copied();
         for (one, other) in pairs.chain([("num_labels", "id2label")]) {
@@ -102,7 +103,8 @@ impl ModelConfig {
         for (name, value) in fields {
             let name = kind.aliases().iter().find(|(alias, _)| alias == name).map_or(&**name, |(_, to)| to);
             if honoured.iter().any(|known| known == name) {
-                // A null means "not set" in Hugging Face's files: the default stands, unless null is a value of the field.
+                // A null means "not set" in Hugging Face's files: the default stands, unless null
+                // is a value of the field.
                 let value = match (value, defaults.get(name)) {
                     (Value::Null, Some(default)) if name != "pad_token_id" => default,
                     _ => value,
@@ -143,7 +145,8 @@ impl ModelConfig {
         }
     }
 
-    /// `global` or `local` for each layer of GPT-Neo, as its files write `attention_types` out; none for the other families.
+    /// `global` or `local` for each layer of GPT-Neo, as its files write `attention_types` out;
+    /// none for the other families.
     fn attention_layers(&self) -> Option<Value> {
         let Self::Gpt2(config @ Gpt2Config { variant: Gpt2Variant::GptNeo, .. }) = self else { return None };
         let named = |is_local| if is_local { "local" } else { "global" };
@@ -170,7 +173,8 @@ impl ModelConfig {
         }
     }
 
-    /// The `config.json` of a model with this configuration and `architecture` (a class name of `transformers`).
+    /// The `config.json` of a model with this configuration and `architecture` (a class name of
+    /// `transformers`).
     pub fn to_json(&self, architecture: &str) -> Value {
         let mut map = Map::new();
         map.insert("architectures".into(), json!([architecture]));
@@ -199,13 +203,14 @@ impl ModelType {
         self.fields().iter().any(|known| known == own).then_some(own)
     }
 
-    /// Whether the family knows a field of this name: it honours it, has one value for it, or the field changes nothing.
+    /// Whether the family knows a field of this name: it honours it, has one value for it, or the
+    /// field changes nothing.
     pub fn knows(self, name: &str) -> bool {
         self.names().get(name).is_some()
     }
 
-    /// Checks the type of the value of a field that the family [`knows`](Self::knows). Its agreement with other fields is
-    /// checked by [`ModelConfig::from_fields`].
+    /// Checks the type of the value of a field that the family [`knows`](Self::knows). Its
+    /// agreement with other fields is checked by [`ModelConfig::from_fields`].
     ///
     /// # Errors
     /// A value of another type.
@@ -225,7 +230,8 @@ fn check_type(kind: ModelType, name: &str, value: &Value) -> Result<()> {
     result.map_err(|error| Error::config(wrong_type(name, value, &error)))
 }
 
-/// A value of a type that its field does not have; `error` is serde's, which names the type in Rust's words.
+/// A value of a type that its field does not have; `error` is serde's, which names the type in
+/// Rust's words.
 fn wrong_type(name: &str, value: &Value, error: &serde_json::Error) -> String {
     let error = error.to_string();
     let expected = match error.rsplit_once("expected ").map_or(error.as_str(), |(_, expected)| expected) {

@@ -1,4 +1,5 @@
-//! Checks of a configuration that its types cannot express: sizes, divisibility, ranges, known activations and labels.
+//! Checks of a configuration that its types cannot express: sizes, divisibility, ranges, known
+//! activations and labels.
 
 use super::{Activation, ModelConfig, eos_token_ids};
 use crate::error::{Error, Result};
@@ -151,8 +152,8 @@ impl ModelConfig {
     }
 }
 
-/// The largest value of a size. Far above any model, and small enough that the number of parameters and of their bytes
-/// fits in 64 bits.
+/// The largest value of a size. Far above any model, and small enough that the number of parameters
+/// and of their bytes fits in 64 bits.
 fn largest(name: &str) -> usize {
     match name {
         "n_layer" | "num_hidden_layers" | "n_layers" | "num_layers" => 1 << 12,

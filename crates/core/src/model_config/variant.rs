@@ -1,8 +1,11 @@
-//! The differences of the variants from GPT-2 and BERT, in one place: defaults, the spelling of configuration fields and of
-//! tensor names. GPT-2's is GPT-Neo (Black et al. 2021), whose differences `gpt2.rs` asks of [`Gpt2Variant`]. BERT's are RoBERTa (Liu et al. 2019), which CamemBERT (Martin et al. 2020) and XLM-RoBERTa (Conneau et al. 2020) are
-//! with other vocabularies, DistilBERT (Sanh et al. 2019), ELECTRA's discriminator (Clark et al. 2020) and ALBERT (Lan et al.
-//! 2020). The mathematics is BERT's, in `bert.rs` and `model.rs`; the few points where it differs ask [`BertVariant`] there.
-//! References: `modeling_roberta.py` and its like, and their configuration classes in `transformers` 5.23.
+//! The differences of the variants from GPT-2 and BERT, in one place: defaults, the spelling of
+//! configuration fields and of tensor names. GPT-2's is GPT-Neo (Black et al. 2021), whose
+//! differences `gpt2.rs` asks of [`Gpt2Variant`]. BERT's are RoBERTa (Liu et al. 2019), which
+//! CamemBERT (Martin et al. 2020) and XLM-RoBERTa (Conneau et al. 2020) are with other
+//! vocabularies, DistilBERT (Sanh et al. 2019), ELECTRA's discriminator (Clark et al. 2020) and
+//! ALBERT (Lan et al. 2020). The mathematics is BERT's, in `bert.rs` and `model.rs`; the few points
+//! where it differs ask [`BertVariant`] there. References: `modeling_roberta.py` and its like, and
+//! their configuration classes in `transformers` 5.23.
 
 use std::borrow::Cow;
 
@@ -16,8 +19,8 @@ pub enum Gpt2Variant {
     /// GPT-2 itself.
     #[default]
     Gpt2,
-    /// Scores that are not scaled, three projections without a bias before the attention, layers that attend to the last tokens
-    /// only, weights stored as those of `torch.nn.Linear`.
+    /// Scores that are not scaled, three projections without a bias before the attention, layers
+    /// that attend to the last tokens only, weights stored as those of `torch.nn.Linear`.
     GptNeo,
 }
 
@@ -126,8 +129,8 @@ pub enum BertVariant {
     XlmRoberta,
     /// No token types, no pooler; a ReLU layer of its own before the classifier.
     DistilBert,
-    /// Embeddings of a width of their own where `embedding_size` is another than `hidden_size`; a GELU layer of its own before
-    /// the classifier.
+    /// Embeddings of a width of their own where `embedding_size` is another than `hidden_size`; a
+    /// GELU layer of its own before the classifier.
     Electra,
     /// Embeddings of a width of their own; all layers are one.
     Albert,
@@ -246,7 +249,8 @@ impl BertVariant {
         }
     }
 
-    /// Whether positions count from the padding's row of the table and over tokens that are no padding, as in RoBERTa.
+    /// Whether positions count from the padding's row of the table and over tokens that are no
+    /// padding, as in RoBERTa.
     pub fn counts_from_padding(self) -> bool {
         matches!(self, Self::Roberta | Self::Camembert | Self::XlmRoberta)
     }
@@ -256,7 +260,8 @@ impl BertVariant {
         self == Self::Albert
     }
 
-    /// Whether the head that classifies sequences has a layer of its own in place of a pooler, with dropout before it.
+    /// Whether the head that classifies sequences has a layer of its own in place of a pooler, with
+    /// dropout before it.
     pub fn has_layer_in_head(self) -> bool {
         self.counts_from_padding() || self == Self::Electra
     }
@@ -309,7 +314,8 @@ impl BertVariant {
         }
     }
 
-    /// The variant's own name of BERT's tensor `name`, in a model that `classifies_sequences` or one with another head.
+    /// The variant's own name of BERT's tensor `name`, in a model that `classifies_sequences` or
+    /// one with another head.
     pub fn tensor(self, name: String, classifies_sequences: bool) -> String {
         let (starts, parts): (&[_], &[_]) = match self {
             Self::Bert => return name,

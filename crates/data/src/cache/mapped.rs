@@ -1,13 +1,13 @@
-//! An entry of the cache that is memory-mapped: a file that is written as a stream, appears under its key only when it is whole,
-//! and is checked whole when it is opened. The content is the business of those who keep it: [examples](crate::store) and
-//! learned tokenizers.
+//! An entry of the cache that is memory-mapped: a file that is written as a stream, appears under
+//! its key only when it is whole, and is checked whole when it is opened. The content is the
+//! business of those who keep it: [examples](crate::store) and learned tokenizers.
 //!
-//! Layout, little-endian: eight bytes that name the kind and its version, SHA-256 of the body, the key under which the entry is
-//! kept, and SHA-256 of these three; then the body.
+//! Layout, little-endian: eight bytes that name the kind and its version, SHA-256 of the body, the
+//! key under which the entry is kept, and SHA-256 of these three; then the body.
 //!
-//! An entry is used when its header and its body match their digests and its key is the one asked for. Any other entry (damaged,
-//! foreign, of another version) is built again, with a notice. Checking reads less than the source from which the key is
-//! computed.
+//! An entry is used when its header and its body match their digests and its key is the one asked
+//! for. Any other entry (damaged, foreign, of another version) is built again, with a notice.
+//! Checking reads less than the source from which the key is computed.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -39,8 +39,8 @@ pub(crate) struct Kind {
 const HEADER: usize = 8 + 3 * 32;
 
 impl Kind {
-    /// The value that `open` gives for the entry that `folder` keeps under `key`. If there is no such entry or an unusable one,
-    /// `fill` writes it first.
+    /// The value that `open` gives for the entry that `folder` keeps under `key`. If there is no
+    /// such entry or an unusable one, `fill` writes it first.
     ///
     /// # Errors
     /// An error of `fill` or of `open`, after which nothing is left of the entry; a cache that
@@ -66,7 +66,8 @@ impl Kind {
         let io = |error: io::Error| cache_error(folder, &error);
         fs::create_dir_all(folder).map_err(io)?;
         remove_stale(folder, ".");
-        // Whoever may write to the folder may replace the entries of others, and the file of another may not be writable.
+        // Whoever may write to the folder may replace the entries of others, and the file of
+        // another may not be writable.
         let _ = fs::remove_file(&path);
         let whole = WholeFile::create(&path).map_err(io)?;
         self.write(whole.file(), key, &io, fill)?;
@@ -110,10 +111,12 @@ impl Kind {
     /// Maps `file`, which is the entry of `key` and which messages call `path`.
     ///
     /// # Errors
-    /// A file that cannot be mapped, is of another kind or version, has another key, or does not match its digests; a signal.
+    /// A file that cannot be mapped, is of another kind or version, has another key, or does not
+    /// match its digests; a signal.
     fn map(&self, file: &File, key: &Key, path: &Path) -> Result<Mapped> {
-        // SAFETY: the map is read-only, and nothing of Kiln's writes to the file again: it is whole here, or in place already.
-        // As with every mapped file, whoever truncates it from outside stops this process.
+        // SAFETY: the map is read-only, and nothing of Kiln's writes to the file again: it is whole
+        // here, or in place already. As with every mapped file, whoever truncates it from outside
+        // stops this process.
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(file) }.map_err(|error| read_error(path, &error))?;
         if map.len() < HEADER || &map[..8] != self.magic {
@@ -188,7 +191,8 @@ impl Write for Hashed<'_> {
     }
 }
 
-/// The digest of a body is SHA-256 over the SHA-256 of each of its blocks of this many bytes, so that all cores can check it.
+/// The digest of a body is SHA-256 over the SHA-256 of each of its blocks of this many bytes, so
+/// that all cores can check it.
 const BLOCK: usize = 1 << 20;
 
 /// The digest of a body whose bytes come one after another.

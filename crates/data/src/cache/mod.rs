@@ -1,5 +1,6 @@
-//! The cache, which Kiln keeps between runs: tokenizers, text, tables and tokenized rows, sizes of batches that were found, and
-//! the compiled engine's kernels with what tuning has found. Everything in it can be made again.
+//! The cache, which Kiln keeps between runs: tokenizers, text, tables and tokenized rows, sizes of
+//! batches that were found, and the compiled engine's kernels with what tuning has found.
+//! Everything in it can be made again.
 
 pub mod mapped;
 pub(crate) mod sources;
@@ -77,8 +78,8 @@ pub fn list(folder: &Path) -> Result<Vec<Entry>> {
     kept.collect()
 }
 
-/// Removes the files that [`list`] shows, but for those that another process is writing, and returns the removed ones. A run
-/// that has a removed file open can still read it.
+/// Removes the files that [`list`] shows, but for those that another process is writing, and
+/// returns the removed ones. A run that has a removed file open can still read it.
 ///
 /// # Errors
 /// A file that cannot be removed.
@@ -99,7 +100,8 @@ pub fn clear(folder: &Path) -> Result<Vec<Entry>> {
     Ok(removed)
 }
 
-/// Kind and path of every file, of kinds that Kiln writes: `KILN_CACHE` may name a folder with other things in it.
+/// Kind and path of every file, of kinds that Kiln writes: `KILN_CACHE` may name a folder with
+/// other things in it.
 fn files(folder: &Path) -> Result<Vec<(&'static str, PathBuf)>> {
     let mut found = Vec::new();
     for kind in KINDS {

@@ -1,4 +1,5 @@
-//! The files of which an entry of the cache is made: their content in its key, and whether they stayed what they were.
+//! The files of which an entry of the cache is made: their content in its key, and whether they
+//! stayed what they were.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -13,8 +14,8 @@ use sha2::{Digest, Sha256};
 
 use super::mapped::interrupted;
 
-/// Files that are read twice, first for the key and then for what is kept under it: what changed in between would be kept
-/// under a key that is not its own.
+/// Files that are read twice, first for the key and then for what is kept under it: what changed in
+/// between would be kept under a key that is not its own.
 pub(crate) struct Sources<'a> {
     files: &'a [PathBuf],
     stamps: Vec<Stamp>,

@@ -1,5 +1,6 @@
-//! Dataset cards: the front matter of a dataset's `README.md`, whose section `configs` says which files belong to which
-//! configuration and split. It comes before the names of files, as in `datasets.load_dataset`.
+//! Dataset cards: the front matter of a dataset's `README.md`, whose section `configs` says which
+//! files belong to which configuration and split. It comes before the names of files, as in
+//! `datasets.load_dataset`.
 
 use std::io::BufRead as _;
 use std::io::BufReader;
@@ -55,7 +56,8 @@ const DESCRIBES: &str = "it describes the dataset to people";
 const SPEED: &str = "it changes how fast `datasets` reads";
 const PARSED: &str = "tables are read as pandas reads them by default";
 
-/// Keys of an entry of `configs`: those of `datasets` and the arguments of its readers, which change the rows.
+/// Keys of an entry of `configs`: those of `datasets` and the arguments of its readers, which
+/// change the rows.
 pub static CARD_CONFIG: NameTable = NameTable {
     file: "configs in README.md of a dataset",
     source: "datasets 5.2",
@@ -219,7 +221,8 @@ impl Card {
         self.configs.iter().map(|config| config.name.clone()).collect()
     }
 
-    /// The configuration that `config` means; none where there is no such one, or several of which none is the default.
+    /// The configuration that `config` means; none where there is no such one, or several of which
+    /// none is the default.
     fn chosen(&self, config: Option<&str>) -> Result<Option<&Config>> {
         let is_only = self.configs.len() == 1;
         let defaults = self.configs.iter().filter(|config| is_only || config.is_default || config.name == "default");
@@ -237,8 +240,8 @@ impl Card {
         }
     }
 
-    /// Refuses `files` of tabs in which a field begins with a quote, unless the configuration that `config` means says that
-    /// quotes are text: pandas takes them off, and Kiln does not.
+    /// Refuses `files` of tabs in which a field begins with a quote, unless the configuration that
+    /// `config` means says that quotes are text: pandas takes them off, and Kiln does not.
     ///
     /// # Errors
     /// Such a field, with its line; a file that cannot be read.
@@ -264,11 +267,13 @@ impl Card {
         Ok(())
     }
 
-    /// The names in `listing` of the files of the split that one of `names` is, in the configuration that `config` means; where the card
-    /// leaves the files to their names, those that `by_names` finds among the names below the configuration's folder.
+    /// The names in `listing` of the files of the split that one of `names` is, in the
+    /// configuration that `config` means; where the card leaves the files to their names, those
+    /// that `by_names` finds among the names below the configuration's folder.
     ///
     /// # Errors
-    /// Two configurations that are both the default; a pattern that matches no file; files that do not end as `endings` say.
+    /// Two configurations that are both the default; a pattern that matches no file; files that do
+    /// not end as `endings` say.
     pub(super) fn choose(
         &self,
         listing: &[String],
@@ -347,7 +352,8 @@ impl Config {
         Ok(Self { splits, data_dir, is_default, separator, keeps_quotes, name })
     }
 
-    /// Whether files of the format with `endings` are written as the configuration of the card `shown` says.
+    /// Whether files of the format with `endings` are written as the configuration of the card
+    /// `shown` says.
     fn check_format(&self, shown: &str, endings: &[&str]) -> Result<()> {
         if self.keeps_quotes && endings != ["tsv"] {
             return Err(Error::data(format!("{shown}: quoting: expected 0, got 3: {PARSED}"))
@@ -370,8 +376,8 @@ impl Config {
     }
 }
 
-/// The patterns of each split by a card's `data_files`: a pattern or a list of them, which are the split `train`, or a list of splits with
-/// their paths.
+/// The patterns of each split by a card's `data_files`: a pattern or a list of them, which are the
+/// split `train`, or a list of splits with their paths.
 fn splits(files: &Value) -> std::result::Result<Vec<(String, Vec<String>)>, String> {
     let wrong = || {
         format!(
@@ -401,7 +407,8 @@ fn splits(files: &Value) -> std::result::Result<Vec<(String, Vec<String>)>, Stri
     Ok(splits)
 }
 
-/// The line of `file` in which a field between tabs begins with a quote; none where there is no such field.
+/// The line of `file` in which a field between tabs begins with a quote; none where there is no
+/// such field.
 fn quoted_line(file: &Path) -> std::io::Result<Option<u64>> {
     let mut file = BufReader::new(Decoded::open(file)?);
     let (mut line, mut before) = (1, b'\n');

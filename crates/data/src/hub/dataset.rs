@@ -1,6 +1,7 @@
-//! Datasets on the Hugging Face Hub: `hf://datasets/ID[@REVISION]/PATH`, the form of huggingface_hub's file system, where PATH
-//! is a file, a glob, or a configuration and a split (`default/train`), whose parquet or JSON files are then taken. They are
-//! kept in the same cache as models.
+//! Datasets on the Hugging Face Hub: `hf://datasets/ID[@REVISION]/PATH`, the form of
+//! huggingface_hub's file system, where PATH is a file, a glob, or a configuration and a split
+//! (`default/train`), whose parquet or JSON files are then taken. They are kept in the same cache
+//! as models.
 
 use std::path::{Path, PathBuf};
 
@@ -21,11 +22,12 @@ pub fn is_dataset(pattern: &str) -> bool {
     pattern.starts_with("hf://")
 }
 
-/// The local files of the address `pattern`, sorted by name; downloaded if need be, with the settings of the environment.
+/// The local files of the address `pattern`, sorted by name; downloaded if need be, with the
+/// settings of the environment.
 ///
 /// # Errors
-/// `Config` for an address that is none; `Data` for a dataset, revision or file that does not exist or cannot be reached;
-/// `Io` when the cache cannot be written.
+/// `Config` for an address that is none; `Data` for a dataset, revision or file that does not exist
+/// or cannot be reached; `Io` when the cache cannot be written.
 pub fn dataset_files(pattern: &str) -> Result<Vec<PathBuf>> {
     dataset_files_with(pattern, &HubSettings::from_env()?)
 }
@@ -42,7 +44,8 @@ pub fn dataset_files_with(pattern: &str, settings: &HubSettings) -> Result<Vec<P
     if let Some(commit) = cached.commit() {
         let snapshot = cached.snapshot(&commit);
         let names = choose(&patterns, &names_in(&snapshot));
-        // A glob may match more on the Hub than the cache has, unless the names say how many parts there are.
+        // A glob may match more on the Hub than the cache has, unless the names say how many parts
+        // there are.
         let literal = matches!(&patterns[..], [only] if !only.as_str().contains(['*', '?', '[']));
         let numbered = names.iter().all(|name| name.contains("-of-"));
         if !names.is_empty() && is_complete(&names) && (settings.offline || literal || numbered) {
@@ -77,8 +80,8 @@ pub fn dataset_files_with(pattern: &str, settings: &HubSettings) -> Result<Vec<P
     Ok(names.iter().map(|name| cached.snapshot(&info.sha).join(name)).collect())
 }
 
-/// `hf://datasets/ID[@REVISION]/PATH` as a repository and a path in it. The id has one or two parts, and one with two is
-/// tried first: `hf://datasets/org/name/train.csv`.
+/// `hf://datasets/ID[@REVISION]/PATH` as a repository and a path in it. The id has one or two
+/// parts, and one with two is tried first: `hf://datasets/org/name/train.csv`.
 fn parse(pattern: &str) -> Result<(Repo, String)> {
     let wrong = |what: &str| {
         Error::config(format!("{pattern:?}: {what}")).help(
@@ -132,7 +135,8 @@ fn choose(patterns: &[Pattern], names: &[String]) -> Vec<String> {
     patterns.iter().map(of).find(|found| !found.is_empty()).unwrap_or_default()
 }
 
-/// Whether no part of a file in parts (`train-00000-of-00003.parquet`) is missing: a download may have been interrupted.
+/// Whether no part of a file in parts (`train-00000-of-00003.parquet`) is missing: a download may
+/// have been interrupted.
 pub(super) fn is_complete(names: &[String]) -> bool {
     names.iter().all(|name| {
         let Some((head, tail)) = name.split_once("-of-") else { return true };
@@ -152,7 +156,8 @@ pub(super) fn names_in(folder: &Path) -> Vec<String> {
     while let Some((folder, prefix)) = pending.pop() {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-            // Follows links: the files of a snapshot are links to blobs, and a link to nothing is no file.
+            // Follows links: the files of a snapshot are links to blobs, and a link to nothing is
+            // no file.
             match entry.path() {
                 path if path.is_dir() => pending.push((path, name + "/")),
                 path if path.is_file() => found.push(name),

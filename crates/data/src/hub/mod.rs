@@ -1,7 +1,8 @@
-//! Where a model or a tokenizer comes from: turns the "path-or-hub-id" of a config file or command line into a local
-//! folder. A folder that exists wins; anything else is `id[@revision]` on the Hugging Face Hub, downloaded once into the
-//! standard cache, where Hugging Face's own tools find it too. It looks at names and sizes only: what the files hold is
-//! for the model and tokenizer loaders, which are its users.
+//! Where a model or a tokenizer comes from: turns the "path-or-hub-id" of a config file or command
+//! line into a local folder. A folder that exists wins; anything else is `id[@revision]` on the
+//! Hugging Face Hub, downloaded once into the standard cache, where Hugging Face's own tools find
+//! it too. It looks at names and sizes only: what the files hold is for the model and tokenizer
+//! loaders, which are its users.
 
 mod card;
 mod dataset;
@@ -28,18 +29,20 @@ pub use wanted::Wanted;
 /// The revision that an id without `@revision` means.
 const DEFAULT_REVISION: &str = "main";
 
-/// The local folder (or, where `wanted` accepts one, file) that `spec` names, downloaded from the Hub if need be, with the
-/// settings of the environment (see [`HubSettings::from_env`]).
+/// The local folder (or, where `wanted` accepts one, file) that `spec` names, downloaded from the
+/// Hub if need be, with the settings of the environment (see [`HubSettings::from_env`]).
 ///
-/// `spec` is, in this order, once its variables are expanded ([`variables`](kiln_core::variables)): an existing path; something that can only be a path, which is then
-/// an error as it does not exist; or `name`, `org/name`, `name@revision`, `org/name@revision` on the Hub, where the
-/// revision is a branch, a tag or a commit (default: main). A revision that the cache holds in full is taken from there
-/// without asking the Hub, so a branch that has moved is seen only once its snapshot is deleted or a commit is named.
+/// `spec` is, in this order, once its variables are expanded ([`variables`](kiln_core::variables)):
+/// an existing path; something that can only be a path, which is then an error as it does not
+/// exist; or `name`, `org/name`, `name@revision`, `org/name@revision` on the Hub, where the
+/// revision is a branch, a tag or a commit (default: main). A revision that the cache holds in full
+/// is taken from there without asking the Hub, so a branch that has moved is seen only once its
+/// snapshot is deleted or a commit is named.
 ///
 /// # Errors
-/// `Config` for an id that cannot be one and for bad settings; `Data` when the path, repository, revision or a file does
-/// not exist, is not accessible, cannot be reached, or when the network is off and the cache lacks it; `Io` when the
-/// cache cannot be written.
+/// `Config` for an id that cannot be one and for bad settings; `Data` when the path, repository,
+/// revision or a file does not exist, is not accessible, cannot be reached, or when the network is
+/// off and the cache lacks it; `Io` when the cache cannot be written.
 pub fn resolve(spec: &str, wanted: &Wanted) -> Result<PathBuf> {
     let spec = &expand_text(spec)?;
     match local(spec, wanted)? {
@@ -119,8 +122,8 @@ fn split_revision(spec: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Reads `id[@revision]` by the Hub's naming rules (huggingface_hub's `validate_repo_id`, git's for the revision). The
-/// names become paths in the cache and parts of URLs, so nothing else may pass.
+/// Reads `id[@revision]` by the Hub's naming rules (huggingface_hub's `validate_repo_id`, git's for
+/// the revision). The names become paths in the cache and parts of URLs, so nothing else may pass.
 fn parse_id(spec: &str) -> Result<Repo> {
     parse_id_as(spec, RepoKind::Model)
 }
@@ -195,7 +198,8 @@ fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<Path
             cached.mark_absent(&info.sha, name)?;
         }
     }
-    // Last, so that an interrupted download leaves the name pointing at the older, complete snapshot.
+    // Last, so that an interrupted download leaves the name pointing at the older, complete
+    // snapshot.
     let _lock = session.lock("refs")?;
     cached.set_commit(&info.sha)?;
     Ok(snapshot)

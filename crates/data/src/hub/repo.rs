@@ -79,7 +79,8 @@ pub(super) struct CachedRepo<'a> {
     folder: PathBuf,
 }
 
-/// The name of a model's folder in print: `org/name` and the commit where it is a snapshot in the Hub's cache, else its path.
+/// The name of a model's folder in print: `org/name` and the commit where it is a snapshot in the
+/// Hub's cache, else its path.
 pub fn name_of(folder: &Path) -> String {
     let named = || {
         let mut parts = folder.components().rev().map(|part| part.as_os_str().to_str());
@@ -138,12 +139,14 @@ impl<'a> CachedRepo<'a> {
         self.folder.join("blobs").join(etag)
     }
 
-    /// Whether the cache knows the file at this commit: it is there, or is known not to exist on the Hub.
+    /// Whether the cache knows the file at this commit: it is there, or is known not to exist on
+    /// the Hub.
     pub(super) fn is_settled(&self, commit: &str, name: &str) -> bool {
         self.snapshot(commit).join(name).is_file() || self.absent_path(commit, name).is_file()
     }
 
-    /// Records that the Hub has no such file at this commit (an empty file, as huggingface_hub does).
+    /// Records that the Hub has no such file at this commit (an empty file, as huggingface_hub
+    /// does).
     pub(super) fn mark_absent(&self, commit: &str, name: &str) -> Result<()> {
         let path = self.absent_path(commit, name);
         let write = || {

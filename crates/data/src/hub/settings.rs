@@ -1,5 +1,6 @@
-//! The settings of the Hugging Face Hub in the environment: the same variables, with the same meaning and defaults, as
-//! huggingface_hub. Read once per call and passed on as a value, so that nothing else looks at the environment.
+//! The settings of the Hugging Face Hub in the environment: the same variables, with the same
+//! meaning and defaults, as huggingface_hub. Read once per call and passed on as a value, so that
+//! nothing else looks at the environment.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -11,30 +12,34 @@ use kiln_core::files::{MAX_CONFIG, read_given};
 /// How the Hub is reached and where its files are kept.
 #[derive(Clone)]
 pub struct HubSettings {
-    /// Folder of the cache, the one that holds `models--org--name`. Default: `~/.cache/huggingface/hub`.
+    /// Folder of the cache, the one that holds `models--org--name`. Default:
+    /// `~/.cache/huggingface/hub`.
     pub cache: PathBuf,
-    /// Address of the Hub without a trailing slash. Default: `https://huggingface.co`. A user name and password in it
-    /// (`https://NAME:PASSWORD@host`) are sent instead of the token, to this host only, and never shown.
+    /// Address of the Hub without a trailing slash. Default: `https://huggingface.co`. A user name
+    /// and password in it (`https://NAME:PASSWORD@host`) are sent instead of the token, to this
+    /// host only, and never shown.
     pub endpoint: String,
     /// Access token for private and gated repositories. Default: none.
     pub token: Option<String>,
     /// Use the cache only, never the network. Default: false.
     pub offline: bool,
-    /// Longest wait for the name, the connection, an answer, and for each piece of a file; also the time over which a body
-    /// has to bring 1 KiB a second. Default: 10 s, as in huggingface_hub. The HTTP client itself would wait for ever.
+    /// Longest wait for the name, the connection, an answer, and for each piece of a file; also the
+    /// time over which a body has to bring 1 KiB a second. Default: 10 s, as in huggingface_hub.
+    /// The HTTP client itself would wait for ever.
     pub timeout: Duration,
     /// Whether to draw a progress bar on stderr. Default: if stderr is a terminal.
     pub progress: bool,
 }
 
 impl HubSettings {
-    /// Reads `HF_HUB_CACHE` (else `HF_HOME`, else `XDG_CACHE_HOME`), `HF_ENDPOINT`, `HF_TOKEN` (else the file that
-    /// `hf auth login` wrote: `HF_TOKEN_PATH`, else `HF_HOME/token`), `HF_HUB_DOWNLOAD_TIMEOUT` (seconds) and
-    /// `HF_HUB_OFFLINE` (1, true, yes or on). Proxies
-    /// are taken from `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` when a request is made.
+    /// Reads `HF_HUB_CACHE` (else `HF_HOME`, else `XDG_CACHE_HOME`), `HF_ENDPOINT`, `HF_TOKEN`
+    /// (else the file that `hf auth login` wrote: `HF_TOKEN_PATH`, else `HF_HOME/token`),
+    /// `HF_HUB_DOWNLOAD_TIMEOUT` (seconds) and `HF_HUB_OFFLINE` (1, true, yes or on). Proxies are
+    /// taken from `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` when a request is made.
     ///
     /// # Errors
-    /// `Config` if the endpoint is no http(s) address, the token or the time cannot be one, or no cache folder can be named.
+    /// `Config` if the endpoint is no http(s) address, the token or the time cannot be one, or no
+    /// cache folder can be named.
     pub fn from_env() -> Result<Self> {
         Self::from_variables(|name| std::env::var(name).ok())
     }

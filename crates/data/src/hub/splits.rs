@@ -1,7 +1,8 @@
-//! Datasets by name, as `load_dataset(NAME, CONFIGURATION)` of `datasets` finds their files: the files that the dataset's
-//! [card](super::card) names, or the files of a repository that are named after splits, or else the files of its branch
-//! `refs/convert/parquet`, which the Hub makes of repositories with scripts. A folder of this machine is read as a
-//! repository is, or as [`saved_dataset`] where `datasets` has saved it.
+//! Datasets by name, as `load_dataset(NAME, CONFIGURATION)` of `datasets` finds their files: the
+//! files that the dataset's [card](super::card) names, or the files of a repository that are named
+//! after splits, or else the files of its branch `refs/convert/parquet`, which the Hub makes of
+//! repositories with scripts. A folder of this machine is read as a repository is, or as
+//! [`saved_dataset`] where `datasets` has saved it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -47,13 +48,15 @@ impl Split {
 /// Words that tell a split in names of files.
 const SPLITS: [&str; 8] = ["train", "validation", "valid", "val", "dev", "test", "training", "testing"];
 
-/// The local files of a split of the dataset `name` (`ID` or `ID@REVISION` on the Hub, or a folder) whose names end as `endings`
-/// say, sorted; downloaded if need be, with the settings of the environment. Empty where there is no such split. Without
-/// `config` the only configuration is taken, or `default`.
+/// The local files of a split of the dataset `name` (`ID` or `ID@REVISION` on the Hub, or a folder)
+/// whose names end as `endings` say, sorted; downloaded if need be, with the settings of the
+/// environment. Empty where there is no such split. Without `config` the only configuration is
+/// taken, or `default`.
 ///
 /// # Errors
-/// `Config` for a name that is none, and a configuration that there is not or that is needed and not given; `Data` for a dataset
-/// that does not exist, has no such files, or cannot be reached; `Io` when the cache cannot be written.
+/// `Config` for a name that is none, and a configuration that there is not or that is needed and
+/// not given; `Data` for a dataset that does not exist, has no such files, or cannot be reached;
+/// `Io` when the cache cannot be written.
 pub fn dataset_split(name: &str, config: Option<&str>, split: Split, endings: &[&str]) -> Result<Vec<PathBuf>> {
     dataset_split_with(name, config, split, endings, &HubSettings::from_env()?)
 }
@@ -109,7 +112,8 @@ pub fn dataset_split_with(
         let repo = Repo { revision, ..repo.clone() };
         let cached = CachedRepo::new(&repo, settings);
         let snapshot = cached.commit().map(|commit| cached.snapshot(&commit));
-        // The names of the parts tell whether all are there; which configurations there are only the Hub tells.
+        // The names of the parts tell whether all are there; which configurations there are only
+        // the Hub tells.
         if let Some(snapshot) = &snapshot
             && (settings.offline || config.is_some() && (number > 0 || snapshot.join(CARD).is_file()))
             && let card = Card::read(&snapshot.join(CARD))?
@@ -141,7 +145,8 @@ pub fn dataset_split_with(
                 for name in &names {
                     session.fetch(&info.sha, name)?;
                 }
-                // Last, so that an interrupted download leaves the name pointing at the older snapshot.
+                // Last, so that an interrupted download leaves the name pointing at the older
+                // snapshot.
                 let _lock = session.lock("refs")?;
                 cached.set_commit(&info.sha)?;
                 return at_hand(names, &cached.snapshot(&info.sha), card.as_ref());
@@ -179,7 +184,8 @@ fn refused(shown: &str, config: Option<&str>, configs: &[String], listed: &[Stri
     Error::config(message).help(format!("set data.dataset_config_name to one of: {}", configs.join(", ")))
 }
 
-/// The names in `listing` of the files of `split` in the configuration that `config` means, sorted; else all configurations.
+/// The names in `listing` of the files of `split` in the configuration that `config` means, sorted;
+/// else all configurations.
 fn choose(
     listing: &[String],
     config: Option<&str>,
@@ -208,8 +214,9 @@ fn choose(
     Ok(split.names().iter().map(|name| of(name)).find(|names| !names.is_empty()).unwrap_or_default())
 }
 
-/// The configuration and the split of the file `name`, by the rules of `datasets`: `CONFIGURATION/SPLIT-00000-of-00001.parquet`,
-/// `CONFIGURATION/SPLIT/0000.parquet`, `data/SPLIT-00000-of-00001.parquet`, or a word in the name of the file or its folder.
+/// The configuration and the split of the file `name`, by the rules of `datasets`:
+/// `CONFIGURATION/SPLIT-00000-of-00001.parquet`, `CONFIGURATION/SPLIT/0000.parquet`,
+/// `data/SPLIT-00000-of-00001.parquet`, or a word in the name of the file or its folder.
 fn place(name: &str) -> (String, String) {
     let mut folders = name.split('/').collect::<Vec<_>>();
     let file = folders.pop().unwrap_or_default();

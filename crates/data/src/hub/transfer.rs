@@ -1,9 +1,11 @@
-//! Talks to the Hub: what a revision holds, and one file at a time into the cache. A file enters the cache under its own
-//! name only when every byte is there (length, and SHA-256 where the Hub gives it); until then it is `*.incomplete`.
+//! Talks to the Hub: what a revision holds, and one file at a time into the cache. A file enters
+//! the cache under its own name only when every byte is there (length, and SHA-256 where the Hub
+//! gives it); until then it is `*.incomplete`.
 //!
-//! The transfer is Kiln's own because the crate hf-hub 0.5.0 waits for ever on a host that does not answer, takes a short file
-//! for whole, cannot get past a finished but not yet renamed one (HTTP 416), sends the token to the servers it is redirected
-//! to, and asks for a byte range of a gzip answer, which the Hub does not give (its issue 141).
+//! The transfer is Kiln's own because the crate hf-hub 0.5.0 waits for ever on a host that does not
+//! answer, takes a short file for whole, cannot get past a finished but not yet renamed one (HTTP
+//! 416), sends the token to the servers it is redirected to, and asks for a byte range of a gzip
+//! answer, which the Hub does not give (its issue 141).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -100,7 +102,8 @@ impl<'a> Session<'a> {
         self.read_info(self.ask()?)
     }
 
-    /// Asks the Hub about the revision. Too many requests and trouble of the server's own are no answers.
+    /// Asks the Hub about the revision. Too many requests and trouble of the server's own are no
+    /// answers.
     pub(super) fn ask(&self) -> std::result::Result<Response<ureq::Body>, Unanswered> {
         let reply = self.send(Method::GET, &self.info_url(), 0).map_err(Unanswered)?;
         match reply.status().as_u16() {
@@ -130,7 +133,8 @@ impl<'a> Session<'a> {
         if !is_commit(&info.sha) {
             return Err(unexpected(format!("{:?} is no commit", info.sha)));
         }
-        // Names become paths of the cache: whoever answers for the Hub must not reach anything else.
+        // Names become paths of the cache: whoever answers for the Hub must not reach anything
+        // else.
         match info.siblings.iter().find(|file| !file.rfilename.split('/').all(is_plain_name)) {
             None => Ok(info),
             Some(file) => Err(unexpected(format!("it lists {:?}, which is no path in a repository", file.rfilename))),
@@ -157,7 +161,8 @@ impl<'a> Session<'a> {
         link(&blob, &pointer, name)
     }
 
-    /// Asks for a file's etag and size. The answer before the redirect to storage is the one that knows them.
+    /// Asks for a file's etag and size. The answer before the redirect to storage is the one that
+    /// knows them.
     fn file_info(&self, url: &str, name: &str) -> Result<FileInfo> {
         let reply = self.send(Method::HEAD, url, 0)?;
         self.check(&reply, Some(name))?;
@@ -276,8 +281,8 @@ impl<'a> Session<'a> {
         file.sync_all().map_err(write_error)
     }
 
-    /// Sends a request and follows redirects. The token goes to the Hub's own origin only. A HEAD stops where the Hub
-    /// hands over to another server.
+    /// Sends a request and follows redirects. The token goes to the Hub's own origin only. A HEAD
+    /// stops where the Hub hands over to another server.
     fn send(&self, method: Method, url: &str, start: u64) -> Result<Response<ureq::Body>> {
         let parse = |url: &str| {
             Uri::try_from(url).map_err(|error| Error::data(format!("the Hub redirects to `{url}`: {error}")))
@@ -321,7 +326,8 @@ impl<'a> Session<'a> {
         Err(self.unreachable(&format!("more than {MAX_REDIRECTS} redirects")))
     }
 
-    /// Turns an HTTP status into an error that says whose fault it is; `file` if the request was for one.
+    /// Turns an HTTP status into an error that says whose fault it is; `file` if the request was
+    /// for one.
     fn check(&self, reply: &Response<ureq::Body>, file: Option<&str>) -> Result<()> {
         let status = reply.status();
         // A HEAD ends at the redirect to storage, which is an answer.
@@ -367,8 +373,8 @@ impl<'a> Session<'a> {
             .help(offline_help(self.repo, self.settings))
     }
 
-    /// Keeps other processes and threads, huggingface_hub's among them, from writing the same thing; ends with the value
-    /// or the process.
+    /// Keeps other processes and threads, huggingface_hub's among them, from writing the same
+    /// thing; ends with the value or the process.
     pub(super) fn lock(&self, name: &str) -> Result<File> {
         let folder = self.settings.cache.join(".locks").join(self.cached.folder_name());
         let path = folder.join(format!("{name}.lock"));
@@ -404,7 +410,8 @@ fn reason(error: &ureq::Error, settings: &HubSettings) -> String {
     }
 }
 
-/// Whether whoever listens on the way could read and change what comes from `to`, but not what came from `from`.
+/// Whether whoever listens on the way could read and change what comes from `to`, but not what came
+/// from `from`.
 fn drops_https(from: &Uri, to: &Uri) -> bool {
     from.scheme_str() == Some("https") && to.scheme_str() != Some("https")
 }
@@ -452,8 +459,8 @@ impl Read for Paced {
     }
 }
 
-/// Makes the snapshot's file point at the blob, as huggingface_hub does: a relative link, so that the cache can be moved;
-/// a copy where the file system has no links.
+/// Makes the snapshot's file point at the blob, as huggingface_hub does: a relative link, so that
+/// the cache can be moved; a copy where the file system has no links.
 fn link(blob: &Path, pointer: &Path, name: &str) -> Result<()> {
     if pointer.is_file() {
         return Ok(());
@@ -466,7 +473,8 @@ fn link(blob: &Path, pointer: &Path, name: &str) -> Result<()> {
         }
         #[cfg(unix)]
         if let Some(blob) = blob.file_name() {
-            // Up from the snapshot to the repository's folder, and one more for each folder in the name.
+            // Up from the snapshot to the repository's folder, and one more for each folder in the
+            // name.
             let target = "../".repeat(2 + name.matches('/').count()) + "blobs";
             if std::os::unix::fs::symlink(Path::new(&target).join(blob), pointer).is_ok() {
                 return Ok(());

@@ -1,5 +1,6 @@
-//! Which files make a model or a tokenizer: what must be there, what may be, and which sets can stand for one another.
-//! The same rules are applied to a local folder, a cached snapshot and the listing of a repository on the Hub.
+//! Which files make a model or a tokenizer: what must be there, what may be, and which sets can
+//! stand for one another. The same rules are applied to a local folder, a cached snapshot and the
+//! listing of a repository on the Hub.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,8 +16,8 @@ pub struct Wanted {
     pub what: &'static str,
     /// Files without which the folder is of no use.
     pub required: &'static [&'static str],
-    /// Sets of files of which one is needed, best first; empty if there is no choice. A file that ends in `.index.json`
-    /// brings the shards that its `weight_map` names.
+    /// Sets of files of which one is needed, best first; empty if there is no choice. A file that
+    /// ends in `.index.json` brings the shards that its `weight_map` names.
     pub one_of: &'static [&'static [&'static str]],
     /// Files that are taken along where they exist.
     pub optional: &'static [&'static str],
@@ -25,8 +26,8 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// A pretrained model: `config.json`, weights (safetensors before PyTorch's pickle, whole or sharded), and the
-    /// tokenizer where the repository has one.
+    /// A pretrained model: `config.json`, weights (safetensors before PyTorch's pickle, whole or
+    /// sharded), and the tokenizer where the repository has one.
     pub const MODEL: Self = Self {
         what: "model",
         required: &["config.json"],
@@ -53,7 +54,8 @@ impl Wanted {
         accepts_file: false,
     };
 
-    /// An adapter of PEFT's on a model that it names, with the tokenizer where the repository has one.
+    /// An adapter of PEFT's on a model that it names, with the tokenizer where the repository has
+    /// one.
     pub const ADAPTER: Self = Self {
         what: "adapter",
         required: &["adapter_config.json"],
@@ -76,8 +78,8 @@ impl Wanted {
         accepts_file: false,
     };
 
-    /// A tokenizer: `tokenizer.json`, or the byte-level BPE's `vocab.json` and `merges.txt`, or WordPiece's `vocab.txt`, or a
-    /// model of SentencePiece. A single file will do.
+    /// A tokenizer: `tokenizer.json`, or the byte-level BPE's `vocab.json` and `merges.txt`, or
+    /// WordPiece's `vocab.txt`, or a model of SentencePiece. A single file will do.
     pub const TOKENIZER: Self = Self {
         what: "tokenizer",
         required: &[],
@@ -118,7 +120,8 @@ impl Wanted {
         format!("{article} {}", self.what)
     }
 
-    /// The files that a folder lacks, in words; none if it is complete. A shard that an index names counts.
+    /// The files that a folder lacks, in words; none if it is complete. A shard that an index names
+    /// counts.
     pub(super) fn missing_in(&self, folder: &Path) -> Result<Option<String>> {
         let present = |name: &str| folder.join(name).is_file();
         let chosen = match self.choose(&present) {
@@ -133,8 +136,8 @@ impl Wanted {
         Ok(None)
     }
 
-    /// The files to take from a place where `present` says which exist, or in words what is missing. Shards are not
-    /// among them: their names are known only once the index is there.
+    /// The files to take from a place where `present` says which exist, or in words what is
+    /// missing. Shards are not among them: their names are known only once the index is there.
     pub(super) fn choose(&self, present: &impl Fn(&str) -> bool) -> std::result::Result<Vec<&'static str>, String> {
         if let Some(missing) = self.required.iter().find(|name| !present(name)) {
             return Err(missing.to_string());
@@ -171,7 +174,8 @@ pub(super) fn shards(folder: &Path, name: &str) -> Result<BTreeSet<String>> {
     let Some(files) = map.and_then(serde_json::Value::as_object).filter(|files| !files.is_empty()) else {
         return Err(bad("expected `weight_map`, an object of tensor name = name of a file beside the index", map));
     };
-    // Names come from a file that may be anybody's: nothing outside of the folder may be read for them, or written.
+    // Names come from a file that may be anybody's: nothing outside of the folder may be read for
+    // them, or written.
     let name = |(tensor, file): (&String, &serde_json::Value)| match file.as_str().filter(|name| is_plain_name(name)) {
         Some(name) => Ok(name.to_string()),
         None => Err(bad(&format!("weight_map.{tensor}: expected the name of a file beside the index"), Some(file))),

@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 /// Nesting of a value; of what is deeper, somebody means harm.
 const MAX_DEPTH: usize = 32;
 
-/// The value that is written as YAML in `text`, or the line and what is wrong there. Aliases, of which a few bytes can make any amount of
-/// memory, are not read.
+/// The value that is written as YAML in `text`, or the line and what is wrong there. Aliases, of
+/// which a few bytes can make any amount of memory, are not read.
 pub(super) fn read(text: &str) -> Result<Value, (usize, String)> {
     let mut parser = Parser::new_from_str(text);
     let mut line = 1;

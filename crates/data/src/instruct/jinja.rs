@@ -23,7 +23,8 @@ pub(super) fn configure(environment: &mut Environment<'static>) {
     }
     environment.remove_global("debug");
     for name in ["e", "escape", "safe", "forceescape"] {
-        // A text that is marked as HTML escapes what is added to it, which no text of minijinja does outside of HTML.
+        // A text that is marked as HTML escapes what is added to it, which no text of minijinja
+        // does outside of HTML.
         environment.add_filter(name, move |_: Value| -> Result<Value> {
             Err(invalid(format!("the filter {name} is not supported: a chat template writes no HTML")))
         });
@@ -45,7 +46,8 @@ pub(super) fn configure(environment: &mut Environment<'static>) {
     environment.add_filter("indent", indent);
     environment.add_filter("join", join);
     environment.add_filter("attr", |value: &Value, name: String| match value.kind() {
-        // Keys of a mapping are no attributes, and neither Jinja2 nor minijinja has another value with some.
+        // Keys of a mapping are no attributes, and neither Jinja2 nor minijinja has another value
+        // with some.
         ValueKind::Map if !METHODS_OF_MAPPINGS.contains(&name.as_str()) => Ok(Value::UNDEFINED),
         _ => Err(invalid(format!("the filter attr of {name:?} is not supported: write value[{name:?}]"))),
     });
@@ -78,7 +80,8 @@ pub(super) fn configure(environment: &mut Environment<'static>) {
         let text = if step == 1 { format!("range({low}, {high})") } else { format!("range({low}, {high}, {step})") };
         Ok(Value::from_object(Lazy { values, next: None, is_sequence: true, text: Some(text) }))
     });
-    // In Python texts are sequences, mappings have a length and items too, and so has what is not defined.
+    // In Python texts are sequences, mappings have a length and items too, and so has what is not
+    // defined.
     let has_items = |value: &Value| {
         use ValueKind::{Iterable, Map, Seq, String, Undefined};
         matches!(value.kind(), Seq | Map | Iterable | String | Undefined) || lazy(value).is_some()
@@ -232,7 +235,8 @@ fn join(
     Ok(value.try_iter()?.map(|value| text(&value)).collect::<Result<Vec<_>>>()?.join(&between))
 }
 
-/// The filters that yield what minijinja's give as a list. The filters of minijinja are kept under other names.
+/// The filters that yield what minijinja's give as a list. The filters of minijinja are kept under
+/// other names.
 fn generators(environment: &mut Environment<'static>) {
     use minijinja::filters::{batch, items, map, reject, rejectattr, reverse, select, selectattr, slice, unique};
     environment.add_filter("list of map", map);
@@ -268,8 +272,8 @@ fn generators(environment: &mut Environment<'static>) {
     }
 }
 
-/// The code of a template: what stands between `{{` and `}}`, and between `{%` and `%}`, with these; neither comments nor raw text.
-/// The second is whether the block begins raw text.
+/// The code of a template: what stands between `{{` and `}}`, and between `{%` and `%}`, with
+/// these; neither comments nor raw text. The second is whether the block begins raw text.
 pub(super) fn code(source: &str) -> Vec<(Range<usize>, bool)> {
     let mut code = Vec::new();
     let mut at = 0;

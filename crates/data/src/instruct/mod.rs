@@ -1,6 +1,7 @@
-//! Instruction data: rows of a prompt with its completion, or of the messages of a conversation, each a sequence of its own whose
-//! loss may count the answers alone. Names and rules are those of TRL's `SFTTrainer`: a completion ends with end-of-text, text
-//! from a chat template gets no more special tokens, and a row that is too long loses its end.
+//! Instruction data: rows of a prompt with its completion, or of the messages of a conversation,
+//! each a sequence of its own whose loss may count the answers alone. Names and rules are those of
+//! TRL's `SFTTrainer`: a completion ends with end-of-text, text from a chat template gets no more
+//! special tokens, and a row that is too long loses its end.
 
 pub mod packed;
 mod python;
@@ -92,7 +93,8 @@ impl Encoder {
         }
     }
 
-    /// The tokens of a row, whose texts are values of JSON: a prompt and its completion, or messages.
+    /// The tokens of a row, whose texts are values of JSON: a prompt and its completion, or
+    /// messages.
     fn encode(&self, row: &Row) -> Result<Encoded> {
         let value = |text: &str| -> Result<Value> {
             serde_json::from_str(text)
@@ -198,8 +200,9 @@ impl Encoder {
         Ok(self.after_prompt(ids, &of_prompt))
     }
 
-    /// All of `ids`, of which those of the prompt count where the loss is not that of the completion alone. A completion begins
-    /// where the tokens are no longer those of the prompt by itself, as in TRL.
+    /// All of `ids`, of which those of the prompt count where the loss is not that of the
+    /// completion alone. A completion begins where the tokens are no longer those of the prompt by
+    /// itself, as in TRL.
     fn after_prompt(&self, ids: Vec<u32>, of_prompt: &[u32]) -> Encoded {
         let of_prompt = ids.iter().zip(of_prompt).take_while(|(one, other)| one == other).count();
         let counts = (0..ids.len()).map(|place| !self.completion_only_loss || place >= of_prompt).collect();
@@ -282,12 +285,12 @@ pub struct InstructionStore {
 }
 
 impl InstructionStore {
-    /// The rows of `table` under `encoder`: from the cache in `folder`, or encoded now. Rows of a template that writes the time
-    /// are not kept.
+    /// The rows of `table` under `encoder`: from the cache in `folder`, or encoded now. Rows of a
+    /// template that writes the time are not kept.
     ///
     /// # Errors
-    /// Rows that cannot be read or encoded, with their place, or are no longer those of `scan`; rows none of whose tokens
-    /// counts; a cache that cannot be written; an interruption.
+    /// Rows that cannot be read or encoded, with their place, or are no longer those of `scan`;
+    /// rows none of whose tokens counts; a cache that cannot be written; an interruption.
     pub fn build_or_open(
         folder: &Path,
         table: &Table,

@@ -1,5 +1,6 @@
-//! Packing: several documents in one block, so that little of a batch is padding. Attention and positions of a document are those
-//! that it has alone: its positions begin at 0, which is where the model sees that another document begins.
+//! Packing: several documents in one block, so that little of a batch is padding. Attention and
+//! positions of a document are those that it has alone: its positions begin at 0, which is where
+//! the model sees that another document begins.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,8 +19,9 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Packs the examples of `data` into blocks of at most `max_length` tokens, none of them longer: the longest first, each into
-    /// the fullest block that has room for it (best fit decreasing, TRL's `packing_strategy = "bfd"`).
+    /// Packs the examples of `data` into blocks of at most `max_length` tokens, none of them
+    /// longer: the longest first, each into the fullest block that has room for it (best fit
+    /// decreasing, TRL's `packing_strategy = "bfd"`).
     pub fn new(data: Arc<dyn Dataset>, max_length: usize) -> Self {
         let mut order = (0..data.len()).map(|index| (data.len_of(index), index)).collect::<Vec<_>>();
         order.sort_by_key(|(len, index)| (std::cmp::Reverse(*len), *index));

@@ -1,5 +1,6 @@
-//! Python's texts of values, its methods and its values that are made as they are asked for, in which minijinja differs from the
-//! Jinja2 of `transformers`. What neither of them has, or Kiln cannot write as Python does, is an error that names it.
+//! Python's texts of values, its methods and its values that are made as they are asked for, in
+//! which minijinja differs from the Jinja2 of `transformers`. What neither of them has, or Kiln
+//! cannot write as Python does, is an error that names it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -112,12 +113,14 @@ fn quoted(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// `str.isprintable`, by the same categories of Unicode: Rust escapes the same characters in texts, but for marks at their beginning.
+/// `str.isprintable`, by the same categories of Unicode: Rust escapes the same characters in texts,
+/// but for marks at their beginning.
 fn is_printable(c: char) -> bool {
     matches!(c, ' '..='~') || !c.is_control() && !format!("a{c}").escape_debug().to_string().contains("\\u{")
 }
 
-/// A number as Python's `repr` writes it: the shortest digits, with an exponent below 1e-4 and from 1e16 on.
+/// A number as Python's `repr` writes it: the shortest digits, with an exponent below 1e-4 and from
+/// 1e16 on.
 pub(super) fn number(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
@@ -133,7 +136,8 @@ pub(super) fn number(number: f64) -> String {
     }
 }
 
-/// Whether minijinja writes a number otherwise than Python where it joins values itself, as `~` does.
+/// Whether minijinja writes a number otherwise than Python where it joins values itself, as `~`
+/// does.
 pub(super) fn is_written_otherwise(of: f64) -> bool {
     let python = number(of);
     python.contains(['e', 'n'])
@@ -332,7 +336,8 @@ pub(super) const METHODS_OF_MAPPINGS: [&str; 11] =
 pub(super) const METHODS_OF_TEXTS: [&str; 9] =
     ["strip", "lstrip", "rstrip", "split", "splitlines", "upper", "lower", "startswith", "endswith"];
 
-/// The methods of texts, lists and dictionaries that minijinja's own lack or do otherwise; then its own.
+/// The methods of texts, lists and dictionaries that minijinja's own lack or do otherwise; then its
+/// own.
 pub(super) fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value> {
     let found = match value.kind() {
         ValueKind::String => method_of_text(value.as_str().unwrap_or_default(), name, arguments)?,

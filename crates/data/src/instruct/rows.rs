@@ -1,5 +1,5 @@
-//! Rows of conversations as other programs write them: the messages, in OpenAI's form or ShareGPT's, and the columns beside them
-//! that are arguments of `apply_chat_template`.
+//! Rows of conversations as other programs write them: the messages, in OpenAI's form or
+//! ShareGPT's, and the columns beside them that are arguments of `apply_chat_template`.
 
 use kiln_core::error::{Error, Result, expected};
 use kiln_core::names::{Answer, Name, NameTable, Unknown};
@@ -45,7 +45,8 @@ pub static COLUMNS: NameTable = NameTable {
     unknown: Unknown::Told,
 };
 
-/// The keys of a message. The chat template gets all of them; a refused one is refused where the template does not name it.
+/// The keys of a message. The chat template gets all of them; a refused one is refused where the
+/// template does not name it.
 pub static MESSAGE: NameTable = NameTable {
     file: "messages of chat rows",
     source: "openai 3.57",
@@ -210,10 +211,12 @@ impl Message {
     }
 }
 
-/// The messages of `value`, and what has to be told of their keys; `is_named` says whether the chat template names a key.
+/// The messages of `value`, and what has to be told of their keys; `is_named` says whether the chat
+/// template names a key.
 ///
 /// # Errors
-/// Anything but a list of messages that each have a role and a content or tool calls, with the number of the message.
+/// Anything but a list of messages that each have a role and a content or tool calls, with the
+/// number of the message.
 pub fn messages(value: &Value, is_named: impl Fn(&str) -> bool) -> Result<(Vec<Message>, Vec<String>)> {
     let list = match value {
         Value::Array(list) if !list.is_empty() => list,
@@ -324,7 +327,8 @@ fn share_gpt(keys: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a message says that it counts in the loss: OpenAI's and axolotl's `weight`, and axolotl's flags.
+/// Whether a message says that it counts in the loss: OpenAI's and axolotl's `weight`, and
+/// axolotl's flags.
 fn counts(keys: &Map<String, Value>) -> Result<Option<bool>> {
     let mut counts = None;
     for key in ["weight", "train", "training"] {

@@ -1,6 +1,7 @@
-//! Chat templates: messages with roles become the text that a model was trained on, by the Jinja template of its tokenizer
-//! (`chat_template` in `tokenizer_config.json`, or the file `chat_template.jinja`), as `apply_chat_template` of `transformers`
-//! renders it: blocks lose the white space around them, values print as in Python, and the functions that templates call are
+//! Chat templates: messages with roles become the text that a model was trained on, by the Jinja
+//! template of its tokenizer (`chat_template` in `tokenizer_config.json`, or the file
+//! `chat_template.jinja`), as `apply_chat_template` of `transformers` renders it: blocks lose the
+//! white space around them, values print as in Python, and the functions that templates call are
 //! there. What would give another text than Jinja2 is refused.
 
 use std::collections::BTreeMap;
@@ -89,8 +90,8 @@ impl ChatTemplate {
         })
     }
 
-    /// The template of `tokenizer`, if it has one: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json`, of
-    /// several the one called `default`.
+    /// The template of `tokenizer`, if it has one: `chat_template.jinja`, else `chat_template` of
+    /// `tokenizer_config.json`, of several the one called `default`.
     ///
     /// # Errors
     /// A file that does not hold one.
@@ -126,7 +127,8 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// The text of `messages`; with `for_answer`, what begins an answer follows (`add_generation_prompt`).
+    /// The text of `messages`; with `for_answer`, what begins an answer follows
+    /// (`add_generation_prompt`).
     ///
     /// # Errors
     /// Messages that the template refuses.
@@ -135,13 +137,13 @@ impl ChatTemplate {
         Ok(if self.marks_answers { text.replace(MARKS, "") } else { text })
     }
 
-    /// The text of `messages`, and which bytes of it are the words of the assistant: those that the template marks by `{%
-    /// generation %}`; of a template without marks, what each message of the role `assistant` adds to the text of the messages
-    /// before it and the beginning of an answer.
+    /// The text of `messages`, and which bytes of it are the words of the assistant: those that the
+    /// template marks by `{% generation %}`; of a template without marks, what each message of the
+    /// role `assistant` adds to the text of the messages before it and the beginning of an answer.
     ///
     /// # Errors
-    /// Messages that the template refuses, and a template that gives a text of some messages with which the text of more of them
-    /// does not begin.
+    /// Messages that the template refuses, and a template that gives a text of some messages with
+    /// which the text of more of them does not begin.
     pub fn render_answers(&self, messages: &Json, arguments: &Arguments) -> Result<(String, Vec<Range<usize>>)> {
         if self.marks_answers {
             return Ok(split_marks(&self.marked(messages, arguments, false)?));
@@ -239,8 +241,8 @@ fn odd_number(value: &Json) -> Option<f64> {
     }
 }
 
-/// The messages as `apply_chat_template` gives them to a template: without keys whose value is null, and with what the assistant
-/// thought under each of the names that templates read.
+/// The messages as `apply_chat_template` gives them to a template: without keys whose value is
+/// null, and with what the assistant thought under each of the names that templates read.
 fn normalized(messages: &Json) -> Json {
     let message = |message: &Json| {
         let Json::Object(keys) = message else { return message.clone() };
@@ -262,9 +264,10 @@ fn unusable(error: &JinjaError) -> Error {
     Error::data(format!("{NAME}{line}: expected a Jinja template: {words}"))
 }
 
-/// `source` with a mark in place of every `{% generation %}` and `{% endgeneration %}`, which are statements of `transformers`, and
-/// whether there are any. White space around them goes as it does around statements. What is set within them, or within `{% set x %}`
-/// and `{% filter x %}`, is gone after them, as in Jinja2.
+/// `source` with a mark in place of every `{% generation %}` and `{% endgeneration %}`, which are
+/// statements of `transformers`, and whether there are any. White space around them goes as it does
+/// around statements. What is set within them, or within `{% set x %}` and `{% filter x %}`, is
+/// gone after them, as in Jinja2.
 fn with_marks(source: &str) -> (String, bool) {
     let (mut marked, mut end, mut marks_answers) = (String::with_capacity(source.len()), 0, false);
     for (range, is_raw) in jinja::code(source) {
@@ -291,7 +294,8 @@ fn with_marks(source: &str) -> (String, bool) {
             [Token::Word("endset" | "endfilter")] => marked.push_str(&format!("{open} endwith %}}{statement}")),
             _ => {
                 marked.push_str(statement);
-                // Jinja2 keeps the line break behind the beginning of raw text, and minijinja takes one away.
+                // Jinja2 keeps the line break behind the beginning of raw text, and minijinja takes
+                // one away.
                 if is_raw && !statement.ends_with("-%}") && source[end..].starts_with('\n') {
                     marked.push('\n');
                 }
@@ -315,8 +319,9 @@ fn split_marks(text: &str) -> (String, Vec<Range<usize>>) {
     (plain, spans)
 }
 
-/// The local time `now` by the format of Python's `datetime.now().strftime`, which is that of the C library in the locale `C`, but
-/// for the microseconds and for the time zone, which `datetime.now()` does not know.
+/// The local time `now` by the format of Python's `datetime.now().strftime`, which is that of the C
+/// library in the locale `C`, but for the microseconds and for the time zone, which
+/// `datetime.now()` does not know.
 #[cfg(unix)]
 fn strftime(format: &str, now: SystemTime) -> std::result::Result<String, JinjaError> {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -338,7 +343,8 @@ fn no_time() -> JinjaError {
 #[allow(unsafe_code)]
 fn local_time(seconds: libc::time_t) -> std::result::Result<libc::tm, JinjaError> {
     let mut parts = std::mem::MaybeUninit::<libc::tm>::zeroed();
-    // SAFETY: both pointers are valid for the call; the second is to memory for a `tm`, in which zeros are a valid one.
+    // SAFETY: both pointers are valid for the call; the second is to memory for a `tm`, in which
+    // zeros are a valid one.
     unsafe {
         if libc::localtime_r(&seconds, parts.as_mut_ptr()).is_null() {
             return Err(no_time());
@@ -351,7 +357,8 @@ fn local_time(seconds: libc::time_t) -> std::result::Result<libc::tm, JinjaError
 #[cfg(unix)]
 #[allow(unsafe_code)]
 fn formatted(format: &str, parts: &libc::tm, microseconds: u32) -> std::result::Result<String, JinjaError> {
-    // Python's own directives. A byte at the end tells a text that is empty from one that has no room.
+    // Python's own directives. A byte at the end tells a text that is empty from one that has no
+    // room.
     let mut own = String::with_capacity(format.len() + 1);
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
@@ -367,7 +374,8 @@ fn formatted(format: &str, parts: &libc::tm, microseconds: u32) -> std::result::
         .map_err(|_| JinjaError::new(ErrorKind::InvalidOperation, "strftime_now: the format has a null character"))?;
     // As much as Python allows for.
     let mut text = vec![0u8; 256 * own.as_bytes().len()];
-    // SAFETY: `text` has as many bytes as are told, the format ends with a null byte, and `parts` is a whole time.
+    // SAFETY: `text` has as many bytes as are told, the format ends with a null byte, and `parts`
+    // is a whole time.
     let len = unsafe { libc::strftime(text.as_mut_ptr().cast(), text.len(), own.as_ptr(), parts) };
     text.truncate(len.checked_sub(1).ok_or_else(no_time)?);
     Ok(String::from_utf8_lossy(&text).into_owned())
@@ -388,7 +396,8 @@ mod tests {
         templates: HashMap<String, String>,
         rows: Vec<Json>,
         cases: Vec<Case>,
-        /// The message that expressions see, and the one with numbers that Python writes with exponents.
+        /// The message that expressions see, and the one with numbers that Python writes with
+        /// exponents.
         values: Json,
         odd: Json,
         /// A template, its text, and the kind of the error where it has none.

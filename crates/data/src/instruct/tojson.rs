@@ -4,7 +4,8 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 
 use super::python::{Result, invalid, lazy, number};
 
-/// The filter `tojson` of `transformers`: `json.dumps` with its `ensure_ascii`, `indent`, `separators` and `sort_keys`.
+/// The filter `tojson` of `transformers`: `json.dumps` with its `ensure_ascii`, `indent`,
+/// `separators` and `sort_keys`.
 pub(super) fn tojson(
     value: &Value,
     ascii: Option<bool>,

@@ -1,6 +1,7 @@
-//! Extractive question answering on SQuAD's JSON (Rajpurkar et al. 2016, 2018), versions 1.1 and 2.0: reading it, cutting
-//! long contexts into overlapping windows, finding the best span among the windows' logits, and scoring it as the official
-//! script does. A window is an ordinary training example whose label is a start and an end; see [`SquadData`].
+//! Extractive question answering on SQuAD's JSON (Rajpurkar et al. 2016, 2018), versions 1.1 and
+//! 2.0: reading it, cutting long contexts into overlapping windows, finding the best span among the
+//! windows' logits, and scoring it as the official script does. A window is an ordinary training
+//! example whose label is a start and an end; see [`SquadData`].
 
 mod read;
 mod score;
@@ -27,7 +28,8 @@ pub use windows::{Window, WindowEncoder};
 use crate::store::{OnProgress, until_signalled};
 use crate::{Dataset, Example, Label};
 
-/// Questions and the windows they were cut into. A window is an example. The questions are in memory, the windows on disk.
+/// Questions and the windows they were cut into. A window is an example. The questions are in
+/// memory, the windows on disk.
 #[derive(Debug, Clone)]
 pub struct SquadData {
     questions: Arc<[Question]>,
@@ -38,8 +40,8 @@ pub struct SquadData {
 }
 
 impl SquadData {
-    /// Reads `files` and encodes every question with its context, or takes the windows from the cache in `folder`. `progress` is told
-    /// how far encoding has come and may interrupt it.
+    /// Reads `files` and encodes every question with its context, or takes the windows from the
+    /// cache in `folder`. `progress` is told how far encoding has come and may interrupt it.
     ///
     /// # Errors
     /// A file that cannot be read or is no SQuAD; an answer that is not in its context at the place
@@ -70,7 +72,8 @@ impl SquadData {
         Ok(Self::whole(questions, store, options))
     }
 
-    /// All questions with their windows. Where one may have no answer, each may, as `run_qa.py` has one setting for all.
+    /// All questions with their windows. Where one may have no answer, each may, as `run_qa.py` has
+    /// one setting for all.
     fn whole(mut questions: Vec<Question>, store: WindowStore, options: SpanOptions) -> Self {
         if options.version_2_with_negative || questions.iter().any(|question| question.may_be_unanswerable) {
             questions.iter_mut().for_each(|question| question.may_be_unanswerable = true);
@@ -92,7 +95,8 @@ impl SquadData {
         }
     }
 
-    /// The questions of which `data` has the windows; none for other data, a choice of their windows included.
+    /// The questions of which `data` has the windows; none for other data, a choice of their
+    /// windows included.
     pub fn of(data: &dyn Dataset) -> Option<&Self> {
         (data as &dyn Any).downcast_ref()
     }
@@ -102,7 +106,8 @@ impl SquadData {
         self.part(|index| index < count)
     }
 
-    /// Splits off `share` of the contexts for validation: `(rest, validation)`. Questions about one context stay together.
+    /// Splits off `share` of the contexts for validation: `(rest, validation)`. Questions about one
+    /// context stay together.
     ///
     /// # Errors
     /// Too few contexts for both sides to have one.
@@ -125,7 +130,8 @@ impl SquadData {
         &self.questions
     }
 
-    /// The best answer to every question, in order. `logits` has one entry a window, in the order of the examples.
+    /// The best answer to every question, in order. `logits` has one entry a window, in the order
+    /// of the examples.
     pub fn answers(&self, logits: &[SpanLogits]) -> Vec<Prediction> {
         let window = |(window, question): &(usize, usize)| Window { question: *question, ..self.store.window(*window) };
         best_answers(&self.questions, self.windows.iter().map(window), logits, &self.options)

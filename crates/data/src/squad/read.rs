@@ -1,6 +1,7 @@
-//! SQuAD's files: its JSON with articles, paragraphs and questions, as Haystack and cdQA write it too, and rows that are each a
-//! question with `id`, `question`, `context` and `answers`: in a table, a JSON list, or the `data` of an object, as `run_qa.py`
-//! takes them. `answer_start` counts characters (Unicode code points), as Python does.
+//! SQuAD's files: its JSON with articles, paragraphs and questions, as Haystack and cdQA write it
+//! too, and rows that are each a question with `id`, `question`, `context` and `answers`: in a
+//! table, a JSON list, or the `data` of an object, as `run_qa.py` takes them. `answer_start` counts
+//! characters (Unicode code points), as Python does.
 
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader};
@@ -38,8 +39,8 @@ pub struct Question {
     pub context: Arc<str>,
     /// Accepted answers; none for a question that its context does not answer.
     pub answers: Vec<Answer>,
-    /// Whether the file is of version 2.0, in which "no answer" may be right. Rows do not say so: they are of version 2.0 where one
-    /// of them has no answer.
+    /// Whether the file is of version 2.0, in which "no answer" may be right. Rows do not say so:
+    /// they are of version 2.0 where one of them has no answer.
     pub may_be_unanswerable: bool,
 }
 
@@ -91,8 +92,8 @@ struct Entry {
 /// The questions of `files`, in order.
 ///
 /// # Errors
-/// A file that cannot be read or is no SQuAD; an answer that is not in its context at the place it names; no
-/// question.
+/// A file that cannot be read or is no SQuAD; an answer that is not in its context at the place it
+/// names; no question.
 pub fn read(files: &[PathBuf]) -> Result<Vec<Question>> {
     read_as(files, true)
 }
@@ -196,7 +197,8 @@ fn kind(value: &Value) -> Option<Kind> {
     cell("", value.clone()).ok().map(|cell| Kind::of(&cell))
 }
 
-/// The question of `entry` about `context`; whether its file is of version 2.0 is for the caller to say.
+/// The question of `entry` about `context`; whether its file is of version 2.0 is for the caller to
+/// say.
 fn question(entry: Entry, context: Arc<str>, answered: bool) -> Result<Question> {
     let id = match &entry.id {
         Value::String(id) => id.clone(),
@@ -214,8 +216,8 @@ fn question(entry: Entry, context: Arc<str>, answered: bool) -> Result<Question>
     Ok(Question { id, text, context, answers, may_be_unanswerable: false })
 }
 
-/// The answers of `value`: a list of texts and one of places, as `datasets` has them, an object for each answer, or one alone.
-/// A text that is empty or null is no answer.
+/// The answers of `value`: a list of texts and one of places, as `datasets` has them, an object for
+/// each answer, or one alone. A text that is empty or null is no answer.
 fn answers(value: &Value, context: &str) -> Result<Vec<Answer>> {
     let wrong = || {
         expected("answers", "texts with the places where they start", value).help(match value {
@@ -251,8 +253,9 @@ fn answers(value: &Value, context: &str) -> Result<Vec<Answer>> {
     Ok(answers)
 }
 
-/// The answer `text`, which is said to start at character `start` of `context`. It has to stand there, but for the kind and the
-/// number of white space: a span learned from another place would be another text.
+/// The answer `text`, which is said to start at character `start` of `context`. It has to stand
+/// there, but for the kind and the number of white space: a span learned from another place would
+/// be another text.
 fn found(text: &str, start: &Value, context: &str) -> Result<Answer> {
     let Some(Kind::Whole(named)) = kind(start) else {
         return Err(expected("answers.answer_start", "the number of a character", start));
@@ -284,8 +287,8 @@ fn found(text: &str, start: &Value, context: &str) -> Result<Answer> {
     .help("answer_start counts characters (not bytes) of the context from 0"))
 }
 
-/// How many characters of white space precede `text` at the beginning of `tail`, and how many of `tail` it has, if it stands there
-/// exactly, or with other white space.
+/// How many characters of white space precede `text` at the beginning of `tail`, and how many of
+/// `tail` it has, if it stands there exactly, or with other white space.
 fn matched(tail: &str, text: &str) -> Option<(usize, usize)> {
     if tail.starts_with(text) {
         return Some((0, text.chars().count()));
@@ -480,7 +483,8 @@ mod tests {
         let answered = row(r#"{"text": ["city"], "answer_start": [12]}"#);
         assert_eq!(parse(&format!("[{answered}]")).unwrap(), one);
         assert_eq!(parse(&format!(r#"{{"version": 1.1, "data": [{answered}]}}"#)).unwrap(), one);
-        // No answer is no text, wherever it is said to start; a file of articles must be of version 2.0.
+        // No answer is no text, wherever it is said to start; a file of articles must be of version
+        // 2.0.
         for nothing in [r#"{"text": [], "answer_start": []}"#, r#"{"text": [""], "answer_start": [-1]}"#, "null"] {
             let both = parse(&format!("[{answered}, {}]", row(nothing))).unwrap();
             assert!(

@@ -1,5 +1,5 @@
-//! Exact match and F1 as the official evaluation scripts of SQuAD 1.1 and 2.0 define them, on answers without case,
-//! punctuation and articles.
+//! Exact match and F1 as the official evaluation scripts of SQuAD 1.1 and 2.0 define them, on
+//! answers without case, punctuation and articles.
 
 use std::collections::HashMap;
 
@@ -13,14 +13,16 @@ pub struct Scores {
     pub exact_match: f64,
     /// Overlap of words with the best of the accepted ones.
     pub f1: f64,
-    /// The two over questions with an answer, and over those without; none where there are no such questions.
+    /// The two over questions with an answer, and over those without; none where there are no such
+    /// questions.
     pub has_answer: Option<(f64, f64)>,
     /// See `has_answer`.
     pub no_answer: Option<(f64, f64)>,
 }
 
 impl Scores {
-    /// The scores by the names of the official scripts: `exact_match` and `f1`, and for version 2.0 their parts.
+    /// The scores by the names of the official scripts: `exact_match` and `f1`, and for version 2.0
+    /// their parts.
     pub fn named(&self) -> Vec<(&'static str, f64)> {
         let mut named = vec![("exact_match", self.exact_match), ("f1", self.f1)];
         if let Some((exact, f1)) = self.has_answer {
@@ -53,7 +55,8 @@ pub fn scores(questions: &[Question], predictions: &[Prediction]) -> Scores {
 
 /// Exact match and F1 of one answer, each the best over the accepted ones.
 fn one(question: &Question, predicted: &str) -> (f64, f64) {
-    // The script of version 2.0 leaves out accepted answers of which nothing is left, and takes "" when none remains.
+    // The script of version 2.0 leaves out accepted answers of which nothing is left, and takes ""
+    // when none remains.
     let accepted = question.answers.iter().map(|answer| answer.text.as_str());
     let mut accepted = if question.may_be_unanswerable {
         accepted.filter(|text| !normalized(text).is_empty()).collect::<Vec<_>>()
@@ -77,8 +80,8 @@ pub fn exact_match(accepted: &str, predicted: &str) -> f64 {
     f64::from(u8::from(normalized(accepted) == normalized(predicted)))
 }
 
-/// The harmonic mean of precision and recall of the words of `predicted`, counted with multiplicity; when one of them has
-/// no word, 1 if neither has.
+/// The harmonic mean of precision and recall of the words of `predicted`, counted with
+/// multiplicity; when one of them has no word, 1 if neither has.
 pub fn f1(accepted: &str, predicted: &str) -> f64 {
     let (accepted, predicted) = (normalized(accepted), normalized(predicted));
     if accepted.is_empty() || predicted.is_empty() {
@@ -105,8 +108,8 @@ pub fn f1(accepted: &str, predicted: &str) -> f64 {
 /// The words of `text` in lower case, without ASCII punctuation and without articles.
 fn normalized(text: &str) -> Vec<String> {
     let bare = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect::<String>();
-    // The script replaces `\b(a|an|the)\b` by a space. Without punctuation a word boundary is any change between letters,
-    // digits or underscores (of which none is left) and other characters.
+    // The script replaces `\b(a|an|the)\b` by a space. Without punctuation a word boundary is any
+    // change between letters, digits or underscores (of which none is left) and other characters.
     let mut spaced = String::new();
     let mut word = String::new();
     let finish = |word: &mut String, spaced: &mut String| {

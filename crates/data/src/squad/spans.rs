@@ -1,6 +1,6 @@
-//! From logits to answers, as `postprocess_qa_predictions` of `transformers`' `run_qa.py` does it: the best spans of every
-//! window by the sum of their logits, the best of them over the windows of a question, and for SQuAD 2.0 the choice between
-//! that and no answer.
+//! From logits to answers, as `postprocess_qa_predictions` of `transformers`' `run_qa.py` does it:
+//! the best spans of every window by the sum of their logits, the best of them over the windows of
+//! a question, and for SQuAD 2.0 the choice between that and no answer.
 
 use super::read::Question;
 use super::windows::Window;
@@ -56,7 +56,8 @@ struct Candidate {
     score: f64,
 }
 
-/// The best answer to every question. `windows` and `logits` go together; windows of one question may be anywhere.
+/// The best answer to every question. `windows` and `logits` go together; windows of one question
+/// may be anywhere.
 pub fn best_answers(
     questions: &[Question],
     windows: impl IntoIterator<Item = Window>,
@@ -74,11 +75,12 @@ pub fn best_answers(
     found.map(|((question, candidates), none)| choose(question, candidates, none, options)).collect()
 }
 
-/// Adds the spans of one window: pairs of the best starts and the best ends that lie in the context, in order and not too
-/// long.
+/// Adds the spans of one window: pairs of the best starts and the best ends that lie in the
+/// context, in order and not too long.
 fn spans_of(window: &Window, logits: &SpanLogits, options: &SpanOptions, into: &mut Vec<Candidate>) {
     let inside = |token: usize| token.checked_sub(window.context_start).and_then(|at| window.offsets.get(at));
-    // Padding is no place for an answer: were it among the best, an answer would depend on the other rows of its batch.
+    // Padding is no place for an answer: were it among the best, an answer would depend on the
+    // other rows of its batch.
     let own = |logits: &'_ [f32]| best(&logits[..window.input_ids.len().min(logits.len())], options.n_best_size);
     let ends = own(&logits.end);
     for start in own(&logits.start) {
@@ -93,8 +95,8 @@ fn spans_of(window: &Window, logits: &SpanLogits, options: &SpanOptions, into: &
     }
 }
 
-/// The places of the `count` largest values, largest first; of equal ones the later first, as NumPy's reversed argsort of
-/// few values has it.
+/// The places of the `count` largest values, largest first; of equal ones the later first, as
+/// NumPy's reversed argsort of few values has it.
 fn best(values: &[f32], count: usize) -> Vec<usize> {
     let mut order = (0..values.len()).collect::<Vec<_>>();
     order.sort_by(|a, b| values[*b].total_cmp(&values[*a]).then(b.cmp(a)));

@@ -1,5 +1,6 @@
-//! Windows on disk, so that only the questions stay in memory: the [store](crate::store) of what a window has. Questions are
-//! encoded on all cores; those that are predicted once go through a file that nobody else sees.
+//! Windows on disk, so that only the questions stay in memory: the [store](crate::store) of what a
+//! window has. Questions are encoded on all cores; those that are predicted once go through a file
+//! that nobody else sees.
 
 use std::path::Path;
 
@@ -38,7 +39,8 @@ impl WindowStore {
     /// The windows of `questions`: from the cache in `folder`, or encoded now.
     ///
     /// # Errors
-    /// A question that leaves no room for its context; a cache that cannot be written; an interruption.
+    /// A question that leaves no room for its context; a cache that cannot be written; an
+    /// interruption.
     pub(super) fn build_or_open(
         folder: &Path,
         questions: &[Question],

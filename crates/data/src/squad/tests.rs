@@ -1,5 +1,5 @@
-//! Windows and scores against the reference implementations (`tests/fixtures/make_squad.py`), the search for spans against
-//! trying all of them.
+//! Windows and scores against the reference implementations (`tests/fixtures/make_squad.py`), the
+//! search for spans against trying all of them.
 #![allow(clippy::unwrap_used)]
 
 use serde_json::Value;
@@ -87,7 +87,8 @@ fn offsets_are_moved_past_a_leading_space_once() {
     let encoder = Tokenizer::load(folder.path()).unwrap().window_encoder(20, 4, false).unwrap();
     let answer = Answer { text: "ab".into(), start: 5 };
     let windows = encoder.windows(0, &question("a", "ab a ab", vec![answer], 1)).unwrap();
-    // Ids and offsets as `RobertaTokenizerFast` of transformers 4.57 gives them for the same two files.
+    // Ids and offsets as `RobertaTokenizerFast` of transformers 4.57 gives them for the same two
+    // files.
     assert_eq!(windows[0].input_ids, [0, 4, 2, 2, 6, 8, 7, 6, 2]);
     assert_eq!(windows[0].offsets, [(0, 2), (3, 4), (5, 5), (5, 7)]);
     assert_eq!((windows[0].start, windows[0].end), (7, 7));
@@ -150,7 +151,8 @@ fn the_best_span_is_the_best_of_all() {
     for seed in 0..40 {
         let version = 1 + seed % 2;
         let questions = [question("?", &context, Vec::new(), version)];
-        // Two windows of 20 tokens after 3 tokens of question, overlapping by 10, and one closing token.
+        // Two windows of 20 tokens after 3 tokens of question, overlapping by 10, and one closing
+        // token.
         let window = |first: usize| Window {
             question: 0,
             input_ids: vec![1; 24],

@@ -1,6 +1,7 @@
-//! A question with a piece of its context, as `run_qa.py` of `transformers` cuts it: the question whole, the context in
-//! windows that overlap by `doc_stride` tokens, and the answer as the first and last token of it, or the first token of the
-//! sequence (`[CLS]`) where the window does not hold it.
+//! A question with a piece of its context, as `run_qa.py` of `transformers` cuts it: the question
+//! whole, the context in windows that overlap by `doc_stride` tokens, and the answer as the first
+//! and last token of it, or the first token of the sequence (`[CLS]`) where the window does not
+//! hold it.
 
 use kiln_core::error::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -45,14 +46,15 @@ impl WindowEncoder {
     /// Tokens of a window unless something else is asked for, as in `run_qa.py`.
     pub const DEFAULT_MAX_LENGTH: usize = 384;
 
-    /// Tokens that windows of `max_length` share unless something else is asked for: `run_qa.py`'s 128, or less for a
-    /// model that is too short for it.
+    /// Tokens that windows of `max_length` share unless something else is asked for: `run_qa.py`'s
+    /// 128, or less for a model that is too short for it.
     pub fn default_stride(max_length: usize) -> usize {
         128.min(max_length / 3)
     }
 
-    /// Windows of at most `max_length` tokens of which `doc_stride` are those of the window before; with token types if
-    /// the model has them. `tokenizer`, whose content has the SHA-256 `hash`, does not truncate.
+    /// Windows of at most `max_length` tokens of which `doc_stride` are those of the window before;
+    /// with token types if the model has them. `tokenizer`, whose content has the SHA-256 `hash`,
+    /// does not truncate.
     ///
     /// # Errors
     /// A stride that leaves nothing new for a window.
@@ -103,7 +105,8 @@ impl WindowEncoder {
             ))
             .help("raise data.max_length or lower data.doc_stride")
         };
-        // The tokenizer's own truncation stops reading where the first window is full, so the context is cut here.
+        // The tokenizer's own truncation stops reading where the first window is full, so the
+        // context is cut here.
         let encode = |text: &str| {
             guarded(|| self.bare.encode_char_offsets(text, false).map_err(|error| no_room(error.to_string())))
         };

@@ -1,11 +1,14 @@
-//! Training data that are read in order as they are needed, and kept nowhere: `data.streaming`, as `load_dataset(streaming=True)`
-//! of `datasets`. They are shuffled in a buffer, by the rule of `IterableDataset.shuffle`: once it is full, each example that
-//! is read takes the place of a random one, which is handed out; at the end of the files what is left is shuffled. Then they
+//! Training data that are read in order as they are needed, and kept nowhere: `data.streaming`, as
+//! `load_dataset(streaming=True)` of `datasets`. They are shuffled in a buffer, by the rule of
+//! `IterableDataset.shuffle`: once it is full, each example that is read takes the place of a
+//! random one, which is handed out; at the end of the files what is left is shuffled. Then they
 //! begin again.
 //!
-//! A [`Streamed`] is a dataset whose examples come in the order of their indices: [`get`](Dataset::get) of the next one costs
-//! little, of one before it the reading of a buffer's worth of examples. Its [`StreamPosition`] in a checkpoint tells where each
-//! example of the buffer stands in the files, so that a run goes on with the same examples without reading what was before.
+//! A [`Streamed`] is a dataset whose examples come in the order of their indices:
+//! [`get`](Dataset::get) of the next one costs little, of one before it the reading of a buffer's
+//! worth of examples. Its [`StreamPosition`] in a checkpoint tells where each example of the buffer
+//! stands in the files, so that a run goes on with the same examples without reading what was
+//! before.
 
 mod readers;
 
@@ -29,7 +32,8 @@ use super::{Dataset, Example, Fingerprint};
 /// The first and the last so many bytes of a file are part of the digest of a stream.
 const DIGESTED: u64 = 1 << 16;
 
-/// So many examples before the newest can be found again without reading the files from their beginning.
+/// So many examples before the newest can be found again without reading the files from their
+/// beginning.
 const REMEMBERED: usize = 1 << 17;
 
 /// A place in the files from which reading can begin.
@@ -37,7 +41,8 @@ const REMEMBERED: usize = 1 << 17;
 pub struct Mark {
     /// The number of the file.
     pub file: usize,
-    /// The byte at which a piece of a file of text begins; of lines and rows, how many stand before it.
+    /// The byte at which a piece of a file of text begins; of lines and rows, how many stand before
+    /// it.
     pub at: u64,
     /// Tokens of it that belong to earlier examples.
     pub skip: u64,
@@ -131,7 +136,8 @@ pub struct Made {
     pub is_exact: bool,
 }
 
-/// The readings of a stream: one that goes on, and one for examples before it, which checks of the compiler ask for.
+/// The readings of a stream: one that goes on, and one for examples before it, which checks of the
+/// compiler ask for.
 #[derive(Default)]
 struct States {
     main: State,
@@ -204,8 +210,8 @@ impl Streamed {
         self.len.store(len.max(1), Ordering::Relaxed);
     }
 
-    /// SHA-256, in hexadecimal digits, of the settings that decide the examples and of the size, the beginning and the end of
-    /// each file: reading all of them could take longer than the run.
+    /// SHA-256, in hexadecimal digits, of the settings that decide the examples and of the size,
+    /// the beginning and the end of each file: reading all of them could take longer than the run.
     pub fn digest(&self) -> String {
         hex(&self.digest)
     }
@@ -227,7 +233,8 @@ impl Streamed {
             self.next(main)?;
         }
         let known = main.position(index, &self.shuffle).or_else(|| aside.position(index, &self.shuffle));
-        // Of examples that are so far back the place is not known any more: they are read again from the beginning.
+        // Of examples that are so far back the place is not known any more: they are read again
+        // from the beginning.
         Ok(known.unwrap_or_else(|| StreamPosition::start(0, 0)))
     }
 
@@ -555,7 +562,8 @@ mod tests {
                 assert_eq!(sorted(&all[..pass]), sorted(&all[pass..2 * pass]), "a pass has every example once");
                 assert!(buffer == 1 || all[..pass] != all[pass..2 * pass], "and another order than the one before");
                 for index in [0, 1, pass / 2, pass - 2, pass, pass + 1, 2 * pass, 2 * pass + 3] {
-                    // Of a stream that has gone on, as the loader does, and of one that stands there.
+                    // Of a stream that has gone on, as the loader does, and of one that stands
+                    // there.
                     let exact = stream(buffer);
                     let before = ids(&exact, 0..index);
                     assert_eq!(before, all[..index]);

@@ -72,7 +72,8 @@ struct BlockReader {
     documents: Option<Box<dyn Iterator<Item = Result<Unit>> + Send>>,
     /// Tokens of no block yet.
     tokens: VecDeque<i32>,
-    /// The units that they come from: file, place, tokens that are in blocks, and tokens that are not.
+    /// The units that they come from: file, place, tokens that are in blocks, and tokens that are
+    /// not.
     units: VecDeque<(usize, u64, u64, usize)>,
     is_over: bool,
 }
@@ -169,8 +170,8 @@ impl Iterator for BlockReader {
 /// Makes examples of a group of rows; none of a row that is left out.
 pub type Encode = dyn Fn(&[Row]) -> Result<Vec<Option<Example>>> + Send + Sync;
 
-/// The rows of `table`, which `encode` makes examples of at most `longest` tokens of. `settings` is a hash of what decides them,
-/// besides the rows.
+/// The rows of `table`, which `encode` makes examples of at most `longest` tokens of. `settings` is
+/// a hash of what decides them, besides the rows.
 pub fn rows(table: Table, encode: Box<Encode>, longest: usize, mut settings: Sha256) -> Made {
     settings.update(format!("rows {:?} {longest}\n", table.columns()));
     let files = table.files().to_vec();

@@ -1,6 +1,7 @@
-//! Rows of a stream of Arrow (<https://arrow.apache.org/docs/format/Columnar.html>), the form of the files that
-//! `datasets.save_to_disk` writes. The crate `arrow-ipc` would read it, and brings eight crates of arrays and computations; what
-//! rows need of the format is a few tables of offsets, here with every offset checked.
+//! Rows of a stream of Arrow (<https://arrow.apache.org/docs/format/Columnar.html>), the form of
+//! the files that `datasets.save_to_disk` writes. The crate `arrow-ipc` would read it, and brings
+//! eight crates of arrays and computations; what rows need of the format is a few tables of
+//! offsets, here with every offset checked.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -66,8 +67,8 @@ pub(super) fn names(file: &Path) -> Vec<String> {
     Stream::open(file).map_or_else(|_| Vec::new(), |stream| stream.names())
 }
 
-/// The names of the label's classes in `file`, if it has any: by the `dataset_info.json` beside it, as `load_from_disk` does, else by
-/// its own metadata.
+/// The names of the label's classes in `file`, if it has any: by the `dataset_info.json` beside it,
+/// as `load_from_disk` does, else by its own metadata.
 pub(super) fn class_names(file: &Path, columns: &Columns) -> Result<Option<Vec<String>>> {
     // What is wrong with the file, the rows tell.
     Stream::open(file).map_or(Ok(None), |stream| stream.class_names(columns))
@@ -94,7 +95,8 @@ struct Field {
     children: Vec<Field>,
 }
 
-/// How the values of a column lie in its buffers. A first buffer tells which are null, but for `Null` and some others.
+/// How the values of a column lie in its buffers. A first buffer tells which are null, but for
+/// `Null` and some others.
 enum Kind {
     Null,
     Bool,
@@ -279,7 +281,8 @@ impl Field {
             18 => other("duration", 2),
             19 | 20 => Kind::Text { wide: true },
             21 => Kind::List { wide: true },
-            // Unions, views and runs, whose number of buffers differs: `datasets` writes none of them.
+            // Unions, views and runs, whose number of buffers differs: `datasets` writes none of
+            // them.
             _ => return None,
         };
         let is_sized = match kind {

@@ -111,8 +111,9 @@ fn other_delimiter(names: &[String], delimiter: u8) -> Option<&'static str> {
     .find_map(|(byte, help)| has(byte).then_some(help))
 }
 
-/// Splits a file into records as RFC 4180 says and pandas reads them, where `\n`, `\r\n` and `\r` end a line, and counts lines as an
-/// editor does. Parsers of other crates accept a quote that is not closed, and count the lines of records in other ways.
+/// Splits a file into records as RFC 4180 says and pandas reads them, where `\n`, `\r\n` and `\r`
+/// end a line, and counts lines as an editor does. Parsers of other crates accept a quote that is
+/// not closed, and count the lines of records in other ways.
 struct Records {
     path: Arc<Path>,
     file: BufReader<Decoded>,
@@ -153,7 +154,8 @@ impl Records {
         Ok(Self { path, file, delimiter, line: 1, is_after_return: false, start: 1, bytes, ends, is_quoted: false })
     }
 
-    /// Reads the next record; false at the end. Lines of white space alone are passed over, as pandas passes them over.
+    /// Reads the next record; false at the end. Lines of white space alone are passed over, as
+    /// pandas passes them over.
     fn read(&mut self) -> Result<bool> {
         while self.read_one()? {
             let is_blank = self.ends.len() == 1 && self.bytes.iter().all(u8::is_ascii_whitespace);
@@ -216,7 +218,8 @@ impl Records {
                     }
                     _ => {
                         self.bytes.push(byte);
-                        // A byte-order mark before a record, of a file or of one that was joined to it, is no part of the field.
+                        // A byte-order mark before a record, of a file or of one that was joined to
+                        // it, is no part of the field.
                         let is_mark = byte == 0xbf && self.ends.is_empty() && self.bytes == MARK_BYTES;
                         if is_mark {
                             self.bytes.clear();

@@ -1,5 +1,5 @@
-//! Features of `datasets`: what the columns of a table are, by the metadata that `datasets` and the Hub write
-//! into parquet and Arrow files, and by `dataset_info.json`.
+//! Features of `datasets`: what the columns of a table are, by the metadata that `datasets` and the
+//! Hub write into parquet and Arrow files, and by `dataset_info.json`.
 
 use std::path::Path;
 
@@ -56,7 +56,8 @@ pub(super) fn features(path: &Path, text: &str) -> Result<Option<Map<String, Val
     Ok(info.pointer("/info/features").and_then(Value::as_object).cloned())
 }
 
-/// Checks the types of the features of the columns that are read, and returns the names of the label's classes.
+/// Checks the types of the features of the columns that are read, and returns the names of the
+/// label's classes.
 ///
 /// # Errors
 /// A type that is refused, and a ClassLabel without names.

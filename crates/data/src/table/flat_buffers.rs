@@ -55,7 +55,8 @@ impl<'a> Table<'a> {
         self.behind(self.slot(slot)?)
     }
 
-    /// Where the elements of the vector in `slot` begin, and how many there are, each of `size` bytes.
+    /// Where the elements of the vector in `slot` begin, and how many there are, each of `size`
+    /// bytes.
     fn vector(&self, slot: usize, size: usize) -> Option<(usize, usize)> {
         let at = self.target(self.slot(slot)?)?;
         let len = u32::from_le_bytes(self.read(at)?) as usize;

@@ -1,4 +1,5 @@
-//! JSON rows: an object a line, or a file that is one list of objects, or one object whose `data` is that list.
+//! JSON rows: an object a line, or a file that is one list of objects, or one object whose `data`
+//! is that list.
 
 use std::borrow::Cow;
 use std::io::{BufRead as _, BufReader};
@@ -79,7 +80,8 @@ fn of_list(mut list: List, columns: Columns) -> Rows {
     }))
 }
 
-/// Whether the JSON in `file` is rows: a list of objects, or an object in each of its first two lines.
+/// Whether the JSON in `file` is rows: a list of objects, or an object in each of its first two
+/// lines.
 pub(crate) fn has_rows(file: &Path) -> bool {
     let is_row = |text: &[u8]| serde_json::from_slice::<Map<String, Value>>(text).is_ok();
     if let Ok(Some(mut list)) = List::open(&file.into(), &Columns::default()) {
@@ -122,14 +124,16 @@ pub(crate) fn malformed(text: &str, line: Option<u64>, error: &serde_json::Error
     error.help("a row is an object in one line, or an element of a file that is one list of objects")
 }
 
-/// The numbers that Python writes and JSON does not have, with marks that stand for them in a [`Value`].
+/// The numbers that Python writes and JSON does not have, with marks that stand for them in a
+/// [`Value`].
 const NO_JSON: [(&str, &str, f64); 3] = [
     ("NaN", "\0NaN", f64::NAN),
     ("-Infinity", "\0-Infinity", f64::NEG_INFINITY),
     ("Infinity", "\0Infinity", f64::INFINITY),
 ];
 
-/// `text` with marks in place of the numbers that JSON does not have; none where it has none of them.
+/// `text` with marks in place of the numbers that JSON does not have; none where it has none of
+/// them.
 fn with_marks(text: &str) -> Option<String> {
     let (mut marked, mut rest, mut is_any) = (String::with_capacity(text.len() + 16), text, false);
     let (mut in_text, mut is_escaped) = (false, false);
@@ -213,7 +217,8 @@ fn text(object: &Map<String, Value>, name: &str) -> Result<String> {
     }
 }
 
-/// `error` of a `value` that is no cell, with the way to one where the value is of a kind that tools of annotation write.
+/// `error` of a `value` that is no cell, with the way to one where the value is of a kind that
+/// tools of annotation write.
 fn with_help(error: Error, value: &Value) -> Error {
     match value {
         Value::Object(_) => error.help(
@@ -267,7 +272,8 @@ struct List {
 }
 
 impl List {
-    /// The list that the file at `path` is, or that its `data` is; none for lines, and for what is neither.
+    /// The list that the file at `path` is, or that its `data` is; none for lines, and for what is
+    /// neither.
     fn open(path: &Arc<Path>, columns: &Columns) -> Result<Option<Self>> {
         let mut list = Self { path: path.clone(), file: open(path)?, line: 1, rows: 0, is_file: true, is_over: false };
         let head = list.file.fill_buf().map_err(|error| read_error(path, &error))?;
@@ -383,7 +389,8 @@ impl List {
         self.file.consume(1);
     }
 
-    /// The bytes of the value that begins here, which need not be one: brackets and quotes tell where it ends.
+    /// The bytes of the value that begins here, which need not be one: brackets and quotes tell
+    /// where it ends.
     fn value(&mut self) -> Result<Vec<u8>> {
         let (mut bytes, mut depth, mut in_text, mut is_escaped) = (Vec::new(), 0usize, false, false);
         while let Some(byte) = self.peek()? {

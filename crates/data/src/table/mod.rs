@@ -1,12 +1,15 @@
-//! Tables of text: CSV, TSV, JSON lines and parquet, read row by row in a fixed order, so that a table may be larger than
-//! memory. Only the columns that a run names are kept. Nothing here knows tokens or what a label means.
+//! Tables of text: CSV, TSV, JSON lines and parquet, read row by row in a fixed order, so that a
+//! table may be larger than memory. Only the columns that a run names are kept. Nothing here knows
+//! tokens or what a label means.
 //!
-//! - CSV: RFC 4180, fields may stand in double quotes and span lines; the first row names the columns. A quote that is not closed
-//!   is an error.
-//! - TSV: no quoting, a quote is a character like any other; a row is a line, the first names the columns.
-//! - JSONL: an object a line, or a file that is one list of objects or has it in `data`; every object must have the columns.
-//! - parquet, and the streams of Arrow that `datasets.save_to_disk` writes: columns of strings, numbers and lists, as JSON nested
-//!   ones too.
+//! - CSV: RFC 4180, fields may stand in double quotes and span lines; the first row names the
+//!   columns. A quote that is not closed is an error.
+//! - TSV: no quoting, a quote is a character like any other; a row is a line, the first names the
+//!   columns.
+//! - JSONL: an object a line, or a file that is one list of objects or has it in `data`; every
+//!   object must have the columns.
+//! - parquet, and the streams of Arrow that `datasets.save_to_disk` writes: columns of strings,
+//!   numbers and lists, as JSON nested ones too.
 //!
 //! Files of text may be archives of gzip or zstd.
 
@@ -42,8 +45,8 @@ pub struct Table {
     columns: Columns,
 }
 
-/// The names of the columns of the table in `file`, in their order; of JSON lines those of the first row. None where it cannot be
-/// read.
+/// The names of the columns of the table in `file`, in their order; of JSON lines those of the
+/// first row. None where it cannot be read.
 pub fn column_names(file: &Path, format: DataFormat) -> Vec<String> {
     match format {
         DataFormat::Csv => delimited::names(file, b','),
@@ -70,10 +73,11 @@ pub struct Columns {
     pub text_pair: Option<String>,
     /// The label.
     pub label: Option<String>,
-    /// Whether ids of the label are read as the names that the features of `datasets` in a file give them.
+    /// Whether ids of the label are read as the names that the features of `datasets` in a file
+    /// give them.
     pub class_names: bool,
-    /// Columns that a file may have or not. Where there are any, the last part of a row is a JSON object with their values, in which
-    /// the other columns of the file stand with null.
+    /// Columns that a file may have or not. Where there are any, the last part of a row is a JSON
+    /// object with their values, in which the other columns of the file stand with null.
     pub beside: Vec<String>,
 }
 
@@ -86,7 +90,8 @@ pub struct Row {
     pub text: String,
     /// The second text, when a column was named for it.
     pub text_pair: Option<String>,
-    /// Its words, where the text is a list of them; else its choices, when columns were named for them. See [`Columns::beside`].
+    /// Its words, where the text is a list of them; else its choices, when columns were named for
+    /// them. See [`Columns::beside`].
     pub parts: Vec<String>,
     /// The label, when a column was named for it.
     pub label: Option<Cell>,
@@ -182,7 +187,8 @@ fn words(name: &str, cell: Cell) -> Result<Vec<String>> {
         .help("words are a list in JSON and parquet; in CSV and TSV they are separated by spaces"))
 }
 
-/// The words of a field of CSV or TSV, or their labels. A list that another program has written as text stays text.
+/// The words of a field of CSV or TSV, or their labels. A list that another program has written as
+/// text stays text.
 fn spaced(text: String) -> Cell {
     if written_list(text.trim()) {
         Cell::Text(text)
@@ -191,7 +197,8 @@ fn spaced(text: String) -> Cell {
     }
 }
 
-/// Whether `text` is a list or an object as Python or JSON writes it, such as `['a', 'b']`, and no name or word in brackets.
+/// Whether `text` is a list or an object as Python or JSON writes it, such as `['a', 'b']`, and no
+/// name or word in brackets.
 pub(super) fn written_list(text: &str) -> bool {
     let inner = |open, close| text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close)).map(str::trim_start);
     let begins =
@@ -227,8 +234,8 @@ impl Table {
         &self.columns
     }
 
-    /// The names of the label's classes by the features of `datasets` in the files, in the order of the ids in the first file
-    /// that has any; none where no file names them.
+    /// The names of the label's classes by the features of `datasets` in the files, in the order of
+    /// the ids in the first file that has any; none where no file names them.
     ///
     /// # Errors
     /// A file that cannot be read; features that are refused; two files with other names.
@@ -262,7 +269,8 @@ impl Table {
         Ok(first.map(|(_, names)| names))
     }
 
-    /// The rows in order, read as they are asked for. After an error nothing more follows from that file. A signal is an error.
+    /// The rows in order, read as they are asked for. After an error nothing more follows from that
+    /// file. A signal is an error.
     pub fn rows(&self) -> impl Iterator<Item = Result<Row>> + Send {
         (0..self.files.len()).flat_map(|file| self.rows_of(file))
     }
@@ -312,7 +320,8 @@ impl Columns {
         self.names().any(|read| read == name) || self.beside.iter().any(|beside| beside == name)
     }
 
-    /// The last part of a row: of the columns `existing` that are not read elsewhere, those of `beside` with what `value` gives.
+    /// The last part of a row: of the columns `existing` that are not read elsewhere, those of
+    /// `beside` with what `value` gives.
     fn rest<'a>(
         &self,
         existing: impl Iterator<Item = &'a str>,
@@ -608,7 +617,8 @@ mod tests {
     #[test]
     fn a_row_that_is_too_long_is_refused_before_it_is_read() {
         let folder = tempfile::tempdir().unwrap();
-        // After the first row a hole of the file system of 3 GiB; in CSV it stands in quotes that are not closed.
+        // After the first row a hole of the file system of 3 GiB; in CSV it stands in quotes that
+        // are not closed.
         let starts = [
             (DataFormat::Csv, "text,label\nx,1\n\"", "line 3"),
             (DataFormat::Csv, "text,", "line 1"),

@@ -103,8 +103,8 @@ fn names_of_classes(path: &Path, metadata: &FileMetaData, columns: &Columns) -> 
     }
 }
 
-/// Checks that the values of the column `name` are of types that are read. Others would be numbers without their unit, or make the
-/// library panic.
+/// Checks that the values of the column `name` are of types that are read. Others would be numbers
+/// without their unit, or make the library panic.
 fn check_types(name: &str, field: &Type) -> Result<()> {
     if field.is_group() {
         return field.get_fields().iter().try_for_each(|inner| check_types(name, inner));

@@ -1,4 +1,5 @@
-//! Values of columns that have types, as parquet and Arrow store them, and the rows that are made of them.
+//! Values of columns that have types, as parquet and Arrow store them, and the rows that are made
+//! of them.
 
 use std::fmt;
 use std::path::Path;
@@ -55,7 +56,8 @@ impl fmt::Display for Value {
     }
 }
 
-/// The rows that have these values, of a file with the columns `names`, with labels by the names of their classes.
+/// The rows that have these values, of a file with the columns `names`, with labels by the names of
+/// their classes.
 pub(super) fn of_rows(
     path: Arc<Path>,
     columns: Columns,
@@ -102,7 +104,8 @@ fn text(name: &str, value: &Value) -> Result<String> {
 /// A value as JSON.
 ///
 /// # Errors
-/// Bytes that are no UTF-8, and a value that JSON does not have, but for NaN, by which pandas says that there is none.
+/// Bytes that are no UTF-8, and a value that JSON does not have, but for NaN, by which pandas says
+/// that there is none.
 fn json(name: &str, value: &Value) -> Result<Json> {
     Ok(match value {
         Value::Null => Json::Null,

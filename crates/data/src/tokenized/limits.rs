@@ -1,5 +1,5 @@
-//! The ranges of values that a model accepts, and the largest values in the rows. Where the largest values lie within the
-//! ranges, no single row has to be checked.
+//! The ranges of values that a model accepts, and the largest values in the rows. Where the largest
+//! values lie within the ranges, no single row has to be checked.
 
 use kiln_core::error::{Error, Result};
 use kiln_core::model_config::{Head, ModelConfig};
@@ -20,7 +20,8 @@ pub struct Limits {
     pub max_positions: usize,
     /// Token types are below it; none when the model has no token types.
     pub type_vocab_size: Option<usize>,
-    /// The last token of a row is the one that the head reads, since there is no id by which it would know padding.
+    /// The last token of a row is the one that the head reads, since there is no id by which it
+    /// would know padding.
     pub reads_last_token: bool,
 }
 

@@ -1,6 +1,7 @@
-//! Data that is tokenised already: rows of `input_ids`, `attention_mask`, `token_type_ids` and `labels` (or
-//! `start_positions` and `end_positions`) as a JSON array or as JSON lines; and `batch.json`, the same by column. The rows
-//! are kept in one memory-mapped file of the cache, and a part of them is a list of their numbers.
+//! Data that is tokenised already: rows of `input_ids`, `attention_mask`, `token_type_ids` and
+//! `labels` (or `start_positions` and `end_positions`) as a JSON array or as JSON lines; and
+//! `batch.json`, the same by column. The rows are kept in one memory-mapped file of the cache, and
+//! a part of them is a list of their numbers.
 
 mod batch_file;
 mod limits;
@@ -33,12 +34,12 @@ pub struct TokenizedData {
 }
 
 impl TokenizedData {
-    /// The rows of `files` for `task`: from the cache in `folder`, or read now. `progress` is told how far reading has come and
-    /// may interrupt it.
+    /// The rows of `files` for `task`: from the cache in `folder`, or read now. `progress` is told
+    /// how far reading has come and may interrupt it.
     ///
     /// # Errors
-    /// A file without rows, malformed JSON (with the line), a row whose columns do not fit together or the task, labels in
-    /// some rows alone; a cache that cannot be written; an interruption.
+    /// A file without rows, malformed JSON (with the line), a row whose columns do not fit together
+    /// or the task, labels in some rows alone; a cache that cannot be written; an interruption.
     pub fn open(folder: &Path, files: &[PathBuf], task: Task, progress: &mut OnProgress<'_>) -> Result<Self> {
         let store = Rows::build_or_open(folder, files, task, progress)?;
         let (num_tokens, max_len) = (store.num_tokens, store.extremes.longest as usize);
@@ -97,7 +98,8 @@ impl TokenizedData {
     /// How many classes the rows show: one more than the largest; none when they have no classes.
     ///
     /// # Errors
-    /// A class that is not below [`MAX_CLASSES`], with its place: a mistake would cost the memory of a head of that size.
+    /// A class that is not below [`MAX_CLASSES`], with its place: a mistake would cost the memory
+    /// of a head of that size.
     pub fn num_classes(&self) -> Result<usize> {
         let classes = (0..self.len()).filter_map(|index| Some((self.store.class(self.row(index))?, index)));
         let Some((class, index)) = classes.max() else { return Ok(0) };

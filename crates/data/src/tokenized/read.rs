@@ -1,5 +1,5 @@
-//! The rows of a file, one after another: of JSON lines a line at a time, of a JSON array an element at a time. Nothing holds
-//! more than a row.
+//! The rows of a file, one after another: of JSON lines a line at a time, of a JSON array an
+//! element at a time. Nothing holds more than a row.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -55,8 +55,8 @@ impl Unit {
 /// Hands the rows of `file` to `take` as examples of `task`.
 ///
 /// # Errors
-/// A file that cannot be read or is not UTF-8, malformed JSON, a row that is no example, each with its place; those of
-/// `take`.
+/// A file that cannot be read or is not UTF-8, malformed JSON, a row that is no example, each with
+/// its place; those of `take`.
 pub(super) fn rows(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Result<()>) -> Result<Unit> {
     if is_array(file).map_err(|error| read_error(file, &error))? {
         array(file, task, take).map(|()| Unit::Row)
@@ -103,7 +103,8 @@ fn array(file: &Path, task: Task, take: &mut dyn FnMut(Found) -> Result<()>) -> 
     parsed.map_err(|error| state.failure.take().unwrap_or_else(|| malformed(file, &error)))
 }
 
-/// The progress of the parser of an array, and the error that stopped it: the parser's own errors cannot carry these.
+/// The progress of the parser of an array, and the error that stopped it: the parser's own errors
+/// cannot carry these.
 #[derive(Default)]
 struct State {
     /// Bytes that the parser was given.

@@ -1,4 +1,5 @@
-//! A row of tokenized data as it is written, and the example that it is. Used by the reader of files and by `batch.json`.
+//! A row of tokenized data as it is written, and the example that it is. Used by the reader of
+//! files and by `batch.json`.
 
 use kiln_core::error::{Error, Result};
 use kiln_core::words::{json_words, shortened};
@@ -39,8 +40,8 @@ struct Choices {
 /// Malformed JSON; columns that are missing, unknown, of another type or length, or that the task
 /// does not have.
 pub(super) fn of_line(line: &str, task: Task) -> Result<Example> {
-    // Most rows are right and are read at once. Of the others a tree of values tells best what is wrong. A list would pass
-    // for a row whose columns come in order.
+    // Most rows are right and are read at once. Of the others a tree of values tells best what is
+    // wrong. A list would pass for a row whose columns come in order.
     if task != Task::MultipleChoice
         && line.trim_start().starts_with('{')
         && let Ok(row) = serde_json::from_str(line)

@@ -1,4 +1,5 @@
-//! Tokenised rows on disk: the [store](crate::store) of the columns of each row, and of where it stands in its file.
+//! Tokenised rows on disk: the [store](crate::store) of the columns of each row, and of where it
+//! stands in its file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,8 +27,8 @@ const INPUT_IDS: Column = Column(0);
 const ATTENTION_MASK: Column = Column(1);
 /// An empty list where the row has no token types.
 const TOKEN_TYPE_IDS: Column = Column(2);
-/// By task a label for each token, a class, the bits of a number, or first and last token of a span; an empty list where the
-/// labels are the ids themselves, and where rows have no labels.
+/// By task a label for each token, a class, the bits of a number, or first and last token of a
+/// span; an empty list where the labels are the ids themselves, and where rows have no labels.
 const LABELS: Column = Column(3);
 /// The line or the element of its file that the row is, from 1.
 const NUMBER: Column = Column(4);
@@ -102,8 +103,8 @@ impl Rows {
         mask.map_or(self.len_of(row) as u64, |mask| mask.iter().sum())
     }
 
-    /// The class of a row, or the greatest of its tokens', if that is its label; where it has a number for each label, the last
-    /// of them.
+    /// The class of a row, or the greatest of its tokens', if that is its label; where it has a
+    /// number for each label, the last of them.
     pub fn class(&self, row: usize) -> Option<i32> {
         match self.example(row).label {
             Label::Class(class) => Some(class),

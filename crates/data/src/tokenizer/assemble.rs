@@ -1,4 +1,5 @@
-//! The pipeline of a class around its vocabulary: the `tokenizer.json` that the class would write, with the tokens of the files.
+//! The pipeline of a class around its vocabulary: the `tokenizer.json` that the class would write,
+//! with the tokens of the files.
 
 use kiln_core::error::{Error, Result};
 use serde_json::{Value, json};
@@ -75,8 +76,9 @@ pub(super) fn assembled(said: &mut Stated, pieces: Pieces) -> Result<tokenizers:
     Ok(inner)
 }
 
-/// Adds the tokens of `said` to `inner` and puts around texts what its class puts there. `is_whole`: it comes from a
-/// `tokenizer.json`, beside which `add_bos_token` and `add_eos_token` do not count.
+/// Adds the tokens of `said` to `inner` and puts around texts what its class puts there.
+/// `is_whole`: it comes from a `tokenizer.json`, beside which `add_bos_token` and `add_eos_token`
+/// do not count.
 pub(super) fn complete(
     inner: &mut tokenizers::Tokenizer,
     said: &mut Stated,

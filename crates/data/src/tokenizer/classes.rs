@@ -1,6 +1,7 @@
-//! The classes of tokenizers that `transformers` has: which of them a folder names, as `AutoTokenizer` decides it, and the
-//! pipeline that each builds around its vocabulary. Most classes take vocabulary and merges from `tokenizer.json` and nothing
-//! else: normaliser, pre-tokeniser and special tokens follow from the class and `tokenizer_config.json`.
+//! The classes of tokenizers that `transformers` has: which of them a folder names, as
+//! `AutoTokenizer` decides it, and the pipeline that each builds around its vocabulary. Most
+//! classes take vocabulary and merges from `tokenizer.json` and nothing else: normaliser,
+//! pre-tokeniser and special tokens follow from the class and `tokenizer_config.json`.
 
 use std::path::Path;
 
@@ -256,7 +257,8 @@ impl Class {
         })
     }
 
-    /// The name that both `transformers` 4 and 5 know; 4 takes the class with `Fast` of its own accord.
+    /// The name that both `transformers` 4 and 5 know; 4 takes the class with `Fast` of its own
+    /// accord.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::AsItStands => "PreTrainedTokenizerFast",
@@ -303,8 +305,8 @@ impl Class {
         }
     }
 
-    /// Whether the class gives token types, unless `model_input_names` says otherwise; none where versions of `transformers`
-    /// differ.
+    /// Whether the class gives token types, unless `model_input_names` says otherwise; none where
+    /// versions of `transformers` differ.
     pub(super) fn has_types(self) -> Option<bool> {
         match self {
             Self::Bert | Self::Deberta | Self::DebertaV2 => Some(true),
@@ -382,9 +384,9 @@ impl Class {
         }
     }
 
-    /// The token of a role that the files state as a bare text, or that the class has: how it is looked for in a text. Special
-    /// tokens are looked for before the text is normalised, but for those that the constructor of a class makes an `AddedToken`
-    /// of without saying so.
+    /// The token of a role that the files state as a bare text, or that the class has: how it is
+    /// looked for in a text. Special tokens are looked for before the text is normalised, but for
+    /// those that the constructor of a class makes an `AddedToken` of without saying so.
     pub(super) fn token(self, role: &str, content: &str) -> AddedToken {
         let is_mask = role == "mask_token";
         let token = AddedToken::from(content, true);
@@ -396,8 +398,9 @@ impl Class {
         }
     }
 
-    /// The parts of `tokenizer.json` that the class builds itself: `normalizer`, `pre_tokenizer` and `decoder`, and the settings
-    /// of `model`. `charsmap` is the rule of normalisation of a model of SentencePiece.
+    /// The parts of `tokenizer.json` that the class builds itself: `normalizer`, `pre_tokenizer`
+    /// and `decoder`, and the settings of `model`. `charsmap` is the rule of normalisation of a
+    /// model of SentencePiece.
     pub(super) fn parts(self, args: &Arguments<'_>, unk_token: Option<&str>, charsmap: Option<&[u8]>) -> Result<Value> {
         let replaced =
             |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
@@ -578,8 +581,8 @@ impl Class {
         })
     }
 
-    /// The place in `vocab`, a list of pieces and scores, of the piece that stands for what is unknown; `stated` is what the files
-    /// say.
+    /// The place in `vocab`, a list of pieces and scores, of the piece that stands for what is
+    /// unknown; `stated` is what the files say.
     pub(super) fn unk_id(self, vocab: &Value, unk_token: &str, stated: Option<usize>) -> usize {
         let at = |score: Option<f64>| {
             let is_it =
@@ -644,12 +647,13 @@ impl Arguments<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) class: Class,
-    /// Whether `tokenizer_config.json` or `config.json` names it, and not the type of the model alone.
+    /// Whether `tokenizer_config.json` or `config.json` names it, and not the type of the model
+    /// alone.
     pub(super) is_said: bool,
 }
 
-/// The class that `AutoTokenizer` takes for `folder`: `tokenizer_class` of `tokenizer_config.json`, else of `config.json`, else
-/// that of the model's type. None where nothing says so.
+/// The class that `AutoTokenizer` takes for `folder`: `tokenizer_class` of `tokenizer_config.json`,
+/// else of `config.json`, else that of the model's type. None where nothing says so.
 ///
 /// # Errors
 /// A class that is not implemented; files that are no JSON.

@@ -1,5 +1,6 @@
-//! The files of a tokenizer as `transformers` knows them: those that came with it, which are saved byte for byte, what they
-//! say beside `tokenizer.json`, and those that are written for one that came from no folder.
+//! The files of a tokenizer as `transformers` knows them: those that came with it, which are saved
+//! byte for byte, what they say beside `tokenizer.json`, and those that are written for one that
+//! came from no folder.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -55,7 +56,8 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// The tokenizer's files in `folder`, without those called `without`: they make another tokenizer than the one chosen.
+    /// The tokenizer's files in `folder`, without those called `without`: they make another
+    /// tokenizer than the one chosen.
     pub(super) fn read(folder: &Path, without: &[&str]) -> Result<Self> {
         let files = tokenizer_files(folder)?.into_iter().filter(|(name, _)| !without.contains(&name.as_str()));
         Ok(Self { folder: folder.into(), files: files.collect() })
@@ -67,7 +69,8 @@ impl Origin {
         self
     }
 
-    /// The text of the chat template called `name`; the files of templates go before `tokenizer_config.json`.
+    /// The text of the chat template called `name`; the files of templates go before
+    /// `tokenizer_config.json`.
     pub(super) fn chat_template(&self, name: &str) -> Result<Option<String>> {
         let is_default = name == "default";
         let is_template = |file: &str| file == "chat_template.jinja" || file.starts_with(CHAT_TEMPLATES);
@@ -171,8 +174,8 @@ struct Role {
     token: AddedToken,
 }
 
-/// The settings in the files of a tokenizer on which token ids depend, as `AutoTokenizer` of `transformers` 5.24 takes them
-/// together.
+/// The settings in the files of a tokenizer on which token ids depend, as `AutoTokenizer` of
+/// `transformers` 5.24 takes them together.
 #[derive(Debug, Default)]
 pub(super) struct Stated {
     /// `tokenizer_config.json`, with `special_tokens_map.json` over it where that counts.
@@ -188,7 +191,8 @@ pub(super) struct Stated {
     of_json: HashSet<u32>,
     /// Special tokens by role.
     roles: Vec<Role>,
-    /// Special tokens without a role; none where the files state none, and the class may have its own.
+    /// Special tokens without a role; none where the files state none, and the class may have its
+    /// own.
     pub(super) further: Option<Vec<AddedToken>>,
     /// The side that a text which is too long loses.
     pub(super) truncation: TruncationDirection,
@@ -197,7 +201,8 @@ pub(super) struct Stated {
 }
 
 impl Stated {
-    /// Reads what stands in the files; `json` is `tokenizer.json`, if that is read, and `usual` the class where the files name none.
+    /// Reads what stands in the files; `json` is `tokenizer.json`, if that is read, and `usual` the
+    /// class where the files name none.
     pub(super) fn read(origin: &Origin, json: Option<&Value>, usual: Class) -> Result<Self> {
         let bad = |file: &str, what: String| Error::data(format!("{}: {what}", origin.folder.join(file).display()));
         let mut config = origin.object(CONFIG)?;
@@ -213,8 +218,8 @@ impl Stated {
         // Of the file that a value stands in, for messages.
         let mut file_of = HashMap::new();
         match config.get("added_tokens_decoder").filter(|value| !value.is_null()) {
-            // Since the tokens are listed in tokenizer_config.json, neither the two older files nor the tokens of tokenizer.json are
-            // read beside it.
+            // Since the tokens are listed in tokenizer_config.json, neither the two older files nor
+            // the tokens of tokenizer.json are read beside it.
             Some(listed) => {
                 let expected = "added_tokens_decoder: expected an object of id = token";
                 let listed =
@@ -314,7 +319,8 @@ impl Stated {
         }
     }
 
-    /// The tokens by role: those that the files state, else those of the class; then the roles that only this tokenizer has.
+    /// The tokens by role: those that the files state, else those of the class; then the roles that
+    /// only this tokenizer has.
     fn read_roles(&mut self, json: Option<&Value>) -> std::result::Result<(), (String, String)> {
         let class = self.class;
         let listed = |content: &str| self.listed.values().find(|token| token.content == content).cloned();
@@ -369,9 +375,10 @@ impl Stated {
         Arguments(&self.config)
     }
 
-    /// Adds the tokens of the files and of the class to `inner`, as the constructor of `TokenizersBackend` adds them. `own` are the
-    /// special tokens without a role that the class has where the files state none. A class that the files do not name has
-    /// those of its tokens that the vocabulary has.
+    /// Adds the tokens of the files and of the class to `inner`, as the constructor of
+    /// `TokenizersBackend` adds them. `own` are the special tokens without a role that the class
+    /// has where the files state none. A class that the files do not name has those of its tokens
+    /// that the vocabulary has.
     pub(super) fn add_tokens(&mut self, inner: &mut tokenizers::Tokenizer, own: Vec<AddedToken>) -> Result<()> {
         if !self.named.is_some_and(|named| named.is_said) {
             let is_stated = |role: &Role| self.config.contains_key(&role.name);
@@ -425,7 +432,8 @@ pub(super) fn text_of(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
-/// `object` without the special tokens that only this tokenizer has: each may have a name of its own that ends with `_token`.
+/// `object` without the special tokens that only this tokenizer has: each may have a name of its
+/// own that ends with `_token`.
 fn without_tokens(object: &Map<String, Value>) -> Map<String, Value> {
     let is_own = |name: &str, value: &Value| name.ends_with("_token") && text_of(value).is_some();
     object
@@ -435,7 +443,8 @@ fn without_tokens(object: &Map<String, Value>) -> Map<String, Value> {
         .collect()
 }
 
-/// A token as `tokenizer_config.json` writes it: a string, or an object with `content`; none for null.
+/// A token as `tokenizer_config.json` writes it: a string, or an object with `content`; none for
+/// null.
 fn token(value: &Value, special: bool) -> std::result::Result<Option<AddedToken>, String> {
     let object = match value {
         Value::Null => return Ok(None),
@@ -463,14 +472,15 @@ fn token(value: &Value, special: bool) -> std::result::Result<Option<AddedToken>
 }
 
 impl Tokenizer {
-    /// The files with which `transformers` opens this tokenizer in the folder of a model of `config`.
+    /// The files with which `transformers` opens this tokenizer in the folder of a model of
+    /// `config`.
     ///
-    /// - One that came from a folder is saved as it came. Where that is not the model's own folder (`model_from`),
-    ///   `tokenizer_config.json` also gets the class, if it names none, and the `model_input_names` of the model, if its
-    ///   class has others.
-    /// - One that did not (it was learned, or read from a single file) gets its family's class, `model_input_names`, its
-    ///   special tokens, and the model's positions as `model_max_length`. So does one that came without
-    ///   `tokenizer_config.json`.
+    /// - One that came from a folder is saved as it came. Where that is not the model's own folder
+    ///   (`model_from`), `tokenizer_config.json` also gets the class, if it names none, and the
+    ///   `model_input_names` of the model, if its class has others.
+    /// - One that did not (it was learned, or read from a single file) gets its family's class,
+    ///   `model_input_names`, its special tokens, and the model's positions as `model_max_length`.
+    ///   So does one that came without `tokenizer_config.json`.
     ///
     /// # Errors
     /// A tokenizer that cannot be written.
@@ -507,7 +517,8 @@ impl Tokenizer {
         })
     }
 
-    /// `tokenizer_config.json` of a tokenizer from the folder of another model than that of `model`.
+    /// `tokenizer_config.json` of a tokenizer from the folder of another model than that of
+    /// `model`.
     fn completed(&self, mut config: Map<String, Value>, model: &ModelConfig) -> Result<Map<String, Value>> {
         let described = self.described(model)?;
         if config.get("tokenizer_class").is_none_or(Value::is_null) {
@@ -567,9 +578,10 @@ impl Tokenizer {
         Ok(config)
     }
 
-    /// The class that does what this tokenizer (`json` is its `tokenizer.json`) does, in the folder of a model of
-    /// `model_type`: a class of a family builds its own pipeline around the vocabulary. None if only
-    /// `PreTrainedTokenizerFast`, which keeps all of `tokenizer.json`, does.
+    /// The class that does what this tokenizer (`json` is its `tokenizer.json`) does, in the folder
+    /// of a model of `model_type`: a class of a family builds its own pipeline around the
+    /// vocabulary. None if only `PreTrainedTokenizerFast`, which keeps all of `tokenizer.json`,
+    /// does.
     fn fitting_class(&self, json: &Value, model_type: ModelType) -> Option<Class> {
         let at = |pointer: &str| json.pointer(pointer).unwrap_or(&Value::Null);
         let kind = |part: &str| at(&format!("/{part}/type")).as_str();
@@ -616,7 +628,8 @@ impl Tokenizer {
         class.roles().iter().all(|(_, token)| self.token_id(token).is_some()).then_some(class)
     }
 
-    /// Whether the model takes token types that say more than 0: it has several, and pairs of this tokenizer have two.
+    /// Whether the model takes token types that say more than 0: it has several, and pairs of this
+    /// tokenizer have two.
     fn has_types(&self, model: &ModelConfig) -> Result<bool> {
         if model.type_vocab_size().is_none_or(|types| types < 2) {
             return Ok(false);

@@ -3,12 +3,14 @@
 use kiln_core::caught;
 use kiln_core::error::{Error, Result};
 
-/// The result of `work`; its panic as an error, without the panic's own message on stderr. `work` stays on this thread.
+/// The result of `work`; its panic as an error, without the panic's own message on stderr. `work`
+/// stays on this thread.
 ///
 /// # Errors
 /// An error or a panic of `work`.
 pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    // Nothing that the panic may have left half-changed is used again: the error ends the work with this tokenizer.
+    // Nothing that the panic may have left half-changed is used again: the error ends the work with
+    // this tokenizer.
     caught(work).unwrap_or_else(|text| {
         Err(Error::data(format!("the tokenizer cannot be used: the library `tokenizers` failed on it: {text}")).help(
             "a file of the tokenizer has values that do not fit together; take the files from where they came again",

@@ -1,5 +1,5 @@
-//! Text to ids and back: a wrapper around the `tokenizers` crate that knows the files Hugging Face folders hold, and learns
-//! a byte-level BPE when there is none.
+//! Text to ids and back: a wrapper around the `tokenizers` crate that knows the files Hugging Face
+//! folders hold, and learns a byte-level BPE when there is none.
 
 mod assemble;
 mod classes;
@@ -41,8 +41,8 @@ use tokenizers::{AddedToken, Encoding, Token, TruncationDirection};
 use super::corpus::Corpus;
 use crate::squad::WindowEncoder;
 
-/// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a vocabulary needs to know
-/// of a language fits in it, and memory stays bounded whatever the corpus.
+/// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a
+/// vocabulary needs to know of a language fits in it, and memory stays bounded whatever the corpus.
 pub const TRAIN_BYTES: usize = 16 << 20;
 
 /// The text that a vocabulary is learned from, in pieces: [`TRAIN_BYTES`] at the most.
@@ -68,7 +68,8 @@ const TRAIN_PIECE: usize = 64 << 10;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     hash: [u8; 32],
-    /// The folder that it came from with its files; none if it was learned or read from a file of another name.
+    /// The folder that it came from with its files; none if it was learned or read from a file of
+    /// another name.
     origin: Option<Origin>,
     /// The class that its files name.
     class: Option<Class>,
@@ -102,9 +103,10 @@ impl Tokenizer {
         Self::is_in(folder) && named().unwrap_or(false)
     }
 
-    /// Reads a folder with `tokenizer.json`, `vocab.json` and `merges.txt` (or OpenAI's names, `encoder.json` and `vocab.bpe`),
-    /// `vocab.txt`, or a model of SentencePiece; or one such file. The class that `tokenizer_config.json` or `config.json` names
-    /// builds its pipeline around the vocabulary, with the settings and tokens of the files beside it, so that ids are those of
+    /// Reads a folder with `tokenizer.json`, `vocab.json` and `merges.txt` (or OpenAI's names,
+    /// `encoder.json` and `vocab.bpe`), `vocab.txt`, or a model of SentencePiece; or one such file.
+    /// The class that `tokenizer_config.json` or `config.json` names builds its pipeline around the
+    /// vocabulary, with the settings and tokens of the files beside it, so that ids are those of
     /// `transformers`' `AutoTokenizer`. What the files say and Kiln does not follow is told once.
     ///
     /// # Errors
@@ -183,7 +185,8 @@ impl Tokenizer {
             let mut said = Stated::read(&origin, None, Class::AsItStands)?;
             let pieces = sentence_piece::pieces(said.class, &found, &said)?;
             let inner = assembled(&mut said, pieces).map_err(|error| error.at(found.display()))?;
-            // With it the folder of a trained model is opened also where SentencePiece is not installed.
+            // With it the folder of a trained model is opened also where SentencePiece is not
+            // installed.
             let text = inner.to_string(false).map_err(failed)?;
             let wrapped = Self::wrap(inner, Some(origin.with_json(text)), said);
             return wrapped.map_err(|error| error.at(found.display()));
@@ -262,8 +265,9 @@ impl Tokenizer {
         Self::wrap(inner, Some(origin), said)
     }
 
-    /// Learns a byte-level BPE (Radford et al. 2019) of `vocab_size` tokens from `corpus`: 256 bytes, end-of-text (id 0),
-    /// and merges. Deterministic for a seed. The vocabulary is smaller when the text does not yield as many merges.
+    /// Learns a byte-level BPE (Radford et al. 2019) of `vocab_size` tokens from `corpus`: 256
+    /// bytes, end-of-text (id 0), and merges. Deterministic for a seed. The vocabulary is smaller
+    /// when the text does not yield as many merges.
     ///
     /// # Errors
     /// Text that cannot be read; fewer than 257 tokens asked for.
@@ -278,7 +282,8 @@ impl Tokenizer {
             .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
-        // Read as it is counted, never all at once. A failure ends the text, and is told when the counting is over.
+        // Read as it is counted, never all at once. A failure ends the text, and is told when the
+        // counting is over.
         let mut failed = None;
         let texts = training_text(corpus, seed).map_while(|text| text.map_err(|error| failed = Some(error)).ok());
         let mut inner = tokenizers::Tokenizer::new(BPE::default());
@@ -302,7 +307,8 @@ impl Tokenizer {
 
     /// The tokenizer `inner`, to which everything that `said` states has been added.
     fn wrap(mut inner: tokenizers::Tokenizer, origin: Option<Origin>, said: Stated) -> Result<Self> {
-        // Lengths are the collator's business; a file that truncates or pads would do it behind its back.
+        // Lengths are the collator's business; a file that truncates or pads would do it behind its
+        // back.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(failed)?;
         let args = said.arguments();
@@ -317,8 +323,8 @@ impl Tokenizer {
         let mut wrapped = Self { hash: [0; 32], inner, origin, class, roles, truncation, cleans_up, notes: said.told };
         wrapped.check_ids()?;
         let eot_id = wrapped.eot_id();
-        // Every field is named, so that a new one is not forgotten: `inner` is in `json`, roles are the business of templates, the
-        // rest says nothing of ids.
+        // Every field is named, so that a new one is not forgotten: `inner` is in `json`, roles are
+        // the business of templates, the rest says nothing of ids.
         let Self { hash, inner, origin: _, class: _, roles: _, truncation, cleans_up: _, notes: _ } = &mut wrapped;
         let mut all = Sha256::new();
         all.update(json.as_bytes());
@@ -380,8 +386,8 @@ impl Tokenizer {
         texts.into_maybe_par_iter().map(|text| self.encode(text)).collect()
     }
 
-    /// The ids of parts of documents, on all cores, without the special tokens that go around a document; see
-    /// [`around`](Self::around).
+    /// The ids of parts of documents, on all cores, without the special tokens that go around a
+    /// document; see [`around`](Self::around).
     ///
     /// # Errors
     /// The tokenizer's.
@@ -393,7 +399,8 @@ impl Tokenizer {
         ids.collect()
     }
 
-    /// The ids of `text` without the special tokens that go around a text, and the bytes of it that each stands for.
+    /// The ids of `text` without the special tokens that go around a text, and the bytes of it that
+    /// each stands for.
     ///
     /// # Errors
     /// The tokenizer's.
@@ -415,8 +422,8 @@ impl Tokenizer {
         self.roles.iter().find(|(name, _)| name == role).map(|(_, token)| token.as_str())
     }
 
-    /// The text of the chat template in its files: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json`, of
-    /// several the one called `default`. None where there is none.
+    /// The text of the chat template in its files: `chat_template.jinja`, else `chat_template` of
+    /// `tokenizer_config.json`, of several the one called `default`. None where there is none.
     ///
     /// # Errors
     /// A file that holds something else.
@@ -424,7 +431,8 @@ impl Tokenizer {
         self.origin.as_ref().map_or(Ok(None), |origin| origin.chat_template("default"))
     }
 
-    /// The text of the template for conversations with tools, of a tokenizer with several: `tool_use`, as in `transformers`.
+    /// The text of the template for conversations with tools, of a tokenizer with several:
+    /// `tool_use`, as in `transformers`.
     ///
     /// # Errors
     /// A file that holds something else.
@@ -432,8 +440,8 @@ impl Tokenizer {
         self.origin.as_ref().map_or(Ok(None), |origin| origin.chat_template("tool_use"))
     }
 
-    /// The special tokens that [`encode`](Self::encode) puts before and after a text: none for GPT-2, `[CLS]` and `[SEP]`
-    /// for BERT.
+    /// The special tokens that [`encode`](Self::encode) puts before and after a text: none for
+    /// GPT-2, `[CLS]` and `[SEP]` for BERT.
     ///
     /// # Errors
     /// The tokenizer's.
@@ -456,8 +464,8 @@ impl Tokenizer {
         WindowEncoder::new(&self.inner, self.hash, max_length, doc_stride, token_types)
     }
 
-    /// The text of `ids` without special tokens, as `transformers`' pipelines show it; a character that is cut in the middle
-    /// shows as U+FFFD.
+    /// The text of `ids` without special tokens, as `transformers`' pipelines show it; a character
+    /// that is cut in the middle shows as U+FFFD.
     ///
     /// # Errors
     /// The tokenizer's.
@@ -501,13 +509,15 @@ impl Tokenizer {
         vocab_size(&self.inner)
     }
 
-    /// The id of the first of `roles` that the files state, else of the first of the `usual` tokens that exists.
+    /// The id of the first of `roles` that the files state, else of the first of the `usual` tokens
+    /// that exists.
     fn role_id(&self, roles: &[&str], usual: &[&str]) -> Option<u32> {
         let mut tokens = roles.iter().filter_map(|role| self.role(role)).chain(usual.iter().copied());
         tokens.find_map(|token| self.token_id(token))
     }
 
-    /// The id that stands for a masked token: the `mask_token` of the files, or `[MASK]` or `<mask>`.
+    /// The id that stands for a masked token: the `mask_token` of the files, or `[MASK]` or
+    /// `<mask>`.
     pub fn mask_id(&self) -> Option<u32> {
         self.role_id(&["mask_token"], &["[MASK]", "<mask>"])
     }
@@ -523,10 +533,11 @@ impl Tokenizer {
         added.into_iter().filter_map(|(id, token)| token.special.then_some(id)).collect()
     }
 
-    /// Whether each id continues the word of the id before it; none for a model whose pieces do not tell.
+    /// Whether each id continues the word of the id before it; none for a model whose pieces do not
+    /// tell.
     pub fn continuations(&self) -> Option<Vec<bool>> {
-        // Word pieces mark what continues a word, byte-level BPE marks the space (or line end, or tab) before one, SentencePiece
-        // the space.
+        // Word pieces mark what continues a word, byte-level BPE marks the space (or line end, or
+        // tab) before one, SentencePiece the space.
         let continues: fn(&str) -> bool = match self.inner.get_model() {
             ModelWrapper::WordPiece(_) => |token| token.starts_with("##"),
             ModelWrapper::BPE(_) => |token| !token.starts_with(['Ġ', 'Ċ', 'ĉ']),
@@ -550,8 +561,8 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    /// The id that ends a document: the `eos_token` or else `sep_token` of the files, or `<|endoftext|>`, `</s>` or
-    /// `[SEP]`, the first that exists.
+    /// The id that ends a document: the `eos_token` or else `sep_token` of the files, or
+    /// `<|endoftext|>`, `</s>` or `[SEP]`, the first that exists.
     pub fn eot_id(&self) -> Option<u32> {
         self.role_id(&["eos_token", "sep_token"], &[END_OF_TEXT, "</s>", "[SEP]"])
     }
@@ -607,7 +618,8 @@ fn words_of(error: &tokenizers::Error) -> String {
 }
 
 fn vocab_size(inner: &tokenizers::Tokenizer) -> usize {
-    // An added token may give a token of the vocabulary another id, and the text still has the first one.
+    // An added token may give a token of the vocabulary another id, and the text still has the
+    // first one.
     let of_text = inner.get_vocab(false).into_values().max();
     let added = inner.get_added_tokens_decoder().into_keys().max();
     of_text.max(added).map_or(0, |id| id as usize + 1)
@@ -629,7 +641,8 @@ mod tests {
     use super::*;
     use crate::settings::Documents;
 
-    /// Writes the folder of a model of `size` as a run does, which was trained from the folder `from`, if any.
+    /// Writes the folder of a model of `size` as a run does, which was trained from the folder
+    /// `from`, if any.
     fn save(tokenizer: &Tokenizer, kind: ModelType, size: &str, from: Option<&Path>, folder: &Path) -> Value {
         let model = ModelConfig::preset(kind, size).unwrap();
         write_files(folder, &tokenizer.files(&model, from).unwrap()).unwrap();

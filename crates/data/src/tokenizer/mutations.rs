@@ -1,5 +1,5 @@
-//! Files of a tokenizer with one or several values spoiled: whatever becomes of them, it is an error or a tokenizer that can be
-//! used, and never a panic. The long form is run by hand:
+//! Files of a tokenizer with one or several values spoiled: whatever becomes of them, it is an
+//! error or a tokenizer that can be used, and never a panic. The long form is run by hand:
 //! `KILN_MUTATIONS=20000 cargo test -p kiln-data --lib mutations::at_random -- --ignored`.
 #![allow(clippy::unwrap_used)]
 
@@ -197,8 +197,8 @@ fn places(value: &Value) -> Vec<Vec<String>> {
     std::iter::once(Vec::new()).chain(below).collect()
 }
 
-/// Every place of `value` with every third of the values that may stand there, another third at the next place: all of them
-/// together take minutes on a small machine.
+/// Every place of `value` with every third of the values that may stand there, another third at the
+/// next place: all of them together take minutes on a small machine.
 fn all_spoiled(value: &Value) -> Vec<(Vec<String>, Option<Value>)> {
     let by = || spoils().into_iter().map(Some).chain([None]).enumerate();
     let each = |(n, place): (usize, Vec<String>)| {

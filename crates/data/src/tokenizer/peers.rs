@@ -1,6 +1,6 @@
-//! Folders of tokenizers and what `AutoTokenizer` of `transformers` 5.24 makes of them: every class that is implemented, from its own
-//! files and from a `tokenizer.json`, every option that changes ids, and files that say one fact in two ways
-//! (`tests/fixtures/make_tokenizer_classes.py`).
+//! Folders of tokenizers and what `AutoTokenizer` of `transformers` 5.24 makes of them: every class
+//! that is implemented, from its own files and from a `tokenizer.json`, every option that changes
+//! ids, and files that say one fact in two ways (`tests/fixtures/make_tokenizer_classes.py`).
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,15 +14,17 @@ use super::classes::{CLASSES, Class};
 use super::*;
 use crate::table::Row;
 
-/// Parts of the names of cases in which two files contradict each other and Kiln may name both, where `transformers` takes one
-/// without a word or, for `unk_token`, fails; and what the message says.
+/// Parts of the names of cases in which two files contradict each other and Kiln may name both,
+/// where `transformers` takes one without a word or, for `unk_token`, fails; and what the message
+/// says.
 const REFUSED: [(&str, &str); 10] = [
     ("added_tokens.json and the vocabulary", "that added_tokens.json states"),
     ("added_tokens.json and a gap after the vocabulary", "that added_tokens.json states"),
     ("its added_tokens and added_tokens.json", "that added_tokens.json states"),
     ("added_tokens_decoder and the vocabulary", "that tokenizer_config.json states"),
     ("another token in added_tokens_decoder", "that tokenizer_config.json states"),
-    // The own files of these classes have other ids than the tokenizer.json that the case takes its ids from.
+    // The own files of these classes have other ids than the tokenizer.json that the case takes its
+    // ids from.
     ("own files, special_tokens_map beside added_tokens_decoder", "that tokenizer_config.json states"),
     ("own files: special_tokens_map.json beside added_tokens_decoder", "that tokenizer_config.json states"),
     ("own files: added_tokens.json and a role", "that added_tokens.json states"),

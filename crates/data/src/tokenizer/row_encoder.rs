@@ -32,9 +32,11 @@ pub enum RowKind {
     Single,
     /// Two texts.
     Pair,
-    /// One text as a list of words. A byte-level tokenizer puts a space before each, as `run_ner` has it do.
+    /// One text as a list of words. A byte-level tokenizer puts a space before each, as `run_ner`
+    /// has it do.
     Words,
-    /// For each choice a pair of the text and the choice, before which the second text stands where there is one.
+    /// For each choice a pair of the text and the choice, before which the second text stands where
+    /// there is one.
     Choices,
 }
 
@@ -102,8 +104,9 @@ impl RowEncoder {
         Ok(all)
     }
 
-    /// A pair with its special tokens, cut. Which side is cut further depends on the length of both, so both are tokenised whole:
-    /// where the library cuts, it tokenises of each what fits alone and takes that for its length (tokenizers 0.23.2).
+    /// A pair with its special tokens, cut. Which side is cut further depends on the length of
+    /// both, so both are tokenised whole: where the library cuts, it tokenises of each what fits
+    /// alone and takes that for its length (tokenizers 0.23.2).
     fn pair(&self, first: &str, second: &str) -> tokenizers::Result<Encoding> {
         let [first, mut second] = [self.inner.encode_fast(first, false)?, self.inner.encode_fast(second, false)?];
         second.set_type_ids(vec![1; second.len()]);
@@ -161,7 +164,8 @@ impl RowEncoder {
 }
 
 impl Tokenizer {
-    /// An encoder of rows of the kind `kind`, of at most `max_length` tokens; with `has_types`, it keeps token types.
+    /// An encoder of rows of the kind `kind`, of at most `max_length` tokens; with `has_types`, it
+    /// keeps token types.
     ///
     /// # Errors
     /// A length that has no room for a token of each text beside the special ones.

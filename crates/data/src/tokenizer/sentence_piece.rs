@@ -1,5 +1,6 @@
-//! Tokenizers of folders that have SentencePiece's model and no `tokenizer.json`, as ALBERT, CamemBERT and XLM-RoBERTa are
-//! published: the vocabulary that `convert_slow_tokenizer.py` of `transformers` 5.24 makes of it.
+//! Tokenizers of folders that have SentencePiece's model and no `tokenizer.json`, as ALBERT,
+//! CamemBERT and XLM-RoBERTa are published: the vocabulary that `convert_slow_tokenizer.py` of
+//! `transformers` 5.24 makes of it.
 
 use std::path::Path;
 
@@ -212,7 +213,8 @@ mod tests {
                 let row = encoder.encode(&[Row::of(first, Some(second))]).unwrap().remove(0);
                 assert_eq!((&row.ids, &row.types), (ids, types), "{name}: {first:?}, {second:?}");
             }
-            // The file alone stands for its folder, and what a run saves is the same tokenizer with a tokenizer.json.
+            // The file alone stands for its folder, and what a run saves is the same tokenizer with
+            // a tokenizer.json.
             let hash = tokenizer.content_hash();
             assert_eq!(Tokenizer::load(&folder.path().join(&case.file)).unwrap().content_hash(), hash, "{name}");
             let kind = ModelType::ALL.into_iter().find(|kind| kind.name() == case.model_type).unwrap();
@@ -222,7 +224,8 @@ mod tests {
             assert_eq!(fs::read(saved.path().join(&case.file)).unwrap(), case.bytes());
             fs::remove_file(saved.path().join(&case.file)).unwrap();
             let again = Tokenizer::load(saved.path()).unwrap();
-            // CamemBERT's class takes the tokens that are not used for special ones where it reads a tokenizer.json, and only there.
+            // CamemBERT's class takes the tokens that are not used for special ones where it reads
+            // a tokenizer.json, and only there.
             for (text, ids) in case.texts.iter().filter(|(text, _)| !text.contains("NOTUSED")) {
                 assert_eq!(&again.encode(text).unwrap(), ids, "{name}: {text:?}");
             }
@@ -241,7 +244,8 @@ mod tests {
             assert!(error.exit_code() == 3 && text.starts_with(&path.display().to_string()), "{text}");
             assert!(text.contains(says), "{text}");
         };
-        // Each beginning of the file, up to the end of the settings of the normalizer, which is the last that is read.
+        // Each beginning of the file, up to the end of the settings of the normalizer, which is the
+        // last that is read.
         (0..whole.len()).step_by(97).chain([whole.len() - 1]).for_each(|end| refused(&whole[..end], ""));
         refused(b"", "it has no pieces");
         refused(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "expected a model of SentencePiece");

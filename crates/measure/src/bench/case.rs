@@ -1,6 +1,7 @@
-//! A case written down for its contestants: a folder with the model's weights in Hugging Face's form (`model/`), the rows
-//! (`data.jsonl`, in the order in which they are trained on), and `case.json`, which says everything else that a peer of
-//! another framework has to know. Kiln's own contestants read the same files through an ordinary config.
+//! A case written down for its contestants: a folder with the model's weights in Hugging Face's
+//! form (`model/`), the rows (`data.jsonl`, in the order in which they are trained on), and
+//! `case.json`, which says everything else that a peer of another framework has to know. Kiln's own
+//! contestants read the same files through an ordinary config.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -46,7 +47,8 @@ pub struct CaseFile {
     pub name: String,
     /// The task of the model.
     pub task: Task,
-    /// Rows of a batch: the first so many, the next so many, ... padded to the longest of each batch.
+    /// Rows of a batch: the first so many, the next so many, ... padded to the longest of each
+    /// batch.
     pub batch: usize,
     /// Rows in all; after them the first comes again.
     pub rows: usize,
@@ -151,7 +153,8 @@ fn row_of(case: &Case, vocabulary: usize, review_lengths: &[usize], row: u64) ->
     match case.task {
         Task::Clm => serde_json::json!({ "input_ids": ids }),
         Task::Mlm => {
-            // 15 % of the positions are asked for; at least the first, so that no row is without a label.
+            // 15 % of the positions are asked for; at least the first, so that no row is without a
+            // label.
             let asked = |at: usize| at == 0 || uniform(seed_for(SEED, "bench-mask", row, at as u64)) < 0.15;
             let label = |(at, id): (usize, &u64)| if asked(at) { *id as i64 } else { i64::from(IGNORED) };
             let labels = ids.iter().enumerate().map(label).collect::<Vec<_>>();
@@ -162,7 +165,8 @@ fn row_of(case: &Case, vocabulary: usize, review_lengths: &[usize], row: u64) ->
     }
 }
 
-/// The length at `at` (0 to 1) of the distribution whose percentiles are `lengths`, scaled to rows of up to `longest`.
+/// The length at `at` (0 to 1) of the distribution whose percentiles are `lengths`, scaled to rows
+/// of up to `longest`.
 fn review_length(lengths: &[usize], at: f64, longest: usize) -> usize {
     let place = at * (lengths.len() - 1) as f64;
     let (low, high) = (lengths[place.floor() as usize] as f64, lengths[place.ceil() as usize] as f64);
@@ -181,7 +185,8 @@ mod tests {
     fn lengths_follow_their_percentiles() {
         let lengths = Suite::named("cpu").unwrap().review_lengths;
         let drawn = (0..4000).map(|i| review_length(&lengths, f64::from(i) / 4000.0, 64)).collect::<Vec<_>>();
-        // The rows of the data set have 26.8 tokens in the mean; 5 % have more than 46, one in a hundred is cut.
+        // The rows of the data set have 26.8 tokens in the mean; 5 % have more than 46, one in a
+        // hundred is cut.
         let mean = drawn.iter().sum::<usize>() as f64 / 4000.0;
         assert!((mean - 26.8).abs() < 1.0, "{mean}");
         assert_eq!((drawn[0], drawn[2000], *drawn.iter().max().unwrap()), (4, 26, 64));
@@ -200,7 +205,8 @@ mod tests {
             let (micro, rows) = match case.batch {
                 CaseBatch::Size(size) => (size, size * BATCHES),
                 CaseBatch::Max => {
-                    // Without a size that a search has found there is no plan, so one is put in its place.
+                    // Without a size that a search has found there is no plan, so one is put in its
+                    // place.
                     assert_eq!(config.trainer.per_device_train_batch_size, TrainBatchSize::Auto);
                     config.trainer.per_device_train_batch_size = TrainBatchSize::Size(8);
                     (8, ROWS_OF_MAX)

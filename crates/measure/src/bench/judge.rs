@@ -1,4 +1,5 @@
-//! The verdict on a case: whether its contestants learned the same, and only then how their times relate.
+//! The verdict on a case: whether its contestants learned the same, and only then how their times
+//! relate.
 
 use kiln::config::Precision;
 use kiln::session::provenance::Provenance;
@@ -8,8 +9,8 @@ use super::report::{CaseReport, ContestantReport, Pair};
 use crate::loss_parity::Parity;
 use crate::stats::ratio_of_medians;
 
-/// Holds the losses of every contestant against those of the first that has any, and makes the ratios of times of those
-/// that are equal: of everything to `compiled`, and of peers to `native`.
+/// Holds the losses of every contestant against those of the first that has any, and makes the
+/// ratios of times of those that are equal: of everything to `compiled`, and of peers to `native`.
 ///
 /// # Errors
 /// A signal.

@@ -1,6 +1,7 @@
-//! Single operators, forward and backward, at the sizes of a model: each in the form that the contestant's mode has and with
-//! products in the type of the run, so that a fused operator can be seen against its composition and against another framework's.
-//! AdamW is not among them: it is the part `update` of a step.
+//! Single operators, forward and backward, at the sizes of a model: each in the form that the
+//! contestant's mode has and with products in the type of the run, so that a fused operator can be
+//! seen against its composition and against another framework's. AdamW is not among them: it is the
+//! part `update` of a step.
 
 use std::time::Instant;
 
@@ -50,8 +51,9 @@ pub struct OperatorTimes {
     pub name: String,
     /// Its sizes, for people.
     pub shape: String,
-    /// The arithmetic of its matrix products, forward and backward, in 10^9 operations, where it consists of them: an addition and a
-    /// multiplication are two, and scores that no query sees are not counted.
+    /// The arithmetic of its matrix products, forward and backward, in 10^9 operations, where it
+    /// consists of them: an addition and a multiplication are two, and scores that no query sees
+    /// are not counted.
     #[serde(default)]
     pub gflop: Option<f64>,
     /// Milliseconds of forward and backward, one a repeat.
@@ -79,8 +81,9 @@ impl Shapes {
         }
     }
 
-    /// Makes every operator `repeats` times as `compute` says. The gradient that comes from above is all ones (for
-    /// cross-entropy the mean's), so nothing but the operator and that filling is timed, and what it leaves is freed.
+    /// Makes every operator `repeats` times as `compute` says. The gradient that comes from above
+    /// is all ones (for cross-entropy the mean's), so nothing but the operator and that filling is
+    /// timed, and what it leaves is freed.
     ///
     /// # Errors
     /// The device's.
@@ -207,8 +210,8 @@ impl Shapes {
         timed.collect()
     }
 
-    /// [`OperatorTimes::gflop`] of operator `name`: a product of its forward pass has two gradients, which are products of the same
-    /// size, but for a frozen weight, which has none.
+    /// [`OperatorTimes::gflop`] of operator `name`: a product of its forward pass has two
+    /// gradients, which are products of the same size, but for a frozen weight, which has none.
     fn gflop(&self, name: &str) -> Option<f64> {
         let [tokens, length, width, inner, vocabulary] =
             [self.batch * self.length, self.length, self.width, self.inner, self.vocabulary].map(|n| n as f64);

@@ -1,4 +1,5 @@
-//! The report of a benchmark, as its JSON has it. Raw samples are kept; every figure can be computed from them again.
+//! The report of a benchmark, as its JSON has it. Raw samples are kept; every figure can be
+//! computed from them again.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -26,7 +27,8 @@ pub struct BenchReport {
     pub complete: bool,
     /// The processor and its threads.
     pub machine: String,
-    /// The rate that the CPU reaches in a matrix product of 2048 x 2048 x 2048, GFLOP/s; none on other devices.
+    /// The rate that the CPU reaches in a matrix product of 2048 x 2048 x 2048, GFLOP/s; none on
+    /// other devices.
     pub gemm_gflops: Option<f64>,
     /// The suite that was measured.
     pub cases: Vec<CaseReport>,
@@ -41,7 +43,8 @@ pub struct CaseReport {
     pub name: String,
     /// Its description.
     pub about: String,
-    /// Processes that wanted to run in the mean of the last minute, before it began (1 a core is a busy machine).
+    /// Processes that wanted to run in the mean of the last minute, before it began (1 a core is a
+    /// busy machine).
     pub load_before: Option<f64>,
     /// Processes that wanted to run in the mean of the last minute, after the case ended; its own
     /// are among them.
@@ -54,17 +57,20 @@ pub struct CaseReport {
     pub rounds: usize,
     /// See `warmup`.
     pub steps: usize,
-    /// The time that a step would take if its arithmetic ran at the rate of the large matrix product, in ms.
+    /// The time that a step would take if its arithmetic ran at the rate of the large matrix
+    /// product, in ms.
     pub gemm_floor_ms: Option<f64>,
     /// Who took part.
     pub contestants: Vec<ContestantReport>,
     /// Whether the losses are equal; no ratio is given where they are not.
     pub losses: Vec<Pair<Parity>>,
-    /// Times of others over those of `compiled`, and of peers over those of `native`: above 1 the latter is faster.
+    /// Times of others over those of `compiled`, and of peers over those of `native`: above 1 the
+    /// latter is faster.
     pub ratios: Vec<Pair<Interval>>,
     /// Single operators.
     pub operators: Vec<OperatorReport>,
-    /// The most that the CPU can multiply, beside which the rates of operators stand; none on other devices.
+    /// The most that the CPU can multiply, beside which the rates of operators stand; none on other
+    /// devices.
     pub peak: Option<UnitPeak>,
 }
 
@@ -83,7 +89,8 @@ pub struct ContestantReport {
     pub failure: Option<String>,
     /// From the start of the process to the end of its first step, in seconds.
     pub first_step_seconds: Option<f64>,
-    /// Its figures over the windows that count: all of a turn but the first, which finds the caches of another process.
+    /// Its figures over the windows that count: all of a turn but the first, which finds the caches
+    /// of another process.
     #[serde(flatten)]
     pub figures: Figures,
     /// Milliseconds of a step.
@@ -124,7 +131,8 @@ pub struct OperatorReport {
     pub name: String,
     /// Its sizes.
     pub shape: String,
-    /// The arithmetic of its matrix products, forward and backward, in 10^9 operations, where it consists of them.
+    /// The arithmetic of its matrix products, forward and backward, in 10^9 operations, where it
+    /// consists of them.
     pub gflop: Option<f64>,
     /// Contestant and milliseconds of forward and backward.
     pub ms: Vec<(String, Spread)>,

@@ -1,4 +1,5 @@
-//! Drives the contestants of a benchmark by turns, checks their losses, and writes the report as it goes.
+//! Drives the contestants of a benchmark by turns, checks their losses, and writes the report as it
+//! goes.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -31,8 +32,8 @@ const LOGGING_STEPS_GPU: usize = 10;
 pub struct Peer {
     /// Its name in tables.
     pub name: String,
-    /// Its program and arguments; the folder of the case is added as the last one, and `--operators` where single operators
-    /// are measured.
+    /// Its program and arguments; the folder of the case is added as the last one, and
+    /// `--operators` where single operators are measured.
     pub command: Vec<String>,
 }
 
@@ -75,7 +76,8 @@ impl std::str::FromStr for Variant {
     }
 }
 
-/// Whether a contestant besides Kiln's modes can have this name, which is also that of its files in the folder of the case.
+/// Whether a contestant besides Kiln's modes can have this name, which is also that of its files in
+/// the folder of the case.
 fn is_free(name: &str) -> bool {
     let is_plain = |c: char| c.is_alphanumeric() || "-_.+".contains(c);
     let is_taken = ["native", "compiled", "model"].contains(&name);
@@ -129,7 +131,8 @@ pub struct Options {
     pub answer_within: Duration,
 }
 
-/// No number of steps, rounds or repeats is larger: what a contestant answers must have room in memory.
+/// No number of steps, rounds or repeats is larger: what a contestant answers must have room in
+/// memory.
 const MOST: usize = 1_000_000;
 
 /// The numbers of turns.
@@ -143,11 +146,13 @@ struct Turns {
     logging: usize,
 }
 
-/// Measures, and writes the report after every case. `say` is told how far it is. The second value is the error that the
-/// benchmark should end with although there is a report: a contestant that failed, or losses that are not equal.
+/// Measures, and writes the report after every case. `say` is told how far it is. The second value
+/// is the error that the benchmark should end with although there is a report: a contestant that
+/// failed, or losses that are not equal.
 ///
 /// # Errors
-/// Options that make no sense, a device that is not there, a program that cannot be started, and a signal.
+/// Options that make no sense, a device that is not there, a program that cannot be started, and a
+/// signal.
 pub fn run(options: &Options, say: &mut dyn FnMut(&CaseReport) -> Result<()>) -> Result<(BenchReport, Option<Error>)> {
     let started = Instant::now();
     let (title, kind, defaults, floor) = match &options.subject {
@@ -427,8 +432,8 @@ fn whole(turn: Turn, count: usize) -> Answer<Turn> {
     }
 }
 
-/// The peak of the instructions that multiply in the fused operators of `report`, whose contestants have one precision; none where all
-/// have failed.
+/// The peak of the instructions that multiply in the fused operators of `report`, whose contestants
+/// have one precision; none where all have failed.
 fn peak(report: &CaseReport) -> Result<Option<UnitPeak>> {
     let Some(provenance) = report.contestants.iter().find_map(kiln_provenance) else { return Ok(None) };
     let dtype = match provenance.precision {

@@ -1,5 +1,5 @@
-//! The suites: `suites.toml` as Rust values. It says what is measured, not how; [`super::case`] writes a case down for the
-//! contestants.
+//! The suites: `suites.toml` as Rust values. It says what is measured, not how; [`super::case`]
+//! writes a case down for the contestants.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,8 @@ pub struct Suite {
     pub device: Place,
     /// Whether contestants live side by side and take turns.
     pub together: bool,
-    /// Whether a large matrix product is timed too, as the measure of what a step's arithmetic should take.
+    /// Whether a large matrix product is timed too, as the measure of what a step's arithmetic
+    /// should take.
     #[serde(default)]
     pub floor: bool,
     /// Steps of each contestant before anything is counted.

@@ -1,6 +1,7 @@
-//! The arms of `kiln compare --ablate`: compiled with one part of the training compiler off, so that what the part is worth can
-//! be measured. The parts are the columns of the table that every plan prints (Kiln's fused operators, Burn's fusion, its
-//! tuning, captured steps), as far as the device has them, and with `--ablate=operators` every fused operator by itself.
+//! The arms of `kiln compare --ablate`: compiled with one part of the training compiler off, so
+//! that what the part is worth can be measured. The parts are the columns of the table that every
+//! plan prints (Kiln's fused operators, Burn's fusion, its tuning, captured steps), as far as the
+//! device has them, and with `--ablate=operators` every fused operator by itself.
 
 use std::str::FromStr;
 
@@ -91,7 +92,8 @@ pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<
     ))
 }
 
-/// Whether a step of the run meets the operator: an arm without one that it does not meet would measure nothing.
+/// Whether a step of the run meets the operator: an arm without one that it does not meet would
+/// measure nothing.
 fn is_used(operator: Operator, plan: &RunPlan) -> bool {
     match operator {
         Operator::Dropout => plan.model.has_dropout(),

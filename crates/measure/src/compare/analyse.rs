@@ -16,8 +16,8 @@ use crate::figures::{Figures, Window, finite};
 use crate::loss_parity::Parity;
 use crate::stats::{Samples, ratio_of_medians};
 
-/// Settings that may differ between arms without a word: where a run writes, how often it says something, and its seed,
-/// which changes from repeat to repeat. The compiler is what is compared.
+/// Settings that may differ between arms without a word: where a run writes, how often it says
+/// something, and its seed, which changes from repeat to repeat. The compiler is what is compared.
 const FREE: &[&str] = &[
     "run.",
     "compiler.",
@@ -49,8 +49,9 @@ struct MeasuredArm<'a> {
 /// The report of the experiment whose run folders are under `base`.
 ///
 /// # Errors
-/// Runs that are not complete or damaged. Where only the saved plan of a run cannot be read, that is an error of finished runs;
-/// of the arms of an experiment, which ran for each other, that one fails.
+/// Runs that are not complete or damaged. Where only the saved plan of a run cannot be read, that
+/// is an error of finished runs; of the arms of an experiment, which ran for each other, that one
+/// fails.
 pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
     let read = |arm: &'_ Arm| arm.runs.iter().map(|run| MeasuredRun::read(&base.join(run))).collect::<Result<Vec<_>>>();
     let is_of_finished_runs = experiment.arms.iter().any(|arm| arm.role == Role::Run);
@@ -75,8 +76,8 @@ pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
     let again = of_role(Role::Again);
     let noise = again.map(|again| compare(reference, again, None, None)).transpose()?;
     let others = arms.iter().skip(1).filter(|arm| arm.runs.role != Role::Again);
-    // A compiled point of a sweep is compared with the native one that stands before it, and compiled without a part with
-    // compiled as a whole.
+    // A compiled point of a sweep is compared with the native one that stands before it, and
+    // compiled without a part with compiled as a whole.
     let comparisons = others.map(|arm| {
         let earlier = arms.iter().take_while(|other| other.runs.name != arm.runs.name);
         let same = |other: &&MeasuredArm| other.runs.role == Role::Sweep && other.runs.point == arm.runs.point;
@@ -144,8 +145,8 @@ fn notes(experiment: &Experiment, arms: &[MeasuredArm]) -> Vec<String> {
     notes
 }
 
-/// The verdict on `arm` against `reference`, whose samples are joined with those of `again` (the same arm, run on the
-/// other side of `arm` in time).
+/// The verdict on `arm` against `reference`, whose samples are joined with those of `again` (the
+/// same arm, run on the other side of `arm` in time).
 fn compare(
     reference: &MeasuredArm,
     arm: &MeasuredArm,
@@ -157,7 +158,8 @@ fn compare(
     let changes = |key: &str| arm.runs.changes.iter().chain(&reference.runs.changes).any(|of| is_about(key, of));
     let unlabelled = differences.iter().filter(|(key, _)| !changes(key)).map(|(_, text)| text.as_str());
     let unlabelled = unlabelled.collect::<Vec<_>>();
-    // Settings have a point in their names; circumstances, which have none, change no loss beyond rounding.
+    // Settings have a point in their names; circumstances, which have none, change no loss beyond
+    // rounding.
     let same_losses = reference.runs.point == arm.runs.point
         && !differences.iter().any(|(key, _)| key.contains('.') || CHANGE_LOSSES.contains(&key.as_str()));
     let seeds = |arm: &MeasuredArm| {
@@ -229,7 +231,8 @@ fn few_windows() -> String {
     )
 }
 
-/// Settings and circumstances in which the first runs of two arms differ: key, and a text with both values.
+/// Settings and circumstances in which the first runs of two arms differ: key, and a text with both
+/// values.
 fn differences(a: &MeasuredArm, b: &MeasuredArm) -> Vec<(String, String)> {
     // The arms of a comparison run alternately, whatever the day.
     let is_finished_run = b.runs.role == Role::Run;
@@ -341,7 +344,8 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
     }
 }
 
-/// `medians` of the parts of a step, with evaluation and saving spread over the steps of the whole run.
+/// `medians` of the parts of a step, with evaluation and saving spread over the steps of the whole
+/// run.
 fn budget(medians: Parts, whole: Option<WholeRun>, evaluation: Option<f64>, save: Option<f64>) -> Parts {
     let spread = |times: fn(WholeRun) -> u64, seconds: Option<f64>| {
         let whole = whole.filter(|whole| whole.steps > 0);

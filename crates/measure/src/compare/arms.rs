@@ -84,7 +84,8 @@ impl Sweep {
 /// An arm before it has run.
 #[derive(Debug, Clone)]
 pub struct PlannedArm {
-    /// The config that it trains, in its mode; folder, seed, evaluation and saving are set for each run.
+    /// The config that it trains, in its mode; folder, seed, evaluation and saving are set for each
+    /// run.
     pub config: RunConfig,
     /// Its description for the report.
     pub runs: Arm,
@@ -125,8 +126,9 @@ impl Wanted {
     }
 }
 
-/// The arms of a comparison of `base`, whose native plan is `planned`, in the order of a repeat: the reference first, itself
-/// again last; and what the reader must know about arms that are left out.
+/// The arms of a comparison of `base`, whose native plan is `planned`, in the order of a repeat:
+/// the reference first, itself again last; and what the reader must know about arms that are left
+/// out.
 ///
 /// # Errors
 /// Arms that do not exist or that need a batch which was not given; a batch that is not known;
@@ -215,7 +217,8 @@ pub fn arms(base: &RunConfig, wanted: &Wanted, planned: &RunPlan) -> Result<(Vec
     Ok((all, notes))
 }
 
-/// `base` with another micro-batch: the global batch stays where it can, else it grows with the micro-batch.
+/// `base` with another micro-batch: the global batch stays where it can, else it grows with the
+/// micro-batch.
 fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
     let mut config = base.clone();
     let trainer = &mut config.trainer;
@@ -240,8 +243,8 @@ fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
     (config, how)
 }
 
-/// The config of one run of an arm: the schedule and the data of the config, and no evaluation, saving or text sample but
-/// in the first repeat, where evaluation and saving are measured.
+/// The config of one run of an arm: the schedule and the data of the config, and no evaluation,
+/// saving or text sample but in the first repeat, where evaluation and saving are measured.
 pub(super) fn run_config(
     arm: &PlannedArm,
     folder: std::path::PathBuf,
@@ -256,7 +259,8 @@ pub(super) fn run_config(
     if given.save_strategy != SaveStrategy::No && repeat == 0 {
         (trainer.save_strategy, trainer.save_only_model) = (SaveStrategy::Epoch, given.save_only_model);
     }
-    // Every repeat learns from other weights and another order, so that the loss has a band; all arms of it from the same.
+    // Every repeat learns from other weights and another order, so that the loss has a band; all
+    // arms of it from the same.
     trainer.data_seed = trainer.data_seed.map(|seed| seed.wrapping_add(repeat as u64));
     trainer.seed = trainer.seed.wrapping_add(repeat as u64);
     config

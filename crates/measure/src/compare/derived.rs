@@ -1,5 +1,5 @@
-//! Figures that follow from the comparisons: shares of the speed-up, the step at which compiling has paid for itself, the
-//! ceiling.
+//! Figures that follow from the comparisons: shares of the speed-up, the step at which compiling
+//! has paid for itself, the ceiling.
 
 use kiln_core::stats::mean;
 use serde::Serialize;
@@ -10,7 +10,8 @@ use super::{ArmReport, Comparison, LossPoint, Moments, Role, WholeRun};
 /// Figures that are none where an arm is missing or must not be compared.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Derived {
-    /// Native at the native batch / compiled at the compiled batch, time per example: `compiler_share x batch_share`.
+    /// Native at the native batch / compiled at the compiled batch, time per example:
+    /// `compiler_share x batch_share`.
     pub total_speedup: Option<f64>,
     /// Compiled against native at the native batch.
     pub compiler_share: Option<f64>,
@@ -18,23 +19,25 @@ pub struct Derived {
     pub batch_share: Option<f64>,
     /// Native at the compiled batch against native at the native batch: what the batch alone gives.
     pub native_batch_share: Option<f64>,
-    /// `batch_share / native_batch_share`: above 1 the compiler gains from the batch more than native does.
+    /// `batch_share / native_batch_share`: above 1 the compiler gains from the batch more than
+    /// native does.
     pub interaction: Option<f64>,
-    /// Steps after which the compiled run is ahead: what it takes more beside its steady steps in the first run, nothing
-    /// tuned, over what a step takes less. None when it is not measurably faster.
+    /// Steps after which the compiled run is ahead: what it takes more beside its steady steps in
+    /// the first run, nothing tuned, over what a step takes less. None when it is not measurably
+    /// faster.
     pub break_even_step: Option<f64>,
     /// Steps after which a later compiled run is ahead, with the kernels that earlier runs have
     /// tuned. None when it is not measurably faster.
     pub break_even_step_later: Option<f64>,
-    /// The most that any compiler could give at this batch: `step / (step - forward - backward - update)` (Amdahl); on a GPU
-    /// the wait for the device counts as computing.
+    /// The most that any compiler could give at this batch: `step / (step - forward - backward -
+    /// update)` (Amdahl); on a GPU the wait for the device counts as computing.
     pub ceiling: Option<f64>,
     /// Share of the native step that a compiler works on: forward, backward and update.
     pub compute_share: Option<f64>,
     /// The loss that the arms' seconds to the target are about.
     pub target_loss: Option<f64>,
-    /// The last step, token count and second that the arms of the comparison (not those of ablations and sweeps) have all
-    /// reached: where their losses are compared.
+    /// The last step, token count and second that the arms of the comparison (not those of
+    /// ablations and sweeps) have all reached: where their losses are compared.
     pub equal: Option<Moments<f64>>,
     /// One sentence for whoever decides.
     pub advice: Option<String>,
@@ -58,7 +61,8 @@ pub(super) fn derive(
     let native = arms.iter().find(|arm| arm.role == Role::Reference);
     let other = arms.iter().find(|arm| arm.role == Role::Compiled);
     let budget = native.and_then(|arm| arm.budget_ms.as_ref());
-    // A GPU works while the host goes on, which waits for it where it reads: there that wait is the computing.
+    // A GPU works while the host goes on, which waits for it where it reads: there that wait is the
+    // computing.
     let is_cpu = native.and_then(|arm| arm.provenance.as_ref()).is_none_or(|it| it.device.starts_with("cpu"));
     let compute = budget.map(|b| match (b.forward + b.backward + b.update, is_cpu) {
         (parts, true) => (parts, b.data + b.communicate + b.sync),
@@ -105,7 +109,8 @@ fn advice(
     let steps = whole?.steps;
     let large = arms.iter().find(|arm| arm.role == Role::CompiledLarge).and_then(|large| {
         let measured = comparisons.iter().find(|comparison| comparison.arm == large.name)?;
-        // The larger batch is worth its name only where its interval lies above the other's estimate.
+        // The larger batch is worth its name only where its interval lies above the other's
+        // estimate.
         let better = measured.speedup?.low > comparison.speedup?.ratio;
         (measured.verdict == Word::Faster && better).then_some(large.micro_batch?)
     });
@@ -185,7 +190,8 @@ mod tests {
         losses.iter().enumerate().map(point).collect()
     }
 
-    /// An arm whose steps take so many milliseconds, of which 10 are no computing, and a run so many seconds more than them.
+    /// An arm whose steps take so many milliseconds, of which 10 are no computing, and a run so
+    /// many seconds more than them.
     fn arm(name: &str, role: Role, step_ms: f64, overhead: [f64; 2]) -> ArmReport {
         ArmReport {
             name: name.into(),

@@ -1,4 +1,5 @@
-//! `--gate "speedup>=1.2,loss_delta<=1e-3"`: conditions on the figures of a report, for CI. Parsed before anything runs.
+//! `--gate "speedup>=1.2,loss_delta<=1e-3"`: conditions on the figures of a report, for CI. Parsed
+//! before anything runs.
 
 use kiln_core::error::{Error, Result, nearest};
 
@@ -7,7 +8,8 @@ use super::{ArmReport, Report};
 /// A figure of a report; none where it was not measured.
 type Measure = fn(&Report) -> Option<f64>;
 
-/// The measures that a gate may name. In a comparison the first arm is native and the second compiled.
+/// The measures that a gate may name. In a comparison the first arm is native and the second
+/// compiled.
 const MEASURES: &[(&str, Measure)] = &[
     // The time of the first arm / the time of the second, per example.
     ("speedup", |report| Some(report.main()?.speedup?.ratio)),

@@ -1,5 +1,6 @@
-//! A finished run, read from its folder for a report: plan, provenance, steps, losses and totals. It runs nothing and
-//! changes nothing; a run that is not complete, or whose files do not fit together, is refused.
+//! A finished run, read from its folder for a report: plan, provenance, steps, losses and totals.
+//! It runs nothing and changes nothing; a run that is not complete, or whose files do not fit
+//! together, is refused.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -95,9 +96,11 @@ pub struct MeasuredRun {
     pub steps: Vec<StepTimes>,
     /// Windows after the warm-up.
     pub steady: Vec<Window>,
-    /// Seconds before the steady state (the warm-up stage, where there was one, and the first steps), and the steps of it.
+    /// Seconds before the steady state (the warm-up stage, where there was one, and the first
+    /// steps), and the steps of it.
     pub warmup: (f64, u64),
-    /// Steps of the steady state that were the first of a batch shape, or compiled or tuned kernels.
+    /// Steps of the steady state that were the first of a batch shape, or compiled or tuned
+    /// kernels.
     pub late_steps: u64,
     /// Losses.
     pub losses: Vec<LossRow>,
@@ -107,8 +110,8 @@ pub struct MeasuredRun {
     pub seconds: f64,
     /// The day on which it was made, or last continued: `2026-11-21`, UTC.
     pub day: String,
-    /// The plan as it was saved; none for a run of an earlier Kiln, and an error where it cannot be read. Of all figures only
-    /// those that describe an arm come from it.
+    /// The plan as it was saved; none for a run of an earlier Kiln, and an error where it cannot be
+    /// read. Of all figures only those that describe an arm come from it.
     pub plan: std::result::Result<Option<RunPlan>, Unreadable>,
     /// The summary row.
     pub summary: Record,
@@ -120,7 +123,8 @@ impl MeasuredRun {
     /// Reads the run in `folder`.
     ///
     /// # Errors
-    /// A folder without a run, a run that is not complete, files that cannot be read or do not fit together.
+    /// A folder without a run, a run that is not complete, files that cannot be read or do not fit
+    /// together.
     pub fn read(folder: &Path) -> Result<Self> {
         let shown = folder.display();
         let Some(status) = Status::read(folder)? else {
@@ -261,8 +265,9 @@ fn windows_of_log(rows: &[LossRow]) -> Windows {
     (windows.filter(|window| window.steps > 0 && window.samples > 0).collect(), first, 0)
 }
 
-/// The warm-up ends after the first `quiet` steps in a row without a new shape or kernel (they belong to it), where the
-/// device had finished; windows end where it had finished, too. Those of a step before which the run was held up are left out.
+/// The warm-up ends after the first `quiet` steps in a row without a new shape or kernel (they
+/// belong to it), where the device had finished; windows end where it had finished, too. Those of a
+/// step before which the run was held up are left out.
 fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
     let mut calm = 0;
     let begin = steps.iter().position(|step| {
@@ -270,8 +275,9 @@ fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
         calm = if has_news(step) { 0 } else { calm + 1 };
         over
     });
-    // A run that never calms down is all warm-up. The first window begins after a step that waited for the device: otherwise
-    // it would include the time of earlier work that the device had not finished.
+    // A run that never calms down is all warm-up. The first window begins after a step that waited
+    // for the device: otherwise it would include the time of earlier work that the device had not
+    // finished.
     let begin = begin.unwrap_or(steps.len());
     let begin = (begin..steps.len()).find(|step| steps[step.saturating_sub(1)].synced).unwrap_or(steps.len());
     let warmup = steps[..begin].iter().map(|step| step.step_ms).sum::<f64>() / 1e3;
@@ -281,7 +287,8 @@ fn windows_of_steps(steps: &[StepTimes], quiet: usize) -> Windows {
     (windows, (warmup, begin as u64), late)
 }
 
-/// Sets the seconds of every row: by the times of the `steps`, or by those in the rows where there are none.
+/// Sets the seconds of every row: by the times of the `steps`, or by those in the rows where there
+/// are none.
 fn set_seconds(rows: &mut [LossRow], steps: &[StepTimes]) {
     let (mut seconds, mut before, mut times) = (0.0, 0, steps.iter().peekable());
     for row in rows {

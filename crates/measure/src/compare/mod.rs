@@ -1,7 +1,9 @@
-//! `kiln compare` and `kiln report`: is it worth compiling this run, on this machine, with this data, and at what batch?
-//! [`run`](mod@run) makes the runs, each in a process of its own; [`measured`] reads finished ones; [`analyse`](mod@analyse)
-//! makes a [`Report`] of them; [`crate::report`] shows it. An [`Experiment`], kept as `experiment.json`, holds the
-//! facts that a report needs beyond the run folders, so that the report can be made again without running anything.
+//! `kiln compare` and `kiln report`: is it worth compiling this run, on this machine, with this
+//! data, and at what batch? [`run`](mod@run) makes the runs, each in a process of its own;
+//! [`measured`] reads finished ones; [`analyse`](mod@analyse) makes a [`Report`] of them;
+//! [`crate::report`] shows it. An [`Experiment`], kept as `experiment.json`, holds the facts that a
+//! report needs beyond the run folders, so that the report can be made again without running
+//! anything.
 
 pub mod ablation;
 pub mod analyse;
@@ -40,7 +42,8 @@ mod keys {
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     #[default]
-    /// The arm that the others are compared with: native at the native batch, or the first of finished runs.
+    /// The arm that the others are compared with: native at the native batch, or the first of
+    /// finished runs.
     Reference,
     /// The reference once more: how much it differs from itself is the noise.
     Again,
@@ -67,10 +70,12 @@ pub struct Arm {
     pub label: String,
     /// Its role.
     pub role: Role,
-    /// Settings (`section.key`) and circumstances (`commit`, `device`, ...) in which it may differ from the reference, because
-    /// that is what it is about; a name with a point at its end stands for all that begin so.
+    /// Settings (`section.key`) and circumstances (`commit`, `device`, ...) in which it may differ
+    /// from the reference, because that is what it is about; a name with a point at its end stands
+    /// for all that begin so.
     pub changes: Vec<String>,
-    /// The batch and block that it has instead of the reference's, so that arms at the same point can be compared.
+    /// The batch and block that it has instead of the reference's, so that arms at the same point
+    /// can be compared.
     pub point: Option<String>,
     /// Run folders, one a repeat, relative to the experiment's folder.
     pub runs: Vec<PathBuf>,
@@ -180,17 +185,18 @@ pub struct ArmReport {
     pub step_ms_p95: Option<f64>,
     /// The slowest.
     pub step_ms_max: Option<f64>,
-    /// Time of a steady step by part, medians; evaluation and saving spread over the steps of the whole run. None for runs
-    /// without `steps.jsonl`.
+    /// Time of a steady step by part, medians; evaluation and saving spread over the steps of the
+    /// whole run. None for runs without `steps.jsonl`.
     pub budget_ms: Option<Parts>,
-    /// Seconds of training before the steady state in the first run; whether kernels were kept before it is in the notes.
+    /// Seconds of training before the steady state in the first run; whether kernels were kept
+    /// before it is in the notes.
     pub warmup_seconds_first: Option<f64>,
     /// Seconds of training before the steady state in the later runs, median.
     pub warmup_seconds_later: Option<f64>,
     /// Seconds of the process outside of training: start, model, data, writing the model; median.
     pub startup_seconds: Option<f64>,
-    /// Seconds that the first run takes beyond its steady steps: start and end of the process, and of the warm-up what it takes
-    /// longer than so many steady steps.
+    /// Seconds that the first run takes beyond its steady steps: start and end of the process, and
+    /// of the warm-up what it takes longer than so many steady steps.
     pub overhead_seconds_first: Option<f64>,
     /// Seconds that a later run takes beyond its steady steps, median.
     pub overhead_seconds_later: Option<f64>,
@@ -198,17 +204,19 @@ pub struct ArmReport {
     pub evaluation_seconds: Option<f64>,
     /// Seconds of a checkpoint.
     pub save_seconds: Option<f64>,
-    /// Model GFLOP/s; the convention is that of [`ModelPlan::flops_per_token`](kiln::plan::ModelPlan::flops_per_token).
+    /// Model GFLOP/s; the convention is that of
+    /// [`ModelPlan::flops_per_token`](kiln::plan::ModelPlan::flops_per_token).
     pub model_gflops: Option<f64>,
     /// Share of the device's measured matrix-product rate.
     pub model_flops_utilization: Option<f64>,
     /// Loss of the last step, mean over the repeats.
     pub last_loss: Option<f64>,
-    /// Mean loss of the repeats at the last step, token count and second that all arms have reached, smoothed like the
-    /// target; the moments are [`Derived`]'s. None where it had not logged one by then.
+    /// Mean loss of the repeats at the last step, token count and second that all arms have
+    /// reached, smoothed like the target; the moments are [`Derived`]'s. None where it had not
+    /// logged one by then.
     pub loss_at_equal: Option<Moments<Option<f64>>>,
-    /// Seconds for which the machine would be paid for the whole run: start-up, evaluation and saving included. Of a
-    /// finished run, what it took.
+    /// Seconds for which the machine would be paid for the whole run: start-up, evaluation and
+    /// saving included. Of a finished run, what it took.
     pub billable_seconds: Option<f64>,
     /// Their cost at the price per hour.
     pub cost: Option<f64>,
@@ -241,7 +249,8 @@ pub struct Comparison {
     pub throughput_gained_percent: Option<f64>,
     /// `(n - o) x 100 / n` of the billable seconds of the whole run.
     pub billable_saved_percent: Option<f64>,
-    /// Whether both learn the same; none where batches or seeds differ, so that losses cannot be equal.
+    /// Whether both learn the same; none where batches or seeds differ, so that losses cannot be
+    /// equal.
     pub parity: Option<Parity>,
     /// Settings and circumstances in which the two differ, with both values.
     pub differences: Vec<String>,
@@ -275,8 +284,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// The comparison that a gate's `speedup` is about: compiled against native (at the compiled batch where there is no other
-    /// compiled arm), or the second run against the first.
+    /// The comparison that a gate's `speedup` is about: compiled against native (at the compiled
+    /// batch where there is no other compiled arm), or the second run against the first.
     pub fn main(&self) -> Option<&Comparison> {
         let of = |role: Role| {
             let arm = self.arms.iter().find(|arm| arm.role == role)?;

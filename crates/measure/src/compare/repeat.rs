@@ -1,6 +1,6 @@
-//! One repeat of a comparison: every arm trains once, each in a process of its own. Where memory has room for all of them
-//! they live side by side and train by turns of a few steps, so that what happens to the machine happens to every arm; else
-//! one after the other.
+//! One repeat of a comparison: every arm trains once, each in a process of its own. Where memory
+//! has room for all of them they live side by side and train by turns of a few steps, so that what
+//! happens to the machine happens to every arm; else one after the other.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,17 @@ use kiln_core::host;
 
 use crate::turns::participant::{Answer, Group, Participant};
 
-/// Steps of a turn side by side: few enough that the machine is the same for all arms. The first of them finds caches and
-/// threads cold and is left out of the figures ([`super::measured`]).
+/// Steps of a turn side by side: few enough that the machine is the same for all arms. The first of
+/// them finds caches and threads cold and is left out of the figures ([`super::measured`]).
 pub(super) const TURN: usize = 5;
 
 /// Steps of a turn of an arm that has the machine for itself: it answers now and then, for signals.
 const TURN_ALONE: usize = 50;
 
-/// Where the steps of a run are not given: as many as take this long in the first arm, at least so many on the CPU, and at
-/// least so many on a device, whose warm-up is longer and which is waited for every ten steps only. Time for longer runs is
-/// better spent on more repeats: they narrow the interval twice, as runs and as degrees of freedom.
+/// Where the steps of a run are not given: as many as take this long in the first arm, at least so
+/// many on the CPU, and at least so many on a device, whose warm-up is longer and which is waited
+/// for every ten steps only. Time for longer runs is better spent on more repeats: they narrow the
+/// interval twice, as runs and as degrees of freedom.
 const SECONDS: f64 = 2.5;
 const LEAST_CPU: usize = 16;
 const LEAST_DEVICE: usize = 80;
@@ -26,11 +27,13 @@ const LEAST_DEVICE: usize = 80;
 /// How much of the free memory arms that live side by side may take, by what their plans expect.
 const SHARE: f64 = 0.8;
 
-/// An arm that is silent for so long hangs: warm-up and tuning of a large model on a slow device take less.
+/// An arm that is silent for so long hangs: warm-up and tuning of a large model on a slow device
+/// take less.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Trains every participant for `steps` steps, or to the end of its plan where that comes first: the seconds of its process, or
-/// how it failed. The output of a process is kept in its file of errors until it has ended well.
+/// Trains every participant for `steps` steps, or to the end of its plan where that comes first:
+/// the seconds of its process, or how it failed. The output of a process is kept in its file of
+/// errors until it has ended well.
 ///
 /// # Errors
 /// A program that cannot be started, and a signal to this process.
@@ -79,7 +82,8 @@ fn take_turns(participants: &[Participant], steps: usize, turn: usize) -> Result
     ends.collect()
 }
 
-/// Whether arms whose plans expect these many bytes can live side by side, and what to tell the reader of it.
+/// Whether arms whose plans expect these many bytes can live side by side, and what to tell the
+/// reader of it.
 pub(super) fn side_by_side(expected: &[u64], is_cpu: bool) -> (bool, String) {
     if !is_cpu {
         return (false, "the arms ran one after the other: each had the device for itself".into());

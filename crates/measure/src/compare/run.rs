@@ -1,6 +1,6 @@
-//! Makes the runs of a comparison, repeat by repeat (`repeat`), in an order that turns round from one to the
-//! next, so that no arm always comes first. Raw samples stay in the run folders; weights are removed. [`super::arms`] defines
-//! the arms, [`super::analyse`] compares the runs.
+//! Makes the runs of a comparison, repeat by repeat (`repeat`), in an order that turns round from
+//! one to the next, so that no arm always comes first. Raw samples stay in the run folders; weights
+//! are removed. [`super::arms`] defines the arms, [`super::analyse`] compares the runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,14 +45,15 @@ pub struct Options {
     pub price_per_hour: Option<f64>,
     /// The loss to race to.
     pub target_loss: Option<f64>,
-    /// A program that runs the compiled arms instead of the compiled engine, to see that the comparison finds out what is
-    /// wrong with it.
+    /// A program that runs the compiled arms instead of the compiled engine, to see that the
+    /// comparison finds out what is wrong with it.
     pub compiled_program: Option<PathBuf>,
 }
 
-/// Runs the comparison and writes its report. `plan` makes a plan of a config; `verify` is asked before anything runs whether
-/// both modes of it compute the same; `say` is told how far it is. The second value
-/// is the error that the comparison should end with although there is a report: an arm that failed, or parity that did.
+/// Runs the comparison and writes its report. `plan` makes a plan of a config; `verify` is asked
+/// before anything runs whether both modes of it compute the same; `say` is told how far it is. The
+/// second value is the error that the comparison should end with although there is a report: an arm
+/// that failed, or parity that did.
 ///
 /// # Errors
 /// Settings that cannot be run in every arm, a folder that is in use, and a signal.
@@ -152,7 +153,8 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Trains every arm that has not failed once; what the reader must know of it is added to `notes`.
+    /// Trains every arm that has not failed once; what the reader must know of it is added to
+    /// `notes`.
     fn run(
         &self,
         arms: &mut [PlannedArm],
@@ -229,7 +231,8 @@ fn participant(arm: &PlannedArm, config: &RunConfig, file: PathBuf, programs: &P
     Ok(participant)
 }
 
-/// `config` with the folder `out` and a mode that this build can plan: on a GPU the other mode is another build.
+/// `config` with the folder `out` and a mode that this build can plan: on a GPU the other mode is
+/// another build.
 fn plannable(config: &RunConfig, out: &Path, is_cpu: bool) -> RunConfig {
     let mut config = config.clone();
     config.run.output_dir = out.into();
@@ -239,9 +242,9 @@ fn plannable(config: &RunConfig, out: &Path, is_cpu: bool) -> RunConfig {
     config
 }
 
-/// Says what one of the arms cannot run before any of them has run; the memory that each is expected to need, in bytes.
-/// On a GPU, where a mode is a build of its own and a process settles the compiler's settings once, the arm's own engine
-/// is asked, in a process.
+/// Says what one of the arms cannot run before any of them has run; the memory that each is
+/// expected to need, in bytes. On a GPU, where a mode is a build of its own and a process settles
+/// the compiler's settings once, the arm's own engine is asked, in a process.
 fn check_arms(
     arms: &[PlannedArm],
     base: &RunConfig,
@@ -295,7 +298,8 @@ fn tuning_cache(is_cpu: bool) -> Result<String> {
     })
 }
 
-/// The error that a comparison ends with: an arm that failed and was not expected to, or losses that are not equal.
+/// The error that a comparison ends with: an arm that failed and was not expected to, or losses
+/// that are not equal.
 pub fn outcome(experiment: &Experiment, report: &Report) -> Option<Error> {
     let failed = experiment.arms.iter().filter_map(|arm| Some((arm, arm.failure.as_ref()?)));
     if let Some((arm, failure)) = failed.into_iter().find(|(_, failure)| !failure.is_expected) {

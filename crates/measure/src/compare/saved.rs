@@ -1,5 +1,5 @@
-//! A report of runs that are finished already: a comparison's folder, or any run folders, also of different days and
-//! machines. Nothing is run.
+//! A report of runs that are finished already: a comparison's folder, or any run folders, also of
+//! different days and machines. Nothing is run.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,14 @@ use super::analyse::analyse;
 use super::run::FILE;
 use super::{Arm, EXPERIMENT_SCHEMA, Experiment, Report, Role};
 
-/// In what finished runs may differ without more ado: how they were trained, and by which program. It is labelled; what they
-/// learned from, the model and the machine are not among it.
+/// In what finished runs may differ without more ado: how they were trained, and by which program.
+/// It is labelled; what they learned from, the model and the machine are not among it.
 const LABELLED: &[&str] =
     &["trainer.", "batch.", "learning_rate.", "kiln", "commit", "burn", "driver", "system", "day"];
 
-/// The report of the comparison in the one folder given, or of the runs given, the first of which the others are compared
-/// with; and the folder of the comparison. Finished runs may also differ in `about` (`section.key`, or `device`, `cpu`,
-/// `threads`, `build`, `precision`, ...).
+/// The report of the comparison in the one folder given, or of the runs given, the first of which
+/// the others are compared with; and the folder of the comparison. Finished runs may also differ in
+/// `about` (`section.key`, or `device`, `cpu`, `threads`, `build`, `precision`, ...).
 ///
 /// # Errors
 /// Runs that are not complete or damaged, a comparison of another version, nothing to compare with.

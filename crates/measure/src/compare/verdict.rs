@@ -1,5 +1,6 @@
-//! The verdict on two arms: one of four phrases. A difference is called only when the interval leaves out "equal", when it
-//! is larger than what two runs of the same arm differed by (the A/A pair), and when it is at least 1 %.
+//! The verdict on two arms: one of four phrases. A difference is called only when the interval
+//! leaves out "equal", when it is larger than what two runs of the same arm differed by (the A/A
+//! pair), and when it is at least 1 %.
 
 use serde::Serialize;
 
@@ -36,7 +37,8 @@ impl std::fmt::Display for Word {
     }
 }
 
-/// The word for a speed-up, given what the reference differed from itself by (a ratio too), if that was measured.
+/// The word for a speed-up, given what the reference differed from itself by (a ratio too), if that
+/// was measured.
 pub fn word(speedup: Interval, noise: Option<Interval>) -> Word {
     let floor = noise.map_or(0.0, |noise| noise.ratio.ln().abs()).max((1.0 + SMALLEST).ln());
     let beyond = speedup.ratio.ln().abs() > floor;

@@ -1,13 +1,17 @@
-//! `compiler.enabled = "auto"`: which mode a run takes, found out before step 1 by a short trial of both on its own data.
+//! `compiler.enabled = "auto"`: which mode a run takes, found out before step 1 by a short trial of
+//! both on its own data.
 //!
-//! The rule: with different losses, gradients or weight changes (see [`super::figures`]) the run is native. Otherwise it is
-//! compiled if that is faster and the run long enough: what the compiled start takes longer is regained after
-//! `start seconds / (native step - compiled step)` steps. One step's examples are timed over and over, so that no shape is new.
-//! The trial's probes end in a temporary folder, so the run's state is what it would be without. The choice is kept in the run folder and holds when the run is continued.
+//! The rule: with different losses, gradients or weight changes (see [`super::figures`]) the run is
+//! native. Otherwise it is compiled if that is faster and the run long enough: what the compiled
+//! start takes longer is regained after `start seconds / (native step - compiled step)` steps. One
+//! step's examples are timed over and over, so that no shape is new. The trial's probes end in a
+//! temporary folder, so the run's state is what it would be without. The choice is kept in the run
+//! folder and holds when the run is continued.
 //!
-//! On the CPU the modes are two forms of one process ([`decide`]). On a GPU each is an engine of its own, so `kiln train` tries
-//! them in processes and becomes the one that is chosen ([`between_engines`]). A program that is built as one engine tries the
-//! forms that it has there, with and without Kiln's operators.
+//! On the CPU the modes are two forms of one process ([`decide`]). On a GPU each is an engine of
+//! its own, so `kiln train` tries them in processes and becomes the one that is chosen
+//! ([`between_engines`]). A program that is built as one engine tries the forms that it has there,
+//! with and without Kiln's operators.
 
 use kiln::config::{CompilerMode, DeviceKind, OnExisting};
 use kiln::engine::compiler::decision::Decision;
@@ -31,7 +35,8 @@ const TIMED: usize = 6;
 /// Turns of each mode, taken alternately.
 const ROUNDS: usize = 2;
 
-/// The mode for the run of `session`: that of the process that began the run, or else what a trial in this process says.
+/// The mode for the run of `session`: that of the process that began the run, or else what a trial
+/// in this process says.
 ///
 /// # Errors
 /// An earlier decision that cannot be read, and an error of the trial.
@@ -60,8 +65,8 @@ pub fn decide<T: TrainingTask>(session: &Session<T>) -> Result<Decision> {
     Ok(judge(&natives, &compileds, plan.steps.total, starts(plan)))
 }
 
-/// The trainer of `session`, whose mode is chosen by [`decide`] where the config leaves that to a trial, and which checks the
-/// compiler where `compiler.verify` asks for it.
+/// The trainer of `session`, whose mode is chosen by [`decide`] where the config leaves that to a
+/// trial, and which checks the compiler where `compiler.verify` asks for it.
 ///
 /// # Errors
 /// An error of the trial of the modes, and one of [`Trainer::new`].
@@ -71,8 +76,9 @@ pub fn trainer<T: TrainingTask>(session: Session<T>) -> Result<Trainer<T>> {
     Ok(Trainer::new(session)?.with_verifier(InProcess))
 }
 
-/// Chooses a mode by a trial where each mode has an engine of its own: `runner` makes the probes of a config, in the engine of
-/// its mode. A mode in which the device fails or its memory runs out is not chosen, provided that the other one works.
+/// Chooses a mode by a trial where each mode has an engine of its own: `runner` makes the probes of
+/// a config, in the engine of its mode. A mode in which the device fails or its memory runs out is
+/// not chosen, provided that the other one works.
 ///
 /// # Errors
 /// An error that the run would have in both modes, or before a device is used.
@@ -108,7 +114,8 @@ fn try_engines(session: &Session, runner: &mut Runner<'_>) -> Result<Decision> {
     Ok(judge(&natives, &compileds, plan.steps.total, starts(plan)))
 }
 
-/// How often the compiled run of `plan` starts: on a GPU every shape of batches is compiled and recorded by itself.
+/// How often the compiled run of `plan` starts: on a GPU every shape of batches is compiled and
+/// recorded by itself.
 fn starts(plan: &RunPlan) -> usize {
     if plan.engine.device.kind == DeviceKind::Cpu { 1 } else { plan.data.padding_cost.shapes.clamp(1, warmup::MOST) }
 }
@@ -139,9 +146,9 @@ fn choice(mode: CompilerMode, reason: impl Into<String>) -> Decision {
     }
 }
 
-/// The rule, for probes of equal figures and a run of `steps` steps that starts `starts` times. The quickest turn of a mode
-/// counts, also for its start: what else the machine does only slows it down, and what the first turn compiled the run finds
-/// compiled.
+/// The rule, for probes of equal figures and a run of `steps` steps that starts `starts` times. The
+/// quickest turn of a mode counts, also for its start: what else the machine does only slows it
+/// down, and what the first turn compiled the run finds compiled.
 fn judge(natives: &[Probe], compileds: &[Probe], steps: usize, starts: usize) -> Decision {
     let least = |probes: &[Probe], of: fn(&Probe) -> f64| probes.iter().map(of).fold(f64::NAN, f64::min);
     let (native, compiled) = (least(natives, Probe::median_ms), least(compileds, Probe::median_ms));

@@ -1,7 +1,8 @@
-//! `kiln bisect FILE`: which column of the compiler's table makes compiled differ from native, or makes it slower. Each of
-//! Kiln's fused operators is made plain by itself, and what else the device has (Burn's fusion, its tuning, captured steps) is
-//! switched off by itself; that without which the difference is gone is to blame. Where nothing is, every operator is fused by
-//! itself, which finds those that are wrong together.
+//! `kiln bisect FILE`: which column of the compiler's table makes compiled differ from native, or
+//! makes it slower. Each of Kiln's fused operators is made plain by itself, and what else the
+//! device has (Burn's fusion, its tuning, captured steps) is switched off by itself; that without
+//! which the difference is gone is to blame. Where nothing is, every operator is fused by itself,
+//! which finds those that are wrong together.
 
 use kiln::config::{CompilerMode, RunConfig};
 use kiln::engine::compiler::columns::{Column, only};
@@ -11,7 +12,8 @@ use kiln_models::Operator;
 use super::parity::{Report, Runner, computed_and_captured, in_mode, report};
 use super::probe::{Look, Probe};
 
-/// Compiled counts as slower when a step takes this much longer than native, relative, or the noise of two native runs.
+/// Compiled counts as slower when a step takes this much longer than native, relative, or the noise
+/// of two native runs.
 const SLOWER: f64 = 0.05;
 
 /// The result of a search.
@@ -42,8 +44,8 @@ pub enum Finding {
     },
 }
 
-/// Looks for the column that makes compiled differ in the first `steps` steps of the run of `config`, or makes it slower.
-/// `runner` makes the probes; `said` is told every one.
+/// Looks for the column that makes compiled differ in the first `steps` steps of the run of
+/// `config`, or makes it slower. `runner` makes the probes; `said` is told every one.
 ///
 /// # Errors
 /// An error of a probe; a compiled mode of which nothing is on.
@@ -74,9 +76,9 @@ pub fn bisect(
         ));
     }
     let parity = report(&first, &again, &all)?;
-    // A difference that shows in computed steps is searched for in computed steps. A difference that shows in captured steps
-    // alone is searched for in captured steps: turning off a column without which no step is captured would hide the difference
-    // without being its cause.
+    // A difference that shows in computed steps is searched for in computed steps. A difference
+    // that shows in captured steps alone is searched for in captured steps: turning off a column
+    // without which no step is captured would hide the difference without being its cause.
     let computed = report(&first, &again, &(all.0.clone(), None))?.difference.is_some();
     let without = |column: Column| {
         let mut config = compiled.clone();
@@ -172,8 +174,8 @@ mod tests {
         fused.into_iter().map(Column::Operator).chain(on).collect()
     }
 
-    /// A machine on which the columns `wrong` spoil the loss, captured steps only where steps are captured, and the columns
-    /// `slow` take 10 ms more.
+    /// A machine on which the columns `wrong` spoil the loss, captured steps only where steps are
+    /// captured, and the columns `slow` take 10 ms more.
     fn machine<'a>(
         kind: DeviceKind,
         wrong: &'a [Column],
@@ -181,7 +183,8 @@ mod tests {
     ) -> impl FnMut(&RunConfig, usize, Look) -> Result<Probe> + 'a {
         move |config, steps, look| {
             let on = columns(config, kind);
-            // As the device has it: dropout of plain operators is not captured, nor is a step without fusion.
+            // As the device has it: dropout of plain operators is not captured, nor is a step
+            // without fusion.
             let operators = [Operator::Dropout, Operator::Attention].map(Column::Operator);
             let captures = [Column::Graph, Column::Fusion].iter().chain(&operators).all(|it| on.contains(it));
             let met = |column: &&Column| {

@@ -1,11 +1,13 @@
-//! Compares two computations that should be the same: loss, gradients and weight changes, each tensor by its
-//! norm and by its projection onto a fixed vector of random signs, which sees a wrong direction of the right length. All sums
-//! are f64 on the host, independent of what is compared.
+//! Compares two computations that should be the same: loss, gradients and weight changes, each
+//! tensor by its norm and by its projection onto a fixed vector of random signs, which sees a wrong
+//! direction of the right length. All sums are f64 on the host, independent of what is compared.
 //!
-//! Limits for f32, relative ([`Limits::of`] has those of the narrow types): the loss to 1e-5 and a gradient to 1e-3 of its norm plus 1e-5 of the norm of all gradients
-//! (some gradients are 0 but for rounding, such as that of an attention key's bias); the change of a layer's weights to 2e-2
-//! of its norm, because Adam divides by the gradient's size and so moves a weight without a gradient as far as any other, in a
-//! direction that rounding decides. Where two runs of the same mode differ, ten times that difference is allowed.
+//! Limits for f32, relative ([`Limits::of`] has those of the narrow types): the loss to 1e-5 and a
+//! gradient to 1e-3 of its norm plus 1e-5 of the norm of all gradients (some gradients are 0 but
+//! for rounding, such as that of an attention key's bias); the change of a layer's weights to 2e-2
+//! of its norm, because Adam divides by the gradient's size and so moves a weight without a
+//! gradient as far as any other, in a direction that rounding decides. Where two runs of the same
+//! mode differ, ten times that difference is allowed.
 
 use std::collections::BTreeMap;
 
@@ -86,8 +88,9 @@ impl Limits {
     /// 6 steps: loss 2e-5, gradients 1.4e-2.)
     pub const F16: Self = Self { loss: 2e-4, gradient: 2e-2, all_gradients: 1e-3, change: 2e-2 };
 
-    /// The limits for models that compute in `precision`. Those of f32 `in_tf32`, where either mode may have products of operands
-    /// that are rounded as f16 is, are f16's. (Measured on 2 layers of width 48 over 3 steps: loss 7e-6, gradients 4e-3.)
+    /// The limits for models that compute in `precision`. Those of f32 `in_tf32`, where either mode
+    /// may have products of operands that are rounded as f16 is, are f16's. (Measured on 2 layers
+    /// of width 48 over 3 steps: loss 7e-6, gradients 4e-3.)
     pub const fn of(precision: Precision, in_tf32: bool) -> Self {
         match precision {
             Precision::Bf16 => Self::BF16,
@@ -157,8 +160,9 @@ impl std::fmt::Display for Difference {
     }
 }
 
-/// Compares two computations step by step: how far they are apart, and the first thing beyond `limits`. In a step the loss
-/// comes first, then the gradients from the head backward, then the weights.
+/// Compares two computations step by step: how far they are apart, and the first thing beyond
+/// `limits`. In a step the loss comes first, then the gradients from the head backward, then the
+/// weights.
 pub fn compare(a: &[StepFigures], b: &[StepFigures], limits: &Limits) -> (Distance, Option<Difference>) {
     let (mut distance, mut first) = (Distance::default(), None);
     for (index, (a, b)) in a.iter().zip(b).enumerate() {
@@ -174,7 +178,8 @@ pub fn compare(a: &[StepFigures], b: &[StepFigures], limits: &Limits) -> (Distan
         let loss = check("loss".into(), [a.loss, b.loss], (a.loss - b.loss).abs(), a.loss.abs(), limits.loss, 0.0);
         distance.loss = distance.loss.max(loss);
         let all = [a, b].map(|step| step.gradients.iter().map(|tensor| tensor.norm * tensor.norm).sum::<f64>().sqrt());
-        // Where gradients overflow under a loss scale in both, the step is skipped in both, and there is nothing to compare.
+        // Where gradients overflow under a loss scale in both, the step is skipped in both, and
+        // there is nothing to compare.
         let [a_gradients, b_gradients] =
             [a, b].map(|step| if all.iter().any(|norm| norm.is_finite()) { &step.gradients[..] } else { &[] });
         let all = all.into_iter().find(|norm| norm.is_finite()).unwrap_or(0.0);
@@ -229,7 +234,8 @@ impl Weights {
         values.finish().map(Self)
     }
 
-    /// How far `model` has moved from them, a layer each. From now on they are the weights of `model`.
+    /// How far `model` has moved from them, a layer each. From now on they are the weights of
+    /// `model`.
     ///
     /// # Errors
     /// The device's.

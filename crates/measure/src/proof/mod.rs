@@ -1,5 +1,6 @@
-//! Evidence that the modes of the compiler compute the same and which of them pays: parity, bisection, the checks of
-//! `compiler.verify`, the choice of `compiler.enabled = "auto"`, and proof that a resumed run equals an undisturbed one.
+//! Evidence that the modes of the compiler compute the same and which of them pays: parity,
+//! bisection, the checks of `compiler.verify`, the choice of `compiler.enabled = "auto"`, and proof
+//! that a resumed run equals an undisturbed one.
 
 pub mod auto;
 pub mod bisect;

@@ -1,7 +1,8 @@
-//! `kiln parity FILE`: the first steps of a run in both modes, from the same weights, batches and seeds, each in a process of
-//! its own, and what differs. A second native process shows how far two runs of one mode are apart (on the CPU: not at all),
-//! which widens the limits. Where the compiled run captures its steps, another process makes them so: its gradients cannot be
-//! seen, but its losses and weights can. Dropout is off, since the modes draw it differently.
+//! `kiln parity FILE`: the first steps of a run in both modes, from the same weights, batches and
+//! seeds, each in a process of its own, and what differs. A second native process shows how far two
+//! runs of one mode are apart (on the CPU: not at all), which widens the limits. Where the compiled
+//! run captures its steps, another process makes them so: its gradients cannot be seen, but its
+//! losses and weights can. Dropout is off, since the modes draw it differently.
 
 use kiln::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use kiln::session::{Session, TrainingTask};
@@ -29,7 +30,8 @@ pub struct Report {
     pub noise: Distance,
     /// How far compiled is from native.
     pub distance: Distance,
-    /// How far compiled with captured steps is from native, without the gradients; none where no step is captured.
+    /// How far compiled with captured steps is from native, without the gradients; none where no
+    /// step is captured.
     pub captured: Option<Distance>,
     /// The differences that were allowed.
     pub limits: Limits,
@@ -70,7 +72,8 @@ pub(super) fn in_mode(config: &RunConfig, mode: CompilerMode) -> RunConfig {
     config
 }
 
-/// Compares the first `steps` steps of the run of `config` in both modes; `runner` makes the probes.
+/// Compares the first `steps` steps of the run of `config` in both modes; `runner` makes the
+/// probes.
 ///
 /// # Errors
 /// An error of a probe, and modes that have not seen the same number of steps.
@@ -92,12 +95,13 @@ pub struct Modes {
     pub compiled_ms: f64,
 }
 
-/// Makes the first `steps` steps of `session` in both modes in this process: without dropout to compare their figures, then
-/// as they are to time them, the first step left out. The run itself is not touched.
+/// Makes the first `steps` steps of `session` in both modes in this process: without dropout to
+/// compare their figures, then as they are to time them, the first step left out. The run itself is
+/// not touched.
 ///
 /// # Errors
-/// A session that is not compiled, another device than the CPU, where each mode has an engine of its own, and whatever the
-/// steps meet. A difference is in the report.
+/// A session that is not compiled, another device than the CPU, where each mode has an engine of
+/// its own, and whatever the steps meet. A difference is in the report.
 pub fn modes<T: TrainingTask>(session: &Session<T>, steps: usize) -> Result<Modes> {
     let engine = &session.plan().engine;
     if engine.device.kind != DeviceKind::Cpu {

@@ -1,6 +1,6 @@
-//! A probe: the first steps of a run, made by its own training loop in a temporary folder and thrown away. Its figures are
-//! compared with those of another mode, its times decide what is faster. The run itself, its folder and its state are not
-//! touched.
+//! A probe: the first steps of a run, made by its own training loop in a temporary folder and
+//! thrown away. Its figures are compared with those of another mode, its times decide what is
+//! faster. The run itself, its folder and its state are not touched.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,13 +23,14 @@ use super::figures::{StepFigures, Weights, gradients};
 /// The kind of measurement that a probe makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// Loss, gradients and weight changes of every step, without dropout, which the modes draw differently. Reading them
-    /// takes time, so nothing is timed, and no step is captured.
+    /// Loss, gradients and weight changes of every step, without dropout, which the modes draw
+    /// differently. Reading them takes time, so nothing is timed, and no step is captured.
     Figures,
     /// Loss and weight changes of every step, without dropout, where the steps are captured if the
     /// run's are. The gradients are left out: captured steps keep them to themselves.
     Captured,
-    /// Loss and time of every step, as the run makes it, but all of the first one's examples: a shape that is new takes longer.
+    /// Loss and time of every step, as the run makes it, but all of the first one's examples: a
+    /// shape that is new takes longer.
     Times,
 }
 
@@ -59,7 +60,8 @@ impl Probe {
         median(self.step_ms.get(1..).unwrap_or_default())
     }
 
-    /// The time of the first step minus the median time of a step, in seconds; 0 where that is negative.
+    /// The time of the first step minus the median time of a step, in seconds; 0 where that is
+    /// negative.
     pub fn start_seconds(&self) -> f64 {
         self.step_ms.first().map_or(0.0, |first| (first - self.median_ms()).max(0.0) / 1e3)
     }

@@ -1,8 +1,9 @@
-//! `compiler.verify`: a compiled run checks itself against native, on its own data, before step 1 or every so many steps from
-//! the weights that it then has. Each check is a short parity ([`super::parity`]) of [`STEPS`] steps without dropout, thrown
-//! away: the run is the same to the bit with and without it. On the CPU both modes live in this process. Elsewhere each has
-//! an engine of its own, so there `kiln train` makes the check before step 1 in processes, and one in the middle of a run is
-//! refused.
+//! `compiler.verify`: a compiled run checks itself against native, on its own data, before step 1
+//! or every so many steps from the weights that it then has. Each check is a short parity
+//! ([`super::parity`]) of [`STEPS`] steps without dropout, thrown away: the run is the same to the
+//! bit with and without it. On the CPU both modes live in this process. Elsewhere each has an
+//! engine of its own, so there `kiln train` makes the check before step 1 in processes, and one in
+//! the middle of a run is refused.
 
 use std::path::Path;
 
@@ -27,8 +28,9 @@ impl<T: TrainingTask> Verifier<T> for InProcess {
     }
 }
 
-/// Makes a check in this process: the first steps of the run of `session` in both modes, from the weights in the folder `from`
-/// where there is one. None where nothing is fused, so that there is nothing to compare.
+/// Makes a check in this process: the first steps of the run of `session` in both modes, from the
+/// weights in the folder `from` where there is one. None where nothing is fused, so that there is
+/// nothing to compare.
 ///
 /// # Errors
 /// Any error of the steps. A difference is no error: it is in the report.
@@ -50,7 +52,8 @@ pub fn check<T: TrainingTask>(session: &Session<T>, from: Option<&Path>) -> Resu
     report(&native, &native, &(compiled, None)).map(Some)
 }
 
-/// The message of a check after `step` steps in which nothing differs, or the error that names the difference.
+/// The message of a check after `step` steps in which nothing differs, or the error that names the
+/// difference.
 ///
 /// # Errors
 /// A difference, with the first tensor that differs.

@@ -1,15 +1,19 @@
-//! `kiln verify-resume FILE`: shows on the user's own config that N + M steps equal N steps, a stop and M steps. Model,
-//! data, batch, schedule and seed are the config's; only what changes no weight is left out (evaluation, the text sample,
-//! the checkpoints' schedule). It works in a temporary folder and leaves the run folder alone.
+//! `kiln verify-resume FILE`: shows on the user's own config that N + M steps equal N steps, a stop
+//! and M steps. Model, data, batch, schedule and seed are the config's; only what changes no weight
+//! is left out (evaluation, the text sample, the checkpoints' schedule). It works in a temporary
+//! folder and leaves the run folder alone.
 //!
-//! With `--modes` also across the compiler's modes ([`across_modes`]): native or compiled before the stop, native or compiled
-//! after it. In one mode on the CPU every bit is the same. A change of the mode is compared with the mode of the first part,
-//! without dropout, which the modes draw differently: names, shapes and types of all tensors byte for byte (the files'
-//! headers), losses, gradient norms and tensors to [`Limits`], in f32 1e-5 and 1e-3 relative, since f32 sums are rounded in another
-//! order; where products round their operands, moments and the changes of a layer's weights instead of single tensors. So they may
-//! be on a GPU from run to run, where tuning chooses the kernels.
+//! With `--modes` also across the compiler's modes ([`across_modes`]): native or compiled before
+//! the stop, native or compiled after it. In one mode on the CPU every bit is the same. A change of
+//! the mode is compared with the mode of the first part, without dropout, which the modes draw
+//! differently: names, shapes and types of all tensors byte for byte (the files' headers), losses,
+//! gradient norms and tensors to [`Limits`], in f32 1e-5 and 1e-3 relative, since f32 sums are
+//! rounded in another order; where products round their operands, moments and the changes of a
+//! layer's weights instead of single tensors. So they may be on a GPU from run to run, where tuning
+//! chooses the kernels.
 //!
-//! A run is made of [`Part`]s, each in a process of its own: where the modes are two engines, no process has both.
+//! A run is made of [`Part`]s, each in a process of its own: where the modes are two engines, no
+//! process has both.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -62,8 +66,8 @@ pub struct Part {
 /// Trains a part, as [`train`] does.
 pub type Runner<'a> = dyn Fn(&Part) -> Result<()> + 'a;
 
-/// Trains `part` and saves a checkpoint at its end. `open` opens a config ([`Session::open`], or one that shows
-/// its progress).
+/// Trains `part` and saves a checkpoint at its end. `open` opens a config ([`Session::open`], or
+/// one that shows its progress).
 ///
 /// # Errors
 /// A run of one step, and whatever the run meets.
@@ -188,7 +192,8 @@ fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], rounded: Op
     Ok(report)
 }
 
-/// The header of a safetensors file: 8 bytes of its length, then names, types, shapes and places of all tensors.
+/// The header of a safetensors file: 8 bytes of its length, then names, types, shapes and places of
+/// all tensors.
 fn header(file: &[u8]) -> Option<&[u8]> {
     let length = u64::from_le_bytes(*file.first_chunk()?);
     file.get(..8 + usize::try_from(length).ok()?)
@@ -202,9 +207,10 @@ fn values(bytes: &[u8]) -> impl Iterator<Item = f64> {
     bytes.as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes)))
 }
 
-/// How far the weights of each layer have moved from `start` to `end`, those of the second matrices of adapters, which begin at 0,
-/// apart. Where products round their operands, Adam moves a weight without a gradient, such as an attention key's bias, as far as any
-/// other, in a direction that rounding decides: the weights of a layer are not the same one by one.
+/// How far the weights of each layer have moved from `start` to `end`, those of the second matrices
+/// of adapters, which begin at 0, apart. Where products round their operands, Adam moves a weight
+/// without a gradient, such as an attention key's bias, as far as any other, in a direction that
+/// rounding decides: the weights of a layer are not the same one by one.
 fn changes(start: &SafeTensors<'_>, end: &SafeTensors<'_>) -> Vec<TensorFigures> {
     let mut layers = BTreeMap::<String, Vec<f64>>::new();
     for (name, tensor) in end.iter() {
@@ -216,8 +222,8 @@ fn changes(start: &SafeTensors<'_>, end: &SafeTensors<'_>) -> Vec<TensorFigures>
     layers.into_iter().map(|(name, moved)| TensorFigures::of(name, moved)).collect()
 }
 
-/// The moments of each kind as if they were the gradients of a step: they are means of gradients, or of their squares, of which
-/// roots are taken.
+/// The moments of each kind as if they were the gradients of a step: they are means of gradients,
+/// or of their squares, of which roots are taken.
 fn moments(optimizer: &SafeTensors<'_>) -> Vec<StepFigures> {
     let mut kinds = BTreeMap::<&str, Vec<TensorFigures>>::new();
     let mut names = optimizer.names();
@@ -233,8 +239,8 @@ fn moments(optimizer: &SafeTensors<'_>) -> Vec<StepFigures> {
     kinds.into_values().map(|gradients| StepFigures { gradients, ..StepFigures::default() }).collect()
 }
 
-/// Whether two f32 tensors are the same but for rounding. Adam's first moments of a weight without a gradient are nothing but
-/// rounding, so what is smaller than any update counts as 0.
+/// Whether two f32 tensors are the same but for rounding. Adam's first moments of a weight without
+/// a gradient are nothing but rounding, so what is smaller than any update counts as 0.
 fn near(a: &[u8], b: &[u8]) -> bool {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
     let apart = norm(&mut values(a).zip(values(b)).map(|(a, b)| a - b));

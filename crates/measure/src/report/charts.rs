@@ -1,5 +1,5 @@
-//! The charts of a report, drawn as SVG by plotters in a sans-serif font of the machine that shows them. Text is large, since
-//! a phone shows them at half their size.
+//! The charts of a report, drawn as SVG by plotters in a sans-serif font of the machine that shows
+//! them. Text is large, since a phone shows them at half their size.
 
 use kiln::trainer::laps::{Parts, StepTimes};
 use kiln_core::error::{Error, Result, one_line};
@@ -28,7 +28,8 @@ pub(super) struct Chart {
     pub(super) first: &'static str,
     /// Its figures, for whoever does not see the drawing.
     pub(super) table: Table,
-    /// The drawing: an `<svg>` element without the name of its tag, which HTML writes with attributes of its own.
+    /// The drawing: an `<svg>` element without the name of its tag, which HTML writes with
+    /// attributes of its own.
     pub(super) drawing: String,
 }
 
@@ -212,7 +213,8 @@ pub(super) fn of_run(run: &Run) -> Result<Vec<Chart>> {
     Ok(charts)
 }
 
-/// The charts of a search: the figure of its trials by step, the best first, as many as there are colours.
+/// The charts of a search: the figure of its trials by step, the best first, as many as there are
+/// colours.
 pub(super) fn of_sweep(sweep: &Sweep) -> Result<Vec<Chart>> {
     let ranked = sweep.ranked().into_iter().filter_map(|trial| Some((trial, trial.arms.first()?)));
     let mut curves = Vec::new();
@@ -232,7 +234,8 @@ pub(super) fn of_sweep(sweep: &Sweep) -> Result<Vec<Chart>> {
     Ok(line_chart(("trials", "Trials"), caption, axes, &curves, Span::Values)?.into_iter().collect())
 }
 
-/// Curves of more points are drawn as the mean of as many stretches, in a band from the least to the largest.
+/// Curves of more points are drawn as the mean of as many stretches, in a band from the least to
+/// the largest.
 const MOST_POINTS: usize = 300;
 
 /// Points that are few enough to be told from one another.
@@ -260,7 +263,8 @@ fn thinned(points: Vec<Point>) -> Vec<Point> {
     points.chunks(stretch).map(one).collect()
 }
 
-/// `(+107%)` as SageMaker's notebook labels its bars: `round((o / n - 1) x 100)`, for an arm that differs from native.
+/// `(+107%)` as SageMaker's notebook labels its bars: `round((o / n - 1) x 100)`, for an arm that
+/// differs from native.
 fn gain(arm: &ArmReport, comparisons: &[Comparison]) -> String {
     use crate::compare::verdict::Word;
     let comparison = comparisons.iter().find(|comparison| comparison.arm == arm.name);
@@ -303,7 +307,8 @@ fn bars(arms: &[&ArmReport], pick: impl Fn(&ArmReport) -> Option<(f64, String)>)
 const BAR: u32 = 64;
 const HEAD: i32 = 50;
 
-/// The shares of a line chart's height that stay free above its curves: of the rim and of each line of the legend, and at most.
+/// The shares of a line chart's height that stay free above its curves: of the rim and of each line
+/// of the legend, and at most.
 const LEGEND_HEAD: f64 = 0.04;
 const LEGEND_LINE: f64 = 0.1;
 const MOST_FREE: f64 = 0.5;
@@ -482,7 +487,8 @@ fn line_chart(
     Ok(Some(Chart { name, title, caption: caption.into(), first: axes_names[0], table, drawing }))
 }
 
-/// The figures of curves: a column for each, and a row for each moment, or for some of them where they are many.
+/// The figures of curves: a column for each, and a row for each moment, or for some of them where
+/// they are many.
 fn figures(curves: &[&Curve]) -> Table {
     let mut moments = curves.iter().flat_map(|curve| curve.points.iter().map(|point| point.x)).collect::<Vec<_>>();
     moments.sort_by(f64::total_cmp);

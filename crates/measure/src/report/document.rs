@@ -1,6 +1,6 @@
-//! A report as a document: what its text, its Markdown and its HTML show, each in its own form. It is about the arms of a
-//! comparison, or about one run. The table has a row for every measure and a cell for every participant; a row that no
-//! participant has is left out.
+//! A report as a document: what its text, its Markdown and its HTML show, each in its own form. It
+//! is about the arms of a comparison, or about one run. The table has a row for every measure and a
+//! cell for every participant; a row that no participant has is left out.
 
 use kiln::session::provenance::Provenance;
 use kiln_core::error::one_line;
@@ -69,7 +69,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The lines of the table. More participants than fit into `width` columns go into further blocks.
+    /// The lines of the table. More participants than fit into `width` columns go into further
+    /// blocks.
     pub(crate) fn blocks(&self, width: usize) -> Vec<Vec<String>> {
         let length = |text: &String| text.chars().count();
         let full = || self.rows.iter().filter(|row| !row.cells.is_empty());
@@ -133,7 +134,8 @@ pub(super) struct Section {
     pub(super) is_text: bool,
     /// Few read it: it is small on paper, and its text is folded.
     pub(super) is_small: bool,
-    /// Its lines are those of a plan: a name of 15 columns and text, which hangs where it is broken.
+    /// Its lines are those of a plan: a name of 15 columns and text, which hangs where it is
+    /// broken.
     pub(super) hangs: bool,
     /// How its lines begin in a terminal; none where they are not shown there.
     pub(super) in_terminal: Option<&'static str>,
@@ -235,8 +237,8 @@ fn tone(word: Word) -> Tone {
     }
 }
 
-/// "Should I compile?", answered from the verdict with its interval, the length of the run and the losses; none for a report
-/// without a compiled arm at the native batch.
+/// "Should I compile?", answered from the verdict with its interval, the length of the run and the
+/// losses; none for a report without a compiled arm at the native batch.
 fn answer(report: &Report) -> Option<Statement> {
     let compiled = report.arms.iter().find(|arm| arm.role == Role::Compiled)?;
     let Some(comparison) = report.comparisons.iter().find(|comparison| comparison.arm == compiled.name) else {
@@ -429,7 +431,8 @@ fn conclusions(report: &Report) -> Vec<String> {
     lines
 }
 
-/// A remark that names the share of a product of speed-ups, or the whole, that is within the noise; empty where none is.
+/// A remark that names the share of a product of speed-ups, or the whole, that is within the noise;
+/// empty where none is.
 fn in_the_noise(report: &Report) -> String {
     let of = |role: Role| report.arms.iter().find(|arm| arm.role == role);
     let same = |role: Role| {
@@ -503,7 +506,8 @@ fn scientific(value: f64) -> String {
     format!("{value:.7e}").parse::<f64>().map_or_else(|_| format!("{value:e}"), |rounded| format!("{rounded:e}"))
 }
 
-/// A number with four significant digits, whole ones as they are, and an exponent where it would be long.
+/// A number with four significant digits, whole ones as they are, and an exponent where it would be
+/// long.
 pub(super) fn significant(value: f64) -> String {
     match value.abs() {
         size if !size.is_finite() => {

@@ -1,5 +1,6 @@
-//! `report.html`: one file with its style and its charts in it, so that it opens anywhere, without a network and without
-//! scripts. On narrow screens a row of the table becomes a card. The template is the file `report.html` beside this one.
+//! `report.html`: one file with its style and its charts in it, so that it opens anywhere, without
+//! a network and without scripts. On narrow screens a row of the table becomes a card. The template
+//! is the file `report.html` beside this one.
 
 use kiln_core::error::{Error, Result, one_line};
 use minijinja::value::{Serde, Value};
@@ -14,7 +15,8 @@ const TEMPLATE: &str = include_str!("report.html");
 /// By this a page of Kiln's is known.
 pub(super) const MARK: &str = "<meta name=\"generator\" content=\"kiln\">";
 
-/// Arms that stand side by side in a table: as many as a sheet of paper has room for. More go into further tables.
+/// Arms that stand side by side in a table: as many as a sheet of paper has room for. More go into
+/// further tables.
 const ARMS: usize = 5;
 
 /// The values of the template.
@@ -37,7 +39,8 @@ pub(super) fn page(document: &Document, charts: &[Chart]) -> Result<String> {
     render(&Page { document, charts, mark: MARK, blocks })
 }
 
-/// Fills the template. Every value but a drawing is made one line of printable characters and escaped for HTML.
+/// Fills the template. Every value but a drawing is made one line of printable characters and
+/// escaped for HTML.
 fn render(page: &Page) -> Result<String> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);

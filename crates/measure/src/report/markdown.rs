@@ -32,8 +32,8 @@ pub(super) fn page(document: &Document, charts: &[Chart]) -> String {
     text
 }
 
-/// Text that means nothing to Markdown (CommonMark and GitHub's additions): no link, image, emphasis, code, formula, table
-/// cell or HTML, and at its start no heading or list.
+/// Text that means nothing to Markdown (CommonMark and GitHub's additions): no link, image,
+/// emphasis, code, formula, table cell or HTML, and at its start no heading or list.
 fn escape(text: &str) -> String {
     let text = one_line(text);
     let mut escaped = String::new();

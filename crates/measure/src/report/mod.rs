@@ -1,6 +1,6 @@
-//! Shows a [`Report`] of arms, or one run, as one document in several forms: a table for the terminal, `report.json`,
-//! `report.md`, `report.html` (one file that needs no network) and the charts as SVG. It decides nothing: verdicts and figures
-//! are the report's.
+//! Shows a [`Report`] of arms, or one run, as one document in several forms: a table for the
+//! terminal, `report.json`, `report.md`, `report.html` (one file that needs no network) and the
+//! charts as SVG. It decides nothing: verdicts and figures are the report's.
 
 mod charts;
 pub(crate) mod document;
@@ -30,7 +30,8 @@ pub fn terminal(report: &Report, width: usize) -> String {
     text::page(Document::of(report), width)
 }
 
-/// Writes the report into the folder `out`: `report.json`, `report.md`, `report.html` and `charts/*.svg`.
+/// Writes the report into the folder `out`: `report.json`, `report.md`, `report.html` and
+/// `charts/*.svg`.
 ///
 /// # Errors
 /// The operating system's.
@@ -39,7 +40,8 @@ pub fn write(report: &Report, out: &Path) -> Result<()> {
     let folder = out.join("charts");
     let charts = charts::all(report)?;
     std::fs::create_dir_all(&folder).map_err(|error| io(&error))?;
-    // Charts of an earlier report would contradict this one; earlier versions of Kiln drew PNG, too.
+    // Charts of an earlier report would contradict this one; earlier versions of Kiln drew PNG,
+    // too.
     for name in charts::NAMES {
         for ending in ["svg", "png"] {
             match std::fs::remove_file(folder.join(format!("{name}.{ending}"))) {
@@ -57,7 +59,8 @@ pub fn write(report: &Report, out: &Path) -> Result<()> {
     write_whole(&out.join(PAGE), html::page(&document, &charts)?.as_bytes())
 }
 
-/// The page of the run in `folder`, as [`Trainer::with_page`](kiln::Trainer::with_page) takes it: `report.html` in the folder.
+/// The page of the run in `folder`, as [`Trainer::with_page`](kiln::Trainer::with_page) takes it:
+/// `report.html` in the folder.
 ///
 /// # Errors
 /// A folder without a run, a `report.html` there that is not Kiln's, the operating system's.
@@ -74,7 +77,8 @@ pub fn write_run(run: &Run, out: &Path, width: usize) -> Result<String> {
     write_page(run.document(clock::rfc3339()), &charts::of_run(run)?, out, width)
 }
 
-/// Writes the page of `sweep` into the folder `out`; what a terminal of `width` columns shows of it.
+/// Writes the page of `sweep` into the folder `out`; what a terminal of `width` columns shows of
+/// it.
 ///
 /// # Errors
 /// A `report.html` in `out` that is not Kiln's, the operating system's.

@@ -1,5 +1,6 @@
-//! The page of one run, from its folder alone: `report.html` that `kiln train` leaves, and what `kiln report RUN` makes of any
-//! run, finished, broken or going on. The page leaves out values that no file holds, and names each file that cannot be read.
+//! The page of one run, from its folder alone: `report.html` that `kiln train` leaves, and what
+//! `kiln report RUN` makes of any run, finished, broken or going on. The page leaves out values
+//! that no file holds, and names each file that cannot be read.
 
 use std::path::{Path, PathBuf};
 
@@ -385,7 +386,8 @@ impl Run {
         rate.is_finite().then_some(rate)
     }
 
-    /// The milliseconds of steps: of each that neither compiled nor met a new shape, or the means between log rows.
+    /// The milliseconds of steps: of each that neither compiled nor met a new shape, or the means
+    /// between log rows.
     fn step_times(&self) -> (&'static str, Vec<f64>) {
         let calm = self.steps.iter().filter(|step| !step.new_shape && step.new_kernels == 0);
         let calm = calm.map(|step| step.step_ms).collect::<Vec<_>>();
@@ -443,7 +445,8 @@ fn timed(rows: Vec<Record>) -> Vec<(Record, f64)> {
     timed.collect()
 }
 
-/// The lines of `run.log` without the plan, which ends with the output folder, the rows, the saves and the tables of metrics.
+/// The lines of `run.log` without the plan, which ends with the output folder, the rows, the saves
+/// and the tables of metrics.
 fn events(log: &str) -> Vec<String> {
     let (mut events, mut is_plan) = (Vec::new(), false);
     for line in log.lines() {

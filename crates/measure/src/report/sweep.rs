@@ -1,4 +1,5 @@
-//! The page of a search: the trials side by side, the best first, their curves, and what compiling saved.
+//! The page of a search: the trials side by side, the best first, their curves, and what compiling
+//! saved.
 
 use super::document::{Document, Rows, Section, Statement, Table, Tone};
 use crate::sweep::{Rung, Sweep, Trial};

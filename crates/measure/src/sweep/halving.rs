@@ -1,4 +1,5 @@
-//! Which trial goes on: asynchronous successive halving for one worker (Li et al. 2020, algorithm 2).
+//! Which trial goes on: asynchronous successive halving for one worker (Li et al. 2020, algorithm
+//! 2).
 
 /// How a trial stands.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -17,9 +18,10 @@ impl Standing {
     }
 }
 
-/// The trial that goes on by a rung, and none where the search is at its end. A trial of the best `1 / factor` at its rung goes on
-/// before another one begins, those of higher rungs first. When all have begun and none has come to its end, the best of those
-/// that came farthest goes on to it. Without `factor` each trial has one rung.
+/// The trial that goes on by a rung, and none where the search is at its end. A trial of the best
+/// `1 / factor` at its rung goes on before another one begins, those of higher rungs first. When
+/// all have begun and none has come to its end, the best of those that came farthest goes on to it.
+/// Without `factor` each trial has one rung.
 pub(super) fn next(trials: &[Standing], factor: Option<u64>) -> Option<usize> {
     let begin = || trials.iter().position(|trial| trial.scores.is_empty() && trial.can_go_on());
     let Some(factor) = factor else { return begin() };
@@ -58,7 +60,8 @@ mod tests {
             trials[trial].scores.push(quality[trial]);
             trials[trial].is_complete = trials[trial].scores.len() == 3;
         }
-        // The best of 0 1 2 goes on when three are there, and so on; of three at the second rung the best goes to the end.
+        // The best of 0 1 2 goes on when three are there, and so on; of three at the second rung
+        // the best goes to the end.
         assert_eq!(order, [0, 1, 2, 1, 3, 3, 4, 5, 6, 6, 3, 7, 8]);
         assert_eq!(trials.iter().map(|trial| trial.scores.len()).collect::<Vec<_>>(), [1, 2, 1, 3, 1, 1, 2, 1, 1]);
     }

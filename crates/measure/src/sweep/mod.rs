@@ -1,6 +1,7 @@
-//! A search over keys of a config: each combination is a trial, each trial a run like any other, in a process and a folder of its
-//! own, in one mode or in both. `kiln sweep` is built on it. Its results are kept in `sweep.json` after every step of the search,
-//! so that a search which was stopped or killed goes on where it stood.
+//! A search over keys of a config: each combination is a trial, each trial a run like any other, in
+//! a process and a folder of its own, in one mode or in both. `kiln sweep` is built on it. Its
+//! results are kept in `sweep.json` after every step of the search, so that a search which was
+//! stopped or killed goes on where it stood.
 
 mod halving;
 pub mod space;
@@ -139,12 +140,13 @@ impl Trial {
 }
 
 impl Sweep {
-    /// The trials that have not failed and have a figure, the best first: the complete ones by their figure, then the others, of which
-    /// those that came farther stand before the rest.
+    /// The trials that have not failed and have a figure, the best first: the complete ones by
+    /// their figure, then the others, of which those that came farther stand before the rest.
     pub fn ranked(&self) -> Vec<&Trial> {
         let known = |trial: &&Trial| trial.failure().is_none() && trial.last().is_some();
         let mut trials = self.trials.iter().filter(known).collect::<Vec<_>>();
-        // A complete trial may have fewer steps than another: the batch and the epochs can be searched.
+        // A complete trial may have fewer steps than another: the batch and the epochs can be
+        // searched.
         let key = |trial: &Trial| {
             let (step, value) = trial.last().map_or((0, 0.0), |last| (last.step, last.value));
             (if trial.is_complete() { u64::MAX } else { step }, self.score(value))
@@ -156,7 +158,8 @@ impl Sweep {
         trials
     }
 
-    /// The seconds of all trials that were made in both modes, native and compiled; none for a search in one mode.
+    /// The seconds of all trials that were made in both modes, native and compiled; none for a
+    /// search in one mode.
     pub fn seconds_of_modes(&self) -> Option<(f64, f64)> {
         let both = |trial: &Trial| Some((trial.seconds(CompilerMode::Native)?, trial.seconds(CompilerMode::Compiled)?));
         let all = self.trials.iter().filter(|trial| trial.failure().is_none()).filter_map(both);
@@ -242,7 +245,8 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
     let out = options.out.clone().or_else(|| section.output_dir.clone());
     let out = out.unwrap_or_else(|| PathBuf::from("runs").join(format!("{stem}-sweep")));
     let trials = section.parameters_of_trials().map_err(|error| error.at(options.file.display()))?;
-    // Every combination is a config that can be read: nothing is trained before a mistake in the last one is found.
+    // Every combination is a config that can be read: nothing is trained before a mistake in the
+    // last one is found.
     let folder = scratch()?;
     let file = folder.path().join(CONFIG);
     write_whole(&file, config.as_bytes())?;
@@ -303,12 +307,13 @@ fn overrides(parameters: &Parameters, run: &Path) -> Vec<String> {
     own.chain([format!("run.output_dir={run}"), "run.on_existing=resume".into()]).collect()
 }
 
-/// Makes the search, or goes on with the one that is in its folder, and writes its page; `say` is told how far it is. Returns the
-/// search and its folder.
+/// Makes the search, or goes on with the one that is in its folder, and writes its page; `say` is
+/// told how far it is. Returns the search and its folder.
 ///
 /// # Errors
-/// A file that describes no search, a config that cannot be read in some trial, a folder with something else in it; a mistake that
-/// every trial would meet (config, data, files), a search of which every trial failed, and a signal.
+/// A file that describes no search, a config that cannot be read in some trial, a folder with
+/// something else in it; a mistake that every trial would meet (config, data, files), a search of
+/// which every trial failed, and a signal.
 pub fn run(options: &Options, say: &mut dyn FnMut(String) -> Result<()>) -> Result<(Sweep, PathBuf)> {
     signals::install()?;
     let (mut sweep, out) = asked(options)?;
@@ -441,7 +446,8 @@ fn advance(options: &Options, sweep: &mut Sweep, out: &Path, (trial, arm, rung):
     Ok(())
 }
 
-/// Runs `command`, a kiln that trains, to its end. A signal to this process is passed on, and the run ends with a checkpoint.
+/// Runs `command`, a kiln that trains, to its end. A signal to this process is passed on, and the
+/// run ends with a checkpoint.
 fn train(command: &mut Command) -> Result<Exit> {
     let folder = scratch()?;
     // A terminal's signals reach this process alone.
@@ -468,7 +474,8 @@ fn train(command: &mut Command) -> Result<Exit> {
     }
 }
 
-/// The figures of the run in the folder `run`, and whether it has made all of its steps; or why that is no result.
+/// The figures of the run in the folder `run`, and whether it has made all of its steps; or why
+/// that is no result.
 fn known(run: &Path, metric: &str) -> Result<std::result::Result<(Rung, bool), Failure>> {
     let status = Status::read(run)?.ok_or_else(|| Error::data(format!("{}: there is no run in it", run.display())))?;
     let rows = metrics::read(run)?;

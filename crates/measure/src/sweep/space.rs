@@ -1,5 +1,5 @@
-//! The section `[sweep]` of a file, and the trials that follow from it: all combinations of a grid, or draws from ranges. The same
-//! section has the same trials.
+//! The section `[sweep]` of a file, and the trials that follow from it: all combinations of a grid,
+//! or draws from ranges. The same section has the same trials.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,18 +29,19 @@ pub struct SweepSection {
     /// Seed of the draws. Default: 42.
     #[serde(default = "default_seed")]
     pub seed: u64,
-    /// The figure of `metrics.jsonl` by which trials are ranked: the last one that a trial has. Default: `eval_loss` where the
-    /// config has validation data, else `loss`.
+    /// The figure of `metrics.jsonl` by which trials are ranked: the last one that a trial has.
+    /// Default: `eval_loss` where the config has validation data, else `loss`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<String>,
-    /// `minimize` or `maximize`. Default: `minimize` for a metric whose name ends in `loss` or `perplexity`, else `maximize`.
+    /// `minimize` or `maximize`. Default: `minimize` for a metric whose name ends in `loss` or
+    /// `perplexity`, else `maximize`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direction: Option<Direction>,
     /// `native`, `compiled`, or `both`: every trial in both modes. Default: what `[compiler]` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Modes>,
-    /// The search space: keys of the config, each a list of values, `{ values = [...] }`, or `{ min, max, log }`. A range whose
-    /// ends are whole numbers has whole numbers. Required.
+    /// The search space: keys of the config, each a list of values, `{ values = [...] }`, or `{
+    /// min, max, log }`. A range whose ends are whole numbers has whole numbers. Required.
     #[serde(default)]
     pub parameters: Table,
     /// Successive halving. Left out: every trial is trained to its end.
@@ -106,9 +107,9 @@ impl Modes {
     }
 }
 
-/// `[sweep.asha]`: successive halving (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning"). Trials stop after
-/// `min_steps`, and again after `reduction_factor` times as many each time; of the trials at such a rung, the best of every
-/// `reduction_factor` go on.
+/// `[sweep.asha]`: successive halving (Li et al. 2020, "A System for Massively Parallel
+/// Hyperparameter Tuning"). Trials stop after `min_steps`, and again after `reduction_factor` times
+/// as many each time; of the trials at such a rung, the best of every `reduction_factor` go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asha {
@@ -330,7 +331,8 @@ mod tests {
         assert_eq!(all, trials(&text(1)).unwrap());
         assert_ne!(all, trials(&text(2)).unwrap());
         let numbers = |key: &str| all.iter().map(|trial| trial[key].parse::<f64>().unwrap()).collect::<Vec<_>>();
-        // Half of the draws on a logarithmic scale are below the geometric mean: 4 standard deviations of 400 are 40.
+        // Half of the draws on a logarithmic scale are below the geometric mean: 4 standard
+        // deviations of 400 are 40.
         let below = numbers("lr").iter().filter(|rate| (1e-4..1e-2).contains(*rate)).count();
         assert!(
             numbers("lr").iter().all(|rate| (1e-4..=1.0).contains(rate)) && (160..=240).contains(&below),

@@ -1,6 +1,7 @@
-//! Sizes that were measured on other machines and ship with Kiln, as data: `configs/measured/sizes.json`, in the form in which
-//! `kiln tune-batch` keeps what it finds, every trial included. They are for people to compare with; no run uses them, since
-//! another machine has other memory.
+//! Sizes that were measured on other machines and ship with Kiln, as data:
+//! `configs/measured/sizes.json`, in the form in which `kiln tune-batch` keeps what it finds, every
+//! trial included. They are for people to compare with; no run uses them, since another machine has
+//! other memory.
 
 use kiln::session::batch_sizes::Stored;
 

@@ -1,6 +1,7 @@
-//! The largest batch that trains on this machine, found by training: each size in a process of its own, with real steps on
-//! the longest examples, until one more does not fit. `kiln tune-batch` and `per_device_train_batch_size = "auto"` are built
-//! on it. It never guesses: a size that was not run is never reported.
+//! The largest batch that trains on this machine, found by training: each size in a process of its
+//! own, with real steps on the longest examples, until one more does not fit. `kiln tune-batch` and
+//! `per_device_train_batch_size = "auto"` are built on it. It never guesses: a size that was not
+//! run is never reported.
 
 pub mod measured;
 pub mod process;
@@ -31,8 +32,9 @@ use trial::{MIN_STEPS, trial_config};
 pub struct TuneOptions {
     /// The `kiln` that makes the trials, by its hidden command `trial-batch`.
     pub program: PathBuf,
-    /// The first size. Default: what the memory line of an earlier search of the same run, or else that of the plan's estimate, has
-    /// room for; where the memory has no stated size, the config's, or 8.
+    /// The first size. Default: what the memory line of an earlier search of the same run, or else
+    /// that of the plan's estimate, has room for; where the memory has no stated size, the
+    /// config's, or 8.
     pub start: Option<usize>,
     /// The largest size to try. Default: 65,536.
     pub max: usize,
@@ -87,8 +89,8 @@ impl TuneOptions {
         Ok(())
     }
 
-    /// The memory of a trial on `device`, whose memory `sharers` processes of the run share, in MiB, and the arithmetic; none where
-    /// the device's own memory is the limit.
+    /// The memory of a trial on `device`, whose memory `sharers` processes of the run share, in
+    /// MiB, and the arithmetic; none where the device's own memory is the limit.
     fn budget(&self, device: &DeviceFacts, sharers: usize) -> Result<(Option<f64>, String)> {
         if device.kind != DeviceKind::Cpu {
             if self.memory_budget_mib.is_some() {
@@ -142,12 +144,13 @@ pub enum Event<'a> {
     Tried(&'a Trial),
 }
 
-/// Looks for the largest size at which `config` trains in `mode` and keeps it. `plan` makes a plan of a config
-/// ([`RunConfig::plan`], or one that shows its progress); `watch` is told how the search goes.
+/// Looks for the largest size at which `config` trains in `mode` and keeps it. `plan` makes a plan
+/// of a config ([`RunConfig::plan`], or one that shows its progress); `watch` is told how the
+/// search goes.
 ///
 /// # Errors
-/// Options that make no sense, a config that cannot be planned in that mode, memory in which not even one sample trains, a
-/// trial that failed for another reason, no trial within the time limit.
+/// Options that make no sense, a config that cannot be planned in that mode, memory in which not
+/// even one sample trains, a trial that failed for another reason, no trial within the time limit.
 pub fn tune(
     config: &RunConfig,
     mode: CompilerMode,
@@ -180,7 +183,8 @@ pub fn tune(
     let range = Range { start, max: options.max.min(useful), multiple_of: options.multiple_of, known, estimate };
     let mut found = range.search(budget_mib, &mut run)?;
     if let (None, Some(batch)) = (budget_mib, found.batch) {
-        // Nobody measures the device's memory here, so the reserve is taken from the size; what it comes to is run too.
+        // Nobody measures the device's memory here, so the reserve is taken from the size; what it
+        // comes to is run too.
         let reserve = options.memory_reserve.unwrap_or(DEFAULT_RESERVE);
         let unit = options.multiple_of;
         let less = ((batch as f64 * (1.0 - reserve)) as usize / unit * unit).max(unit.min(batch));
@@ -215,7 +219,8 @@ pub fn tune(
     Ok(stored)
 }
 
-/// The line through the plan's estimates of two sizes about the largest that it has room for in `budget_mib`.
+/// The line through the plan's estimates of two sizes about the largest that it has room for in
+/// `budget_mib`.
 fn estimated_line(plan: &RunPlan, budget_mib: f64) -> Option<MemoryLine> {
     let estimate = |batch| Some((batch, plan.estimated_memory_of(batch)?.total() as f64 / f64::from(1 << 20)));
     let mut points = [estimate(1)?, estimate(2)?];
@@ -253,8 +258,8 @@ fn try_size(
     process::run(&mut command, folder, &report, watch)
 }
 
-/// The micro-batch that `kiln tune-batch` has found for a run of `config`, in the mode that it names; none when nothing is
-/// stored. `plan` makes a plan of a config.
+/// The micro-batch that `kiln tune-batch` has found for a run of `config`, in the mode that it
+/// names; none when nothing is stored. `plan` makes a plan of a config.
 ///
 /// # Errors
 /// A config that cannot be planned.

@@ -1,6 +1,7 @@
-//! A trial as a process of its own: started, watched and, when it takes more memory than its budget, ended before the
-//! machine feels it. How it ended is told apart here: it trained, it ran out of memory, time was up, or something else
-//! failed, which is an error with the process's own message.
+//! A trial as a process of its own: started, watched and, when it takes more memory than its
+//! budget, ended before the machine feels it. How it ended is told apart here: it trained, it ran
+//! out of memory, time was up, or something else failed, which is an error with the process's own
+//! message.
 
 use std::fs;
 use std::path::Path;
@@ -25,13 +26,15 @@ pub struct Watch {
     pub deadline: Option<Instant>,
 }
 
-/// How often the memory of the process is looked at. At 4 GB/s, which a processor can touch, that is 20 MB.
+/// How often the memory of the process is looked at. At 4 GB/s, which a processor can touch, that
+/// is 20 MB.
 const EVERY: Duration = Duration::from_millis(5);
 
 /// Runs `command`, which writes a [`TrialReport`] to `report`, and says how it ended.
 ///
 /// # Errors
-/// A process that cannot be started, one that failed for another reason than memory, and a signal to this process.
+/// A process that cannot be started, one that failed for another reason than memory, and a signal
+/// to this process.
 pub fn run(command: &mut Command, folder: &Path, report: &Path, watch: Watch) -> Result<Outcome> {
     let _ = fs::remove_file(report);
     let mut child = Child::start(command.stdout(Stdio::null()), &folder.join("stderr"))?;
@@ -57,8 +60,8 @@ pub fn run(command: &mut Command, folder: &Path, report: &Path, watch: Watch) ->
     }
 }
 
-/// The outcome of a trial by its exit. Nobody but the kernel kills a trial that still runs: this process does so only when it
-/// reports something else.
+/// The outcome of a trial by its exit. Nobody but the kernel kills a trial that still runs: this
+/// process does so only when it reports something else.
 fn judge(exit: &Exit, report: &Path, watch: Watch) -> Result<Outcome> {
     match exit.error() {
         None => {}

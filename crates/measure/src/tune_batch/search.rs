@@ -1,5 +1,6 @@
-//! Which size to try next: growing from the start value until something does not fit, or shrinking until something does,
-//! then closing the gap, with the memory line as a guide. Knows nothing of processes; the tests give it machines made up.
+//! Which size to try next: growing from the start value until something does not fit, or shrinking
+//! until something does, then closing the gap, with the memory line as a guide. Knows nothing of
+//! processes; the tests give it machines made up.
 
 use kiln::session::batch_sizes::{Outcome, Trial};
 use kiln::session::memory_line::MemoryLine;
@@ -14,8 +15,8 @@ pub struct Range {
     pub max: usize,
     /// Sizes are multiples of this.
     pub multiple_of: usize,
-    /// The line that an earlier search of the same run has found, perhaps in other memory. Put through the largest size that ran, it
-    /// leads until two sizes of this search tell another one.
+    /// The line that an earlier search of the same run has found, perhaps in other memory. Put
+    /// through the largest size that ran, it leads until two sizes of this search tell another one.
     pub known: Option<MemoryLine>,
     /// The plan's estimate, which leads likewise where no line is known.
     pub estimate: Option<MemoryLine>,
@@ -34,12 +35,13 @@ pub struct Found {
     pub line: Option<MemoryLine>,
 }
 
-/// Line-guided trials between a size that fits and one that does not, before the gap is halved instead: the line may be
-/// wrong, and halving always ends.
+/// Line-guided trials between a size that fits and one that does not, before the gap is halved
+/// instead: the line may be wrong, and halving always ends.
 const GUIDED: usize = 3;
 
 impl Range {
-    /// Searches; `run` makes a trial. `budget_mib` is what the line is compared with, where there is a budget.
+    /// Searches; `run` makes a trial. `budget_mib` is what the line is compared with, where there
+    /// is a budget.
     ///
     /// # Errors
     /// A range without a size in it, and what `run` cannot call a matter of memory.
@@ -70,14 +72,15 @@ impl Range {
             let guess = line.zip(budget_mib).map(|(line, budget)| line.largest(budget) / unit);
             next = match (fits, bracketed, guess) {
                 (0, _, Some(_)) => {
-                    // Only a line that was known leads before anything has run. It was a little too high: small steps, that grow; or
-                    // it is of no use.
+                    // Only a line that was known leads before anything has run. It was a little too
+                    // high: small steps, that grow; or it is of no use.
                     below += 1;
                     if below > 4 { fails / 2 } else { fails.saturating_sub(1 << (below - 1)).max(fails / 2) }
                 }
                 (0, _, None) => fails / 2,
                 (_, false, Some(guess)) if guess <= fits => {
-                    // The line has no room left: the next size decides, and where the line is wrong the steps grow.
+                    // The line has no room left: the next size decides, and where the line is wrong
+                    // the steps grow.
                     wrong += 1;
                     (fits + (1 << (wrong - 1))).min(most)
                 }
@@ -96,8 +99,9 @@ impl Range {
     }
 }
 
-/// The line through the sizes that ran. Sizes that are close to each other tell the noise of a measurement and no slope, so the slope of
-/// a line that is known stays until they differ by a quarter.
+/// The line through the sizes that ran. Sizes that are close to each other tell the noise of a
+/// measurement and no slope, so the slope of a line that is known stays until they differ by a
+/// quarter.
 fn line_of(trials: &[Trial], known: Option<MemoryLine>) -> Option<MemoryLine> {
     let points = trials.iter().filter_map(|trial| match trial.outcome {
         Outcome::Fits { peak_mib: Some(mib), .. } => Some((trial.batch, mib)),

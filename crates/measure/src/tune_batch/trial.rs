@@ -1,6 +1,7 @@
-//! A trial from the inside: the process that trains a few real steps at one size. The data are the longest examples there
-//! are, the optimizer has its state, a checkpoint is written beside the next step where the run saves any, and one batch is
-//! evaluated. Trained by the trainer itself, in a folder that is thrown away. [`super::process`] starts it and watches.
+//! A trial from the inside: the process that trains a few real steps at one size. The data are the
+//! longest examples there are, the optimizer has its state, a checkpoint is written beside the next
+//! step where the run saves any, and one batch is evaluated. Trained by the trainer itself, in a
+//! folder that is thrown away. [`super::process`] starts it and watches.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -33,15 +34,17 @@ pub struct TrialReport {
     pub peak_mib: Option<f64>,
     /// The median time of a step after the first, in milliseconds.
     pub step_ms: Option<f64>,
-    /// The loss of the evaluated batch, which depends on the updated weights: reading it proves that the steps were made.
+    /// The loss of the evaluated batch, which depends on the updated weights: reading it proves
+    /// that the steps were made.
     pub loss: f64,
 }
 
-/// The least steps of a trial: the second runs beside the optimizer's state, and its loss depends on the first update.
+/// The least steps of a trial: the second runs beside the optimizer's state, and its loss depends
+/// on the first update.
 pub const MIN_STEPS: usize = 2;
 
-/// The config of a trial of `session`'s run with `batch` samples: the same model, task, optimizer and mode; nothing that only
-/// the length of a run or its reports need.
+/// The config of a trial of `session`'s run with `batch` samples: the same model, task, optimizer
+/// and mode; nothing that only the length of a run or its reports need.
 pub fn trial_config(
     session: &Session,
     batch: usize,
@@ -83,13 +86,15 @@ pub fn trial_config(
     Ok(config)
 }
 
-/// Trains the trial that `file` describes (what [`trial_config`] gave, written) and writes its [`TrialReport`] to `out`. On the CPU
-/// each step also takes the memory in which a run of `devices` sums its gradients.
+/// Trains the trial that `file` describes (what [`trial_config`] gave, written) and writes its
+/// [`TrialReport`] to `out`. On the CPU each step also takes the memory in which a run of `devices`
+/// sums its gradients.
 ///
 /// # Errors
 /// Any error of the training, out of memory included; a loss after it that is no number.
 pub fn run_trial(file: &Path, out: &Path, devices: usize) -> Result<()> {
-    // If memory has to be found somewhere, the kernel should end this process first. Where it cannot be told: so be it.
+    // If memory has to be found somewhere, the kernel should end this process first. Where it
+    // cannot be told: so be it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let session = Session::open(RunConfig::load(file)?)?;
     if Streamed::of(&**session.train()).is_some_and(|streamed| !streamed.is_exact()) {
@@ -123,7 +128,8 @@ pub fn run_trial(file: &Path, out: &Path, devices: usize) -> Result<()> {
     write_json(out, &report)
 }
 
-/// The memory of so many bytes in which gradients are summed over devices, for as long as a step has all of them.
+/// The memory of so many bytes in which gradients are summed over devices, for as long as a step
+/// has all of them.
 struct Exchange(usize);
 
 impl<M> Callback<M> for Exchange {
@@ -137,8 +143,9 @@ impl<M> Callback<M> for Exchange {
     }
 }
 
-/// The longest examples of a dataset, as many as a batch has and the same for each of its batches. Where lengths differ, one
-/// is shorter, by as little as can be, so that there is padding and a mask for it.
+/// The longest examples of a dataset, as many as a batch has and the same for each of its batches.
+/// Where lengths differ, one is shorter, by as little as can be, so that there is padding and a
+/// mask for it.
 struct Longest {
     data: Arc<dyn Dataset>,
     indices: Vec<usize>,

@@ -1,5 +1,5 @@
-//! The driver's end of a participant: how its process is started, the process that is asked for turns, and the turns of
-//! several that live side by side; see [`super::protocol`].
+//! The driver's end of a participant: how its process is started, the process that is asked for
+//! turns, and the turns of several that live side by side; see [`super::protocol`].
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};
@@ -23,7 +23,8 @@ use super::protocol::{END, Hello, Turn};
 /// How a participant ended that did not end well.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The exit code that the measurement ends with: 4 out of memory, 5 a loss that is no number, 7 a crash, ...
+    /// The exit code that the measurement ends with: 4 out of memory, 5 a loss that is no number, 7
+    /// a crash, ...
     pub exit_code: u8,
     /// Its message.
     pub message: String,
@@ -61,7 +62,8 @@ pub(crate) type Answer<T> = std::result::Result<T, Failure>;
 /// Signals and the participant's end are looked for so often.
 const POLL: Duration = Duration::from_millis(50);
 
-/// After its end a participant's stdout may be held open by what it has started; what it has said itself comes within this.
+/// After its end a participant's stdout may be held open by what it has started; what it has said
+/// itself comes within this.
 const REST: Duration = Duration::from_millis(500);
 
 /// The longest line that a participant may answer with, in bytes: some 100,000 steps.
@@ -106,7 +108,8 @@ pub(crate) struct Running {
 }
 
 impl Participant {
-    /// A run of `config` by `program`, a kiln. The config goes to `file`, and what the process says stays beside it.
+    /// A run of `config` by `program`, a kiln. The config goes to `file`, and what the process says
+    /// stays beside it.
     ///
     /// # Errors
     /// The operating system's.
@@ -128,7 +131,8 @@ impl Participant {
         })
     }
 
-    /// Starts the program and waits until it is ready. One that says nothing for its patience has failed.
+    /// Starts the program and waits until it is ready. One that says nothing for its patience has
+    /// failed.
     ///
     /// # Errors
     /// A program that cannot be started, and a signal to this process.
@@ -171,7 +175,8 @@ impl Running {
         answer
     }
 
-    /// Lets it make its last step and waits for its end: the seconds that it was not held up, from its start on.
+    /// Lets it make its last step and waits for its end: the seconds that it was not held up, from
+    /// its start on.
     ///
     /// # Errors
     /// A signal to this process.
@@ -264,8 +269,8 @@ impl Group {
         self.members.push(member);
     }
 
-    /// Lets each make a turn of as many steps, or repeats, as `count` says, which may be none. `take` is told who made what;
-    /// an answer that it refuses is a failure of its participant.
+    /// Lets each make a turn of as many steps, or repeats, as `count` says, which may be none.
+    /// `take` is told who made what; an answer that it refuses is a failure of its participant.
     ///
     /// # Errors
     /// A signal to this process.

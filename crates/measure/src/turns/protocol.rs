@@ -1,9 +1,10 @@
-//! The protocol between a contestant and its driver, in lines: the driver writes `run N` to the contestant's stdin,
-//! and the contestant answers on stdout with a line of JSON once it has made N steps, with the times of all of them where
-//! the driver is a benchmark. Its first line, a [`Hello`], comes unasked when it is ready. At `end` it makes one more step,
-//! its last, and says no more; a peer may just end. Input that ends without that says that the driver is gone. Everything
-//! that a contestant has to tell people goes to stderr. Any program that speaks it can take part (`--peer`):
-//! `benches/pytorch/worker.py` does.
+//! The protocol between a contestant and its driver, in lines: the driver writes `run N` to the
+//! contestant's stdin, and the contestant answers on stdout with a line of JSON once it has made N
+//! steps, with the times of all of them where the driver is a benchmark. Its first line, a
+//! [`Hello`], comes unasked when it is ready. At `end` it makes one more step, its last, and says
+//! no more; a peer may just end. Input that ends without that says that the driver is gone.
+//! Everything that a contestant has to tell people goes to stderr. Any program that speaks it can
+//! take part (`--peer`): `benches/pytorch/worker.py` does.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -17,7 +18,8 @@ pub use kiln_core::process::END;
 /// The first line of a contestant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
-    /// Program, versions and machine: Kiln's [`Provenance`](kiln::session::provenance::Provenance), or what a peer says of itself.
+    /// Program, versions and machine: Kiln's [`Provenance`](kiln::session::provenance::Provenance),
+    /// or what a peer says of itself.
     pub provenance: Value,
     /// Rows of a batch.
     pub batch: usize,

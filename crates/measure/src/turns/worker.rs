@@ -1,5 +1,5 @@
-//! A contestant: the trainer's own loop, held up before a step until it is this process's turn; see [`super::protocol`]. It
-//! measures nothing itself: times are those of `steps.jsonl`.
+//! A contestant: the trainer's own loop, held up before a step until it is this process's turn; see
+//! [`super::protocol`]. It measures nothing itself: times are those of `steps.jsonl`.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -22,7 +22,8 @@ use kiln_core::process;
 use super::protocol::{END, Hello, Turn};
 use crate::bench::operators::Shapes;
 
-/// Trains `session` by turns until it is told to end; with `writes_model` it then writes a model as any run does.
+/// Trains `session` by turns until it is told to end; with `writes_model` it then writes a model as
+/// any run does.
 ///
 /// # Errors
 /// An error of the training, and a line that is no command.
@@ -87,11 +88,12 @@ fn say<T: serde::Serialize>(answer: &T) -> Result<()> {
     })
 }
 
-/// The N of the next `run N`; none at `end`. The process ends where the input ends, even in the middle of a turn.
+/// The N of the next `run N`; none at `end`. The process ends where the input ends, even in the
+/// middle of a turn.
 fn command() -> Result<Option<usize>> {
     let orders = process::orders()?.lock().unwrap_or_else(PoisonError::into_inner);
-    // Where no line comes any more, this process is about to end: a run that nobody has measured must not come to look like a
-    // finished one.
+    // Where no line comes any more, this process is about to end: a run that nobody has measured
+    // must not come to look like a finished one.
     let line = orders.recv().map_err(|_| Error::data("the driver of this worker has ended"))?;
     if line.trim() == END {
         return Ok(None);
@@ -109,7 +111,8 @@ struct Turns {
     left: usize,
     device: Device,
     provenance: Provenance,
-    /// `(step, loss)` of the steps up to the last row: of each its own, not the mean that the row shows.
+    /// `(step, loss)` of the steps up to the last row: of each its own, not the mean that the row
+    /// shows.
     losses: Arc<Mutex<Vec<(u64, f64)>>>,
     /// There has been a turn, which is to be answered.
     began: bool,
@@ -142,7 +145,8 @@ impl Turns {
         file.seek(SeekFrom::Start(self.read)).map_err(io)?;
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(io)?;
-        // Where the device is waited for every so many steps only, the last line may not be whole yet.
+        // Where the device is waited for every so many steps only, the last line may not be whole
+        // yet.
         text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
         self.read += text.len() as u64;
         let losses = std::mem::take(&mut *lock(&self.losses));
