@@ -114,7 +114,7 @@ impl Sources {
                     of = Some((true, name));
                 }
                 _ if line.starts_with("pub enum ") && is_kebab => of = Some((false, name(&line["pub enum ".len()..]))),
-                // An enum of the macro `names!`: `Name("what") {`.
+                // An enum of the macro `choices!`: `Name("what") {`.
                 (Some((head, _)), None) if head.contains("(\"") && line.ends_with('{') => {
                     of = Some((false, name(line)))
                 }
@@ -236,10 +236,10 @@ fn wrapped(text: &str, indent: usize) -> String {
 
 /// The chapter as the sources have it.
 fn chapter() -> String {
-    let names = ["mod", "names", "sections", "lora", "trainer", "batch", "compiler", "optimizer", "scheduler", "task"];
+    let names = ["mod", "names", "sections", "lora", "trainer", "batch", "compiler", "optimizer", "scheduler"];
     let files = names.map(|name| format!("src/config/{name}.rs"));
     let mut files = files.iter().map(String::as_str).collect::<Vec<_>>();
-    files.push("models/config.rs");
+    files.extend(["crates/data/src/task.rs", "crates/data/src/settings.rs", "crates/core/src/model_config.rs"]);
     let sources = Sources::read(&files);
     let compiler = Some(TrainingCompilerConfig::default());
     let defaults = RunConfig {

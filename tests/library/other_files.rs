@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use kiln_core::names::Treatment;
 use serde::Deserialize;
 
-const CHAPTER: &str = "src/guide/other_files.md";
+const CHAPTER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/guide/other_files.md");
 const PEERS: &str = include_str!("../fixtures/peers.json");
 
 /// Names that one library defines in a kind of file.

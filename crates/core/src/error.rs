@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::signals::Signal;
+use crate::signal::Signal;
 
 /// The kind of failure that an [`Error`] is. Scripts can branch on it through the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -213,6 +213,13 @@ impl Error {
     /// The exit code of the process that fails with this error: that of its kind.
     pub fn exit_code(&self) -> u8 {
         self.kind.exit_code()
+    }
+}
+
+impl Signal {
+    /// The error that ends the work which it stopped; `message` says how far that work came.
+    pub fn error(self, message: impl fmt::Display) -> Error {
+        Error::interrupted(self, format!("{}: {message}", self.name()))
     }
 }
 

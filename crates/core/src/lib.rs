@@ -18,8 +18,9 @@
 //! ```
 
 pub mod words;
-pub mod signals;
+pub mod signal;
 pub mod error;
+pub mod signals;
 pub mod choices;
 pub mod names;
 pub mod whole_file;
@@ -32,9 +33,9 @@ pub mod host;
 pub mod metrics;
 pub mod process;
 pub mod random;
+pub mod told;
 pub mod saved_dataset;
 pub mod stats;
-pub mod told;
 pub mod variables;
 pub mod model_config;
 

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::error::{Error, ErrorKind, Result, says_out_of_memory};
+use crate::signal::Signal;
 use crate::signals;
-use crate::signals::Signal;
 
 /// The variable that tells a kiln that its stdin is its driver's.
 const CHILD: &str = "KILN_CHILD";
