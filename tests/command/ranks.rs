@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::common::ranks::{Launcher, accumulate, all, mpirun, same};
+use crate::common::skip::skip;
 use crate::common::small_run::{figures, train, write};
 use crate::common::{fails, kiln, relative_l2, rows_with_skips, succeeds, tensors, text};
 
@@ -294,7 +295,7 @@ fn an_unknown_mpi_is_refused() {
         (mpich, "", ["MPICH Version: 9.9", "provides MPI_THREAD_FUNNELED"]),
         (mpich, "exit(1)", ["the MPI library has ended this process while it started", "srun --mpi=pmix"]),
     ] {
-        let Some(mut command) = compile(name, ends) else { return eprintln!("skipped: no C compiler") };
+        let Some(mut command) = compile(name, ends) else { return skip!("cc", "no C compiler: install gcc") };
         fails(&mut command, 2, &parts);
     }
     // One that ends the process later ends it with its own code.
@@ -469,7 +470,7 @@ fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
 fn a_rank_without_memory_ends_all_and_the_run_continues() {
     let Some(launcher) = Launcher::of("sequence-classification") else { return };
     if Command::new("prlimit").arg("--version").stdout(Stdio::null()).status().is_err() {
-        return eprintln!("skipped: no prlimit (util-linux)");
+        return skip!("prlimit", "no prlimit: install util-linux");
     }
     let folder = launcher.folder();
     let cuts = std::env::var("KILN_CUTS").map_or(3, |cuts| cuts.parse::<u32>().unwrap());
@@ -618,6 +619,24 @@ fn no_file_system_has_to_be_shared() {
     assert_eq!(output.status.code(), Some(2), "{}", text(&output));
     let parts = ["error: rank 1 of 2: rank 1 has another run than rank 0", "content of the training data"];
     assert!(parts.iter().all(|part| text(&output).contains(part)), "{}", text(&output));
+}
+
+/// Without an mpirun a test of ranks is skipped, unless `KILN_TEST_REQUIRE` has the name `mpi`.
+#[test]
+fn a_test_is_skipped_only_where_its_need_is_not_required() {
+    let run = |required: &str| {
+        let mut tests = Command::new(std::env::current_exe().unwrap());
+        tests.args(["--exact", "ranks::no_file_system_has_to_be_shared"]).env_remove("KILN_MPIRUN").env("PATH", "");
+        let output = tests.env("KILN_TEST_REQUIRE", required).output().unwrap();
+        (output.status.success(), text(&output))
+    };
+    let (passed, said) = run("cc, mpich");
+    assert!(passed && said.contains("\nskipped ranks::no_file_system_has_to_be_shared: no mpirun: "), "{said}");
+    let (passed, said) = run("cc, mpi");
+    assert!(
+        !passed && said.contains("KILN_TEST_REQUIRE has mpi, so this test must not be skipped: no mpirun"),
+        "{said}"
+    );
 }
 
 /// Exchanges are measured by size, and worlds are compared: times of their own, and a model of the link that predicts steps.

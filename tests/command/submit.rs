@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::common::skip::skip;
 use crate::common::{fails, kiln, small_run, succeeds, text};
 
 /// A job that SageMaker would take.
@@ -149,8 +150,7 @@ sys.exit(bool(wrong))
         asked.is_ok_and(|status| status.success())
     };
     let Some(python) = pythons.iter().find(has_botocore) else {
-        eprintln!("skipped: {python} has no botocore (pip install botocore; KILN_PYTHON names another Python)");
-        return;
+        return skip!("botocore", "{python} has no botocore: pip install botocore, or name another with KILN_PYTHON");
     };
     let folder = tempfile::tempdir().unwrap();
     // The largest and strangest that Kiln lets pass, and the smallest.
@@ -496,7 +496,7 @@ fn the_examples_have_their_requests() {
 fn a_local_job_of_two_instances_trains_in_two_ranks() {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if !std::env::split_paths(&path).any(|folder| folder.join("mpirun").is_file()) {
-        return eprintln!("skipped: no mpirun (install openmpi-bin)");
+        return skip!("mpi", "no mpirun in PATH: install openmpi-bin");
     }
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

@@ -7,16 +7,18 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use crate::common::ranks::{accumulate, all, same};
+use crate::common::skip::skip;
 use crate::common::small_run::{train, write};
 use crate::common::{fails, succeeds};
 
-/// The first of `libraries` that the loader knows; none, which is said.
+/// The first of `libraries` that the loader knows. Without one the test is skipped: none.
 pub(crate) fn library(libraries: &[&'static str]) -> Option<&'static str> {
     let known = ["ldconfig", "/sbin/ldconfig"].iter().find_map(|program| Command::new(program).arg("-p").output().ok());
     let known = known.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let found = libraries.iter().find(|name| known.contains(&format!("{name} ")));
     if found.is_none() {
-        eprintln!("skipped: none of {libraries:?} (install libmpich12 or libopenmpi3)");
+        let (need, package) = if libraries == MPICH { ("mpich", "libmpich12") } else { ("openmpi", "libopenmpi3") };
+        skip!(need, "the loader knows none of {libraries:?}: install {package}");
     }
     found.copied()
 }

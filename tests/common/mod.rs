@@ -5,6 +5,7 @@ pub mod place;
 pub mod pty;
 #[cfg(unix)]
 pub mod ranks;
+pub mod skip;
 pub mod small_run;
 
 use std::collections::BTreeMap;

@@ -7,16 +7,17 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use super::kiln;
+use super::skip::skip;
 use super::small_run::{figures, train, write};
 
-/// The mpirun that there is; none, which is said.
+/// The mpirun of this machine. Without one the test is skipped: none.
 pub fn mpirun() -> Option<PathBuf> {
     let named = std::env::var_os("KILN_MPIRUN").map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found =
         named.or_else(|| std::env::split_paths(&path).map(|folder| folder.join("mpirun")).find(|it| it.is_file()));
     if found.is_none() {
-        eprintln!("skipped: no mpirun (install openmpi-bin, or name one with KILN_MPIRUN)");
+        skip!("mpi", "no mpirun: install openmpi-bin, or name one with KILN_MPIRUN");
     }
     found
 }

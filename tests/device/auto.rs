@@ -1,5 +1,6 @@
 //! `compiler.enabled = "auto"` where each mode has an engine of its own: both are tried, and the run is the chosen one's.
 
+use crate::common::skip::skip;
 use crate::common::{json, succeeds, text};
 use crate::{ONE_SHAPE, apart, losses, on_device_in, prepare};
 
@@ -7,8 +8,7 @@ use crate::{ONE_SHAPE, apart, losses, on_device_in, prepare};
 #[test]
 fn auto_is_the_engine_that_it_chose() {
     if std::env::var_os("KILN_NATIVE").is_none() {
-        println!("skipped: KILN_NATIVE names no native engine");
-        return;
+        return skip!("native", "KILN_NATIVE names no native engine");
     }
     let folder = prepare("clm");
     let run = folder.path().join("auto");

@@ -1,5 +1,6 @@
 //! Captured steps and the other parts of the compiler: the same training without each, and with all of them.
 
+use crate::common::skip::skip;
 use crate::common::small_run::{SPIKE, copy, train, write, write_with_a_spike};
 use crate::common::{fails, json, relative_l2, rows, rows_with_skips, succeeds, tensors};
 use crate::{ONE_SHAPE, apart, device, losses, on_device, prepare, prepare_with};
@@ -41,8 +42,7 @@ fn every_part_of_the_compiler_gives_the_figures_of_the_cpu() {
 #[test]
 fn bf16_steps_give_the_figures_of_the_cpu() {
     if device() == "wgpu" {
-        println!("skipped: WGSL has no bf16");
-        return;
+        return skip!("bf16", "WGSL has no bf16");
     }
     let folder = prepare("clm");
     for steps in [1, 2] {

@@ -9,6 +9,8 @@ use serde_json::Value;
 #[cfg(feature = "cuda")]
 use crate::common::fails;
 use crate::common::ranks::Launcher;
+#[cfg(feature = "cuda")]
+use crate::common::skip::skip;
 use crate::common::{relative_l2, succeeds, tensors};
 use crate::{ONE_SHAPE, apart, losses, modes, on_device_settings};
 
@@ -29,7 +31,7 @@ fn has_two_devices() -> bool {
         cudarc::driver::result::init().unwrap();
         let count = cudarc::driver::result::device::get_count().unwrap();
         if count < 2 {
-            println!("skipped: two ranks need two CUDA devices, and there are {count}");
+            skip!("devices", "two ranks need two CUDA devices, and there are {count}");
             return false;
         }
     }
@@ -113,7 +115,7 @@ fn two_ranks_train_what_one_does() {
 fn stand_in() -> Option<std::ffi::OsString> {
     let found = std::env::var_os("FAKE_NCCL");
     if found.is_none() {
-        println!("skipped: no emulated NCCL (tests/fake-cuda)");
+        skip!("emulation", "no emulated NCCL: FAKE_NCCL names that of tests/fake-cuda");
     }
     found
 }
@@ -243,7 +245,7 @@ fn nccl_of_one_rank_gives_back_what_it_gets() {
     };
     let world = match World::alone().with_nccl(0) {
         Err(error) if std::env::var_os("KILN_NCCL").is_none() && error.kind() == kiln::ErrorKind::Config => {
-            return println!("skipped: {error}");
+            return skip!("nccl", "{error}");
         }
         world => world.unwrap(),
     };

@@ -3,6 +3,7 @@
 
 use serde_json::json;
 
+use crate::common::skip::skip;
 use crate::common::small_run::train;
 use crate::common::succeeds;
 use crate::{MODE, apart_of_any, device, losses, modes, on_device_in, prepare_with};
@@ -69,7 +70,7 @@ fn every_size_in_f16_gives_the_figures_of_the_cpu() {
 #[test]
 fn every_size_in_bf16_gives_the_figures_of_the_cpu() {
     match device().as_str() {
-        "wgpu" => println!("skipped: WGSL has no bf16"),
+        "wgpu" => skip!("bf16", "WGSL has no bf16"),
         _ => check_sizes(&SIZES, "bf16", 2e-2),
     }
 }

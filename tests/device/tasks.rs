@@ -1,5 +1,6 @@
 //! Every task, against the native mode of the CPU.
 
+use crate::common::skip::skip;
 use crate::common::small_run::train;
 use crate::common::{fails, rows_with_skips, succeeds};
 use crate::{ONE_SHAPE, apart, device, losses, modes, on_device_in, prepare};
@@ -60,7 +61,7 @@ fn every_task_in_f16_gives_the_figures_of_the_cpu() {
 #[test]
 fn every_task_in_bf16_gives_the_figures_of_the_cpu() {
     match device().as_str() {
-        "wgpu" => println!("skipped: WGSL has no bf16"),
+        "wgpu" => skip!("bf16", "WGSL has no bf16"),
         _ => every_task("bf16", 2e-2),
     }
 }

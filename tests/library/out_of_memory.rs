@@ -187,10 +187,13 @@ fn a_process_without_memory_says_so() {
 fn an_abort_without_memory_is_a_lack_of_memory() {
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, Stdio};
+
+    use crate::common::skip::skip;
+
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
     if Command::new("prlimit").arg("--version").stdout(Stdio::null()).status().is_err() {
-        return eprintln!("skipped: no prlimit (util-linux)");
+        return skip!("prlimit", "no prlimit: install util-linux");
     }
     for (run, lacks_memory, signal) in [("without", true, 6), ("with", false, 6), ("fault", false, 11)] {
         let output = format!("run.output_dir={run}");

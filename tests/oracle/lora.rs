@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::common::skip::skip;
 use crate::common::{device, fixture, json, kiln_on_device, l2, relative_l2, succeeds, tensors, train_rows};
 
 /// Logits of models two layers deep: the promise is 1e-5.
@@ -173,8 +174,7 @@ fn python() -> Option<String> {
 #[test]
 fn peft_opens_what_kiln_saves() {
     let Some(python) = python() else {
-        eprintln!("skipped: no Python with peft, transformers and torch (KILN_PYTHON names one)");
-        return;
+        return skip!("python", "no Python with peft, transformers and torch: name one with KILN_PYTHON");
     };
     let folder = tempfile::tempdir().unwrap();
     let script = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/peft_roundtrip.py");

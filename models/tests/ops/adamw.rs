@@ -6,6 +6,8 @@ use burn::tensor::{Tensor, TensorData};
 use kiln_models::ops::adamw::{Parameters, Update, norm};
 use kiln_models::ops::list::TensorList;
 
+#[cfg(feature = "compiler")]
+use crate::skip::skip;
 use crate::{close, noise, read};
 
 fn tensor(values: &[f32]) -> Tensor<1> {
@@ -95,7 +97,7 @@ fn many_updates_of_many_sizes() {
 fn updates_where_the_parameters_lie() {
     use kiln_models::ops::in_place::{DeviceUpdates, update};
     if crate::on_cpu() {
-        return; // the kernel is the GPU's
+        return skip!("gpu", "the kernel is for GPUs: name one with KILN_TEST_DEVICE");
     }
     let (sizes, device) = (sizes(), crate::device());
     let start = sizes.iter().enumerate().map(|(i, n)| noise(*n, i as u64)).collect::<Vec<_>>();
@@ -154,7 +156,7 @@ fn norms() {
 fn sums_of_micro_batches() {
     use kiln_models::ops::in_place::accumulate;
     if crate::on_cpu() {
-        return; // the kernel is the GPU's
+        return skip!("gpu", "the kernel is for GPUs: name one with KILN_TEST_DEVICE");
     }
     let sizes = sizes();
     let values = |seed: u64| sizes.iter().enumerate().map(move |(i, n)| noise(*n, 1000 * seed + i as u64));

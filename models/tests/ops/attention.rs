@@ -5,6 +5,7 @@ use kiln_models::Ops;
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::dropout::DropoutRng;
 
+use crate::skip::skip;
 use crate::{
     Input, agrees_with_host, agrees_with_plain, close, generator, input, noise, of_products, read, run, tensor, vector,
     wide,
@@ -190,7 +191,7 @@ fn several_blocks_of_rows() {
 #[test]
 fn operands_of_products_are_rounded_to_bf16() {
     if !crate::on_cpu() {
-        return; // elsewhere they have the type of the inputs
+        return skip!("cpu", "on other devices than the CPU operands have the type of the inputs");
     }
     for (batch, heads, seq, head_dim) in [(1, 1, 1, 1), (2, 3, 7, 5), (1, 2, 131, 8), (1, 1, 300, 17)] {
         for case in cases(batch, heads, seq, head_dim) {
@@ -229,7 +230,7 @@ fn large_scores_do_not_overflow() {
 fn scores_beyond_f16_are_computed_in_f32() {
     let device = crate::device();
     if !device.supports_dtype(FloatDType::F16) {
-        return;
+        return skip!("f16", "the device has no f16");
     }
     let tensor = |values: [f32; 8]| Tensor::<1>::from_floats(values, &device).reshape([2, 4]).cast(FloatDType::F16);
     for ops in [Ops::Plain, Ops::Fused] {
@@ -251,7 +252,7 @@ fn scores_beyond_f16_are_computed_in_f32() {
 #[test]
 fn a_batch_of_more_scores_than_exist_at_a_time() {
     let Some(bytes) = kiln_models::ops::bytes_at_a_time(&crate::device()).filter(|bytes| *bytes <= 4 << 20) else {
-        return;
+        return skip!("little-memory", "the device has much memory: FAKE_CUDA_MEMORY=64M makes an emulated one small");
     };
     let (batch, seq) = (3, (bytes as f64 / size_of::<f32>() as f64 / 2.5).sqrt() as usize | 1);
     for (causal, padding) in [(true, None), (false, Some(3))] {

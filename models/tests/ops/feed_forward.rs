@@ -7,6 +7,7 @@ use kiln_models::ops::linear::{FeedForward, feed_forward, is_fused, linear_in, p
 use kiln_models::ops::products::{Operands, Packed};
 use kiln_models::{Activation, Ops};
 
+use crate::skip::skip;
 use crate::{Input, close, input, on_cpu, read, run, tensor, vector, wide};
 
 const BF16: FloatDType = FloatDType::BF16;
@@ -57,7 +58,7 @@ fn inputs([rows, d_in, inner, d_out]: [usize; 4], scale: f32, has_bias: bool) ->
 #[test]
 fn its_values_are_those_of_the_operators_that_it_joins() {
     if !on_cpu() {
-        return; // it has no form of its own elsewhere
+        return skip!("cpu", "on other devices than the CPU the block has no fused form");
     }
     for (kind, has_bias) in [(KINDS[0], false), (KINDS[1], true)] {
         for size in SIZES {
@@ -80,7 +81,7 @@ fn its_values_are_those_of_the_operators_that_it_joins() {
 #[test]
 fn its_gradients_are_those_of_the_operators_that_it_joins() {
     if !on_cpu() {
-        return;
+        return skip!("cpu", "on other devices than the CPU the block has no fused form");
     }
     for kind in KINDS {
         for [rows, d_in, inner, d_out] in [[1, 1, 1, 1], [5, 31, 33, 2], [70, 17, 67, 35], [1009, 13, 97, 11]] {
@@ -107,7 +108,7 @@ fn its_gradients_are_those_of_the_operators_that_it_joins() {
 #[test]
 fn the_derivative_is_taken_at_the_argument() {
     if !on_cpu() {
-        return;
+        return skip!("cpu", "on other devices than the CPU the block has no fused form");
     }
     // Phi(u) + u phi(u) at u = 0.75, 0.96875 and -0.03125; the operands are numbers of bf16.
     for (x, bias, expected) in
@@ -127,7 +128,7 @@ fn the_derivative_is_taken_at_the_argument() {
 #[test]
 fn it_is_the_composition_of_burns_operations() {
     if !crate::device().supports_dtype(BF16) {
-        return;
+        return skip!("bf16", "the device has no bf16");
     }
     for kind in KINDS {
         for size in SIZES {
@@ -148,7 +149,7 @@ fn it_is_the_composition_of_burns_operations() {
 #[test]
 fn it_keeps_its_bits_without_autodiff_with_packed_weights_and_on_any_number_of_threads() {
     if !on_cpu() {
-        return;
+        return skip!("cpu", "on other devices than the CPU the block has no fused form");
     }
     let (kind, device) = (Activation::GeluTanh, crate::device());
     for size in [[577, 40, 193, 67], [33, 401, 1201, 97]] {
@@ -172,7 +173,7 @@ fn it_keeps_its_bits_without_autodiff_with_packed_weights_and_on_any_number_of_t
 #[test]
 fn frozen_inputs_have_no_gradient() {
     if !on_cpu() {
-        return;
+        return skip!("cpu", "on other devices than the CPU the block has no fused form");
     }
     let (inputs, device) = (inputs([37, 19, 45, 23], 1.0, true), crate::device().autodiff());
     let gradients = |learns: &dyn Fn(usize) -> bool| {
@@ -193,7 +194,7 @@ fn frozen_inputs_have_no_gradient() {
 #[test]
 fn what_is_no_number_stays_so() {
     if !crate::device().supports_dtype(BF16) {
-        return;
+        return skip!("bf16", "the device has no bf16");
     }
     let mut inputs = inputs([3, 2, 5, 4], 1.0, true);
     inputs[0].values[2] = f32::NAN;

@@ -15,6 +15,8 @@ mod gelu;
 mod layer_norm;
 mod linear;
 mod operands;
+#[path = "../../../tests/common/skip.rs"]
+mod skip;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::Ops;
