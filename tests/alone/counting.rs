@@ -1,4 +1,5 @@
-//! An allocator that counts the bytes that live: it is the allocator of every binary that has this module.
+//! An allocator that counts the bytes that live: it is the allocator of every binary that has this
+//! module.
 #![allow(unsafe_code)] // an allocator
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -83,7 +83,8 @@ fn only_log_steps_read_from_the_device() {
         }
         // With the rows came what closures waited for.
         assert_eq!(seen.losses.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
-        // A row shows the mean over the steps since the row before it, which the device has added up in f32.
+        // A row shows the mean over the steps since the row before it, which the device has added
+        // up in f32.
         for ((row, loss), before) in seen.row_losses.iter().zip([0, 8, 16]) {
             let window = &seen.losses[before..*row as usize];
             let mean = window.iter().map(|(_, loss)| loss).sum::<f64>() / window.len() as f64;

@@ -1,4 +1,5 @@
-//! A key/value cache is written in place: a token costs what it computes, and not a copy of what was seen.
+//! A key/value cache is written in place: a token costs what it computes, and not a copy of what
+//! was seen.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_models::{Head, KvCache, Model, ModelConfig, ModelType};
@@ -28,7 +29,8 @@ fn a_token_copies_nothing_of_what_was_seen() {
     // Places are doubled, from 64 on.
     let grown = bytes.windows(2).filter(|pair| pair[0].1 != pair[1].1).map(|pair| pair[1].0).collect::<Vec<_>>();
     assert_eq!(grown, [65, 129, 257]);
-    // Between two doublings a token allocates its own activations, and the scores of each head: no keys and values.
+    // Between two doublings a token allocates its own activations, and the scores of each head: no
+    // keys and values.
     let of = |len: usize| bytes.iter().find(|token| token.0 == len).unwrap().2;
     let seen = (layers * 2 * width * 4 * (490 - 300)) as isize;
     let more = of(490) - of(300);

@@ -1,5 +1,6 @@
-//! Tests of figures that belong to the whole process: bytes that are allocated, memory that is resident, reads from the
-//! device. Each test runs in a process of its own: it starts this binary again with itself as the only test.
+//! Tests of figures that belong to the whole process: bytes that are allocated, memory that is
+//! resident, reads from the device. Each test runs in a process of its own: it starts this binary
+//! again with itself as the only test.
 #![allow(clippy::unwrap_used)]
 
 mod counting;
@@ -14,8 +15,8 @@ use std::process::Command;
 /// Set in the process that runs one test alone.
 const ALONE: &str = "KILN_TEST_ALONE";
 
-/// Runs `test` of the module with `module_path` in a process of its own and panics if it fails there; then true. In that
-/// process itself: false, and the caller goes on with the test.
+/// Runs `test` of the module with `module_path` in a process of its own and panics if it fails
+/// there; then true. In that process itself: false, and the caller goes on with the test.
 fn ran_alone(module_path: &str, test: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return false;

@@ -1,6 +1,7 @@
-//! The bytes that a forward pass keeps for the backward pass, native against compiled: on the CPU for a GPT-2 of 2 layers with
-//! its loss, counted by this binary's own allocator; on wgpu for a layer at the geometry of GPT-2 small, counted by the device's
-//! allocator. The predictions are sums of the tensors that each operator has to keep.
+//! The bytes that a forward pass keeps for the backward pass, native against compiled: on the CPU
+//! for a GPT-2 of 2 layers with its loss, counted by this binary's own allocator; on wgpu for a
+//! layer at the geometry of GPT-2 small, counted by the device's allocator. The predictions are
+//! sums of the tensors that each operator has to keep.
 
 use burn::tensor::Device;
 use kiln::config::Task;
@@ -21,8 +22,9 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Floats that the fused operators keep of a token in a layer: LayerNorm its input and two statistics, twice; its result,
-    /// the input of a product, twice; q, k and v; the attention's result and its log-sum-exp; before and after GELU.
+    /// Floats that the fused operators keep of a token in a layer: LayerNorm its input and two
+    /// statistics, twice; its result, the input of a product, twice; q, k and v; the attention's
+    /// result and its log-sum-exp; before and after GELU.
     fn layer(&self) -> usize {
         let Self { width, heads, .. } = self;
         2 * (width + 2) + 2 * width + 3 * width + (width + heads) + 2 * 4 * width
@@ -78,7 +80,8 @@ fn compiled_keeps_what_its_operators_have_to_and_native_several_times_that() {
     let live_after = |ops: Ops| live_after_forward(&sizes, ops, &Device::flex(), live);
     let native = live_after(Ops::Plain);
     let compiled = live_after(Ops::fused(&Device::flex()).unwrap());
-    // Above the layers: the last LayerNorm, its result, and of the loss the log-sum-exp and the weight of the row.
+    // Above the layers: the last LayerNorm, its result, and of the loss the log-sum-exp and the
+    // weight of the row.
     let above = (sizes.width + 2) + sizes.width + 2;
     let tokens = sizes.batch * sizes.seq;
     let predicted = (4 * tokens * (sizes.layers * sizes.layer() + above)) as f64;
@@ -86,14 +89,16 @@ fn compiled_keeps_what_its_operators_have_to_and_native_several_times_that() {
     println!("native {native}, compiled {compiled}, predicted {predicted} for compiled, ratio {ratio:.2}");
     // Besides: the embeddings' ids, the graph's nodes, and what is kept twice in another layout.
     assert!((0.7..1.3).contains(&(compiled as f64 / predicted)), "compiled {compiled}, predicted {predicted}");
-    // PERFORMANCE.md's model: without the scores, the softmax, GELU's and LayerNorm's intermediate results and the logits.
+    // PERFORMANCE.md's model: without the scores, the softmax, GELU's and LayerNorm's intermediate
+    // results and the logits.
     let logits = 2 * sizes.vocabulary;
     let at_least = (4 * tokens * (sizes.layers * (sizes.layer() + sizes.scores()) + above + logits)) as f64;
     assert!(native as f64 >= at_least, "native {native}, expected at least {at_least}");
 }
 
-/// A sequence of 1024 tokens through layers of GPT-2 small, in f32. PERFORMANCE.md predicts 303 MB of activations for its 12
-/// layers compiled in bf16, twice that in f32, and several times as much natively. The difference of two depths is a layer.
+/// A sequence of 1024 tokens through layers of GPT-2 small, in f32. PERFORMANCE.md predicts 303 MB
+/// of activations for its 12 layers compiled in bf16, twice that in f32, and several times as much
+/// natively. The difference of two depths is a layer.
 #[test]
 #[cfg(feature = "wgpu")]
 fn a_layer_of_gpt2_small_on_wgpu() {
@@ -105,7 +110,8 @@ fn a_layer_of_gpt2_small_on_wgpu() {
         device.sync().unwrap();
         isize::try_from(device.memory_pool_usage().unwrap().bytes_in_use).unwrap()
     };
-    // One form is one engine: without the feature `compiler` there are no kernels but Burn's, and with it native is the sibling.
+    // One form is one engine: without the feature `compiler` there are no kernels but Burn's, and
+    // with it native is the sibling.
     let ops = if cfg!(feature = "compiler") { Ops::fused(&device).unwrap() } else { Ops::Plain };
     let of = |layers: usize| Sizes { layers, width: 768, heads: 12, vocabulary: 64, batch: 1, seq: 1024 };
     let [one, two] = [1, 2].map(|layers| live_after_forward(&of(layers), ops, &device, in_use));

@@ -1,6 +1,6 @@
-//! 2,000 steps stay flat, in both modes and in f16: neither what lives grows nor what is taken from the system. On the CPU
-//! that is the heap of the process; with `KILN_TEST_DEVICE=wgpu` it is the pools of the device, and the mode is the one of
-//! this build's engine.
+//! 2,000 steps stay flat, in both modes and in f16: neither what lives grows nor what is taken from
+//! the system. On the CPU that is the heap of the process; with `KILN_TEST_DEVICE=wgpu` it is the
+//! pools of the device, and the mode is the one of this build's engine.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,8 +17,8 @@ use kiln::{RunConfig, Session, Trainer};
 
 const STEPS: usize = 2000;
 
-/// Bytes that may come to live between step 500 and step 2,000: rows of the log, and batches that the loader has made before
-/// they are wanted. A tensor of `[1]` a step would be more.
+/// Bytes that may come to live between step 500 and step 2,000: rows of the log, and batches that
+/// the loader has made before they are wanted. A tensor of `[1]` a step would be more.
 const MAY_LIVE: isize = 64 << 10;
 
 /// MiB that the process may take meanwhile: pages that the heap of another thread comes to use.

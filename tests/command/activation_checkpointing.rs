@@ -1,5 +1,6 @@
-//! Activation checkpointing through the binary: a run that computes activations again learns what one that keeps them does,
-//! dropout included, to the last bit; what the plan says; what is refused.
+//! Activation checkpointing through the binary: a run that computes activations again learns what
+//! one that keeps them does, dropout included, to the last bit; what the plan says; what is
+//! refused.
 
 use crate::common::small_run::{figures, train, write};
 use crate::common::{fails, kiln, succeeds};

@@ -1,5 +1,6 @@
-//! The batch of an optimizer step through the binary: what the plan shows of it, that a stated global batch trains the
-//! same however it is cut, and that intervals in samples and tokens follow it.
+//! The batch of an optimizer step through the binary: what the plan shows of it, that a stated
+//! global batch trains the same however it is cut, and that intervals in samples and tokens follow
+//! it.
 
 use std::path::Path;
 
@@ -74,7 +75,8 @@ fn a_stated_global_batch_trains_the_same_however_it_is_cut() {
         for micro in [1, 3] {
             for (a, b) in whole.iter().zip(&run(micro)) {
                 for (name, tolerance) in [("loss", 1e-5), ("grad_norm", 1e-3)] {
-                    // Sums in another order, through 14 updates; a gradient norm near 0 loses digits.
+                    // Sums in another order, through 14 updates; a gradient norm near 0 loses
+                    // digits.
                     let (a, b) = (a[name].as_f64().unwrap(), b[name].as_f64().unwrap());
                     assert!((a / b - 1.0).abs() < tolerance, "{task}, {micro}: {name} {a} against {b}");
                 }
@@ -84,9 +86,9 @@ fn a_stated_global_batch_trains_the_same_however_it_is_cut() {
     }
 }
 
-/// Without a stated global batch: 4 micro-batches of 4 are the step of one of 16, and so are fewer of them at the end of an
-/// epoch, whose last is smaller. SGD moves every weight by its gradient, so that a gradient that is 0 but for rounding moves
-/// none.
+/// Without a stated global batch: 4 micro-batches of 4 are the step of one of 16, and so are fewer
+/// of them at the end of an epoch, whose last is smaller. SGD moves every weight by its gradient,
+/// so that a gradient that is 0 but for rounding moves none.
 #[test]
 fn a_step_is_the_same_however_it_is_cut() {
     let none: &[&str] = &[];
@@ -99,7 +101,8 @@ fn a_step_is_the_same_however_it_is_cut() {
         ("sequence-classification", &["trainer.class_weights=[1, 5, 0.1]"]),
         ("sequence-classification", &["precision=\"f16\""]),
         ("regression", none),
-        // The softmax over a row takes padding in, as in `transformers`, so that rows are padded to one length.
+        // The softmax over a row takes padding in, as in `transformers`, so that rows are padded to
+        // one length.
         ("question-answering", &["data.padding=max_length"]),
     ] {
         let folder = tempfile::tempdir().unwrap();
@@ -108,7 +111,8 @@ fn a_step_is_the_same_however_it_is_cut() {
             "clm" => &["resid_pdrop", "embd_pdrop", "attn_pdrop"][..],
             _ => &["hidden_dropout_prob", "attention_probs_dropout_prob"],
         };
-        // In f16 products of other shapes are rounded in another order, and the norm of a small gradient shows it.
+        // In f16 products of other shapes are rounded in another order, and the norm of a small
+        // gradient shows it.
         let tolerance = if more.iter().any(|set| set.contains("f16")) { 1e-2 } else { 1e-5 };
         for compiler in ["native", "compiled"] {
             let run = |micro: usize, accumulation: usize| {

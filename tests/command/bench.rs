@@ -1,5 +1,6 @@
-//! `kiln bench` through the binary: what it writes, that unequal losses make no ratio, and what is refused. Faults are
-//! planted by a variant or by scripts that stand in for a peer. No assertion depends on how fast anything is.
+//! `kiln bench` through the binary: what it writes, that unequal losses make no ratio, and what is
+//! refused. Faults are planted by a variant or by scripts that stand in for a peer. No assertion
+//! depends on how fast anything is.
 #![cfg(unix)]
 
 use std::os::unix::fs::PermissionsExt;

@@ -26,7 +26,8 @@ struct Change {
     settings: Vec<String>,
 }
 
-/// A run by its files, and the changes that are tried one by one. Each has to give another outcome than all others.
+/// A run by its files, and the changes that are tried one by one. Each has to give another outcome
+/// than all others.
 struct Case {
     base: Vec<File>,
     changes: Vec<Change>,
@@ -413,7 +414,8 @@ fn learned_tokenizers() -> Case {
         set(&["data.train = [\"a.txt\", \"b.txt\"]"]),
         set(&["data.validation = \"50%\"", "data.documents = \"line\""]),
         set(&["data.validation = \"50%\"", "data.documents = \"line\"", "trainer.seed = 5"]),
-        // A run without a size takes the vocabulary of its tokenizer, and one with a size has rows to spare.
+        // A run without a size takes the vocabulary of its tokenizer, and one with a size has rows
+        // to spare.
         set(&["model.vocab_size = 270"]),
     ];
     Case { base, changes }
@@ -1037,8 +1039,8 @@ cases!(
     pretrained,
 );
 
-/// Settings that change no example, with the case in which each is tried, further settings that it needs, and the reason.
-/// Without a case no run of these can have it.
+/// Settings that change no example, with the case in which each is tried, further settings that it
+/// needs, and the reason. Without a case no run of these can have it.
 type Inert = (&'static str, &'static str, &'static [&'static str], &'static str);
 
 const SHAPE: &str = "it is the shape of the weights or of what is computed from an example";
@@ -1152,7 +1154,8 @@ fn every_setting_and_file_is_tried_or_changes_nothing() {
     let files = FILES.iter().map(|name| (*name, (*name).to_owned()));
     for (name, shown) in files.chain(honoured(&CONFIG_NAMES)).chain(honoured(&SPECIAL_NAMES)) {
         let harmless = NOT_READ.iter().any(|(other, _)| *other == name);
-        // Roles stand in both files: those of one that have a change of their own speak for the other.
+        // Roles stand in both files: those of one that have a change of their own speak for the
+        // other.
         let tried = names.contains(&shown)
             || shown.starts_with(SPECIAL_NAMES.file) && names.contains(&format!("{}: {name}", CONFIG_NAMES.file));
         assert!(tried != harmless, "{shown}: tried {tried}, named as harmless {harmless}");

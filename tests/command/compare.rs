@@ -1,7 +1,7 @@
-//! `kiln compare` and `kiln report` through the binary, on a tiny model: what they write, that faults planted in the
-//! compiled arm get the right verdict and exit code, and what is refused. The faults are planted by a script that stands in
-//! for the compiled engine (`--compiled-program`): the product knows nothing of them. No assertion depends on how fast
-//! anything is.
+//! `kiln compare` and `kiln report` through the binary, on a tiny model: what they write, that
+//! faults planted in the compiled arm get the right verdict and exit code, and what is refused. The
+//! faults are planted by a script that stands in for the compiled engine (`--compiled-program`):
+//! the product knows nothing of them. No assertion depends on how fast anything is.
 #![cfg(unix)]
 
 use std::os::unix::fs::PermissionsExt;
@@ -55,7 +55,8 @@ impl Place {
         command
     }
 
-    /// A comparison whose compiled arm is run by this script; `$run` is the run folder, `train` trains.
+    /// A comparison whose compiled arm is run by this script; `$run` is the run folder, `train`
+    /// trains.
     fn with_fault(&self, name: &str, lines: &str) -> Command {
         let script = self.path(&format!("{name}.sh"));
         let text = format!("#!/bin/sh\nrun=\"${{2%.toml}}\"\ntrain() {{ \"$KILN\" \"$@\" || exit $?; }}\n{lines}\n");
@@ -116,7 +117,8 @@ fn a_comparison_is_measured_written_and_made_again() {
     for name in ["native", "compiled", "native-large", "compiled-large"] {
         let arm = arm(name);
         let number = |key: &str| arm[key].as_f64().unwrap_or_else(|| panic!("{name} has no {key}: {arm}"));
-        // 10 steps: one with a new shape and three without make the warm-up; steps 6 and 10 may follow the turns of others.
+        // 10 steps: one with a new shape and three without make the warm-up; steps 6 and 10 may
+        // follow the turns of others.
         assert_eq!(number("repeats"), 2.0, "{name}");
         assert!((8.0..=12.0).contains(&number("windows")), "{name}: {}", number("windows"));
         assert!(number("step_ms_p50") <= number("step_ms_p95") && number("step_ms_p95") <= number("step_ms_max"));
@@ -264,7 +266,8 @@ fn finished_runs_are_compared_with_their_differences() {
         "native against compiled: the same losses"
     );
     assert!(report["comparisons"][1]["speedup"].is_null(), "no speed-up of another model");
-    // Another batch and learning rate: they are what runs are compared for, so they are labelled; no loss can be equal.
+    // Another batch and learning rate: they are what runs are compared for, so they are labelled;
+    // no loss can be equal.
     let labelled = &report["comparisons"][2];
     assert!(labelled["speedup"]["ratio"].as_f64().unwrap() > 0.0 && labelled["parity"].is_null(), "{labelled}");
     assert!(labelled["billable_saved_percent"].is_null(), "they did not learn from as many examples");

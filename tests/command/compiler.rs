@@ -1,5 +1,6 @@
-//! The training compiler on the CPU, through the binary: what a run prints, that a compiled run learns what a native one
-//! does, that it can be stopped and continued in either mode, and what is refused.
+//! The training compiler on the CPU, through the binary: what a run prints, that a compiled run
+//! learns what a native one does, that it can be stopped and continued in either mode, and what is
+//! refused.
 
 use crate::common::small_run::{copy, figures, train, write};
 use crate::common::{fails, fixture, kiln, succeeds, train_rows};

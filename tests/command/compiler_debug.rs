@@ -1,5 +1,5 @@
-//! `compiler.debug`, through the binary: what it writes and shows, that the run itself stays the same, and that nobody makes
-//! a speed-up of its times.
+//! `compiler.debug`, through the binary: what it writes and shows, that the run itself stays the
+//! same, and that nobody makes a speed-up of its times.
 
 use std::path::Path;
 
@@ -42,7 +42,8 @@ fn a_run_with_debug_tells_what_the_compiler_did_and_computes_the_same() {
     let operators = report["operators"].as_array().unwrap();
     assert!(operators.len() == 8 && operators.iter().all(|of| of["form"] == "fused" && of["because"].is_null()));
     let shapes = report["shapes"].as_array().unwrap();
-    // 14 steps of two micro-batches, but for the one at the end of each epoch of 20 rows in batches of 3: 4 steps an epoch.
+    // 14 steps of two micro-batches, but for the one at the end of each epoch of 20 rows in batches
+    // of 3: 4 steps an epoch.
     assert_eq!(shapes.iter().map(|shape| shape["batches"].as_u64().unwrap()).sum::<u64>(), 14 * 2 - 3);
     assert!(shapes.iter().any(|shape| shape["first_step"] == 1));
     let reads = report["device_reads"].as_array().unwrap();

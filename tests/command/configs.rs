@@ -1,4 +1,5 @@
-//! Every shipped config is loaded, and the tiny ones are trained from start to end through the binary.
+//! Every shipped config is loaded, and the tiny ones are trained from start to end through the
+//! binary.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,6 @@
-//! Files of other programs beside what pandas and `datasets` read from them (`tests/fixtures/files.json`, written by
-//! `make_files.py`): awkward CSV and JSON, hidden files, dataset cards, saved datasets, types and codecs of parquet.
+//! Files of other programs beside what pandas and `datasets` read from them
+//! (`tests/fixtures/files.json`, written by `make_files.py`): awkward CSV and JSON, hidden files,
+//! dataset cards, saved datasets, types and codecs of parquet.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Text that a language model writes: `kiln generate` against `transformers`, several prompts at once, the settings of a model
-//! folder, and samples on the way of a run.
+//! Text that a language model writes: `kiln generate` against `transformers`, several prompts at
+//! once, the settings of a model folder, and samples on the way of a run.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Pretrained models whose head, label names or vocabulary are not those of the data: what is refused with which help, what
-//! the run that follows the help does, and what its folder says.
+//! Pretrained models whose head, label names or vocabulary are not those of the data: what is
+//! refused with which help, what the run that follows the help does, and what its folder says.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,8 @@ use crate::common::{fails, fixture, json as read, kiln, succeeds, tensors};
 const SHAPE: &str = "kind = \"bert\"\nhidden_size = 16\nnum_hidden_layers = 1\nnum_attention_heads = 2\nintermediate_size = 32\n\
                      max_position_embeddings = 16\nhidden_dropout_prob = 0.0\nattention_probs_dropout_prob = 0.0\n";
 
-/// A folder with word pieces and data of every task, and a trained classifier of the labels `x`, `y` and `z` in `three`.
+/// A folder with word pieces and data of every task, and a trained classifier of the labels `x`,
+/// `y` and `z` in `three`.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
@@ -33,7 +34,8 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// A config that trains a classifier on a table for a step in which no weight changes: the learning rate begins at 0.
+/// A config that trains a classifier on a table for a step in which no weight changes: the learning
+/// rate begins at 0.
 fn config(model: &str) -> String {
     format!(
         "[model]\n{model}[data]\ntask = \"sequence-classification\"\nformat = \"csv\"\n[trainer]\nmax_steps = 1\n\
@@ -56,7 +58,8 @@ fn tune(folder: &Path, from: &str, run: &str, set: &[&str]) -> Command {
     train(folder, "from.toml", run, set)
 }
 
-/// A task, its data, further keys, a part of what is told, and `id2label` and `problem_type` of what is written.
+/// A task, its data, further keys, a part of what is told, and `id2label` and `problem_type` of
+/// what is written.
 type Case<'a> = (&'a str, &'a str, &'a [&'a str], &'a str, Value, Value);
 
 const NEW_HEAD: &str = "model.ignore_mismatched_sizes=true";
@@ -113,7 +116,8 @@ fn a_head_of_another_size_is_replaced_when_the_config_says_so() {
             json!({"0": "x", "1": "y", "2": "z"}),
             Value::Null,
         ),
-        // A head of other names is new in any case. Three labels would make `transformers` expect three logits.
+        // A head of other names is new in any case. Three labels would make `transformers` expect
+        // three logits.
         ("question-answering", "data.train=squad.json", &[squad], "qa_outputs.* (2 tensors)", Value::Null, Value::Null),
     ];
     let before = tensors(&path.join("three/model.safetensors"));
@@ -169,7 +173,8 @@ fn an_evaluation_has_a_name_for_each_output() {
         eval.args(args.collect::<Vec<_>>());
         eval
     };
-    // Labels that are some of the model's are read by its names, in whatever order the config has them.
+    // Labels that are some of the model's are read by its names, in whatever order the config has
+    // them.
     rows("some.csv", &["z", "x"]);
     let own = succeeds(&mut eval("three", "some.csv", &[]));
     let matrix = |text: &str| text.lines().take(4).map(str::to_owned).collect::<Vec<_>>();
@@ -234,7 +239,8 @@ fn adapters_with_a_head_of_another_size_are_opened_again() {
     succeeds(&mut tune(path, "merged", "again", &three));
 }
 
-/// `peft` saves no pooler with the adapter of a classifier, and a masked language model has none that it could be read from.
+/// `peft` saves no pooler with the adapter of a classifier, and a masked language model has none
+/// that it could be read from.
 #[test]
 fn an_adapter_whose_pooler_is_nowhere_is_told_so() {
     let folder = folder();
@@ -294,8 +300,8 @@ fn names_that_transformers_gives_by_default_do_not_stand_in_the_way() {
     }
 }
 
-/// `transformers` adds noise to the mean of the old rows that has 1e-9 of their covariance, so a standard deviation of 3.2e-5
-/// times theirs, which is 0.2 here.
+/// `transformers` adds noise to the mean of the old rows that has 1e-9 of their covariance, so a
+/// standard deviation of 3.2e-5 times theirs, which is 0.2 here.
 const NOISE: f32 = 8.0 * 3.2e-5 * 0.2;
 
 #[test]

@@ -35,7 +35,8 @@ fn a_config_for_little_text_trains() {
         let rows = rows(&folder.path().join("runs").join(name));
         assert!(rows.iter().any(|row| row["eval_loss"].is_number()), "{name}: {rows:?}");
     }
-    // Validation files of one's own are not divided, and as little text as they have makes short samples too.
+    // Validation files of one's own are not divided, and as little text as they have makes short
+    // samples too.
     std::fs::write(folder.path().join("held-out.txt"), line.repeat(2)).unwrap();
     let args =
         ["init", "clm", "run/model", "--train", "little.txt", "--validation", "held-out.txt", "--out", "own.toml"];

@@ -1,5 +1,5 @@
-//! Runs that are stopped: killed at random moments, asked to stop by a signal or by the clock, or two at once in one
-//! folder. A resumed run ends with the same bits as the undisturbed run.
+//! Runs that are stopped: killed at random moments, asked to stop by a signal or by the clock, or
+//! two at once in one folder. A resumed run ends with the same bits as the undisturbed run.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader};
@@ -79,8 +79,8 @@ fn killed_at_random_moments_it_continues() {
     same_end(folder.path(), "straight", "run");
 }
 
-/// Killed before it has anything to lose, a run begins again in its folder, however that is to be taken, and leaves nothing of
-/// the attempts behind. Twelve times here; `KILN_KILLS=200` for more.
+/// Killed before it has anything to lose, a run begins again in its folder, however that is to be
+/// taken, and leaves nothing of the attempts behind. Twelve times here; `KILN_KILLS=200` for more.
 #[test]
 fn killed_at_its_beginning_it_begins_again() {
     let kills = std::env::var("KILN_KILLS").map_or(12, |kills| kills.parse::<u64>().unwrap());
@@ -221,7 +221,8 @@ fn a_signal_while_rows_are_read_leaves_no_half_cache() {
     assert!(!folder.path().join("run").exists());
 }
 
-/// Sends SIGTERM to `command` half a second after it began and expects that it is gone soon after, with nothing left of it.
+/// Sends SIGTERM to `command` half a second after it began and expects that it is gone soon after,
+/// with nothing left of it.
 fn terminated_soon(folder: &Path, mut command: Command) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(500));
@@ -467,7 +468,8 @@ fn a_driver_that_is_stopped_leaves_no_process_and_no_folder() {
                 std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
             };
             let left = || std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
-            // Where no kiln is left to remove the folder of a killed one, the next that makes such a folder does so.
+            // Where no kiln is left to remove the folder of a killed one, the next that makes such
+            // a folder does so.
             let is_left = is_peer && ["-HUP", "-KILL"].contains(&name);
             while theirs.iter().any(lives) || !is_left && !left().is_empty() {
                 let alive = theirs.iter().filter(|pid| lives(pid)).collect::<Vec<_>>();

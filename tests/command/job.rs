@@ -1,5 +1,5 @@
-//! `kiln job` under a folder that stands for `/opt/ml`, laid out as a training platform lays it out; and `kiln metrics` on what it
-//! prints.
+//! `kiln job` under a folder that stands for `/opt/ml`, laid out as a training platform lays it
+//! out; and `kiln metrics` on what it prints.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader};
@@ -74,7 +74,8 @@ impl Root {
         stdout
     }
 
-    /// It fails with this code, says each part in one message, and leaves that message where the platform reads it.
+    /// It fails with this code, says each part in one message, and leaves that message where the
+    /// platform reads it.
     pub(crate) fn fails(&self, code: i32, parts: &[&str]) -> String {
         let output = self.job().output().unwrap();
         let (all, stderr) = (text(&output), String::from_utf8_lossy(&output.stderr).into_owned());
@@ -269,7 +270,8 @@ fn rows(from: usize) -> String {
 fn channels_are_files_folders_models_and_configs() {
     let first = Root::small(&json!({"max_steps": "1"}));
     first.succeeds();
-    // A channel with a config, one with a model, one that is a file elsewhere and one that is a folder of CSV.
+    // A channel with a config, one with a model, one that is a file elsewhere and one that is a
+    // folder of CSV.
     let root = Root::new();
     let config = "[data]\ntask = \"sequence-classification\"\nformat = \"csv\"\ntrain = [\"${SM_CHANNEL_EXTRA}\"]\n\
                   validation = \"/opt/ml/input/data/held-out/rows.csv\"\n[model]\nfrom = \"${SM_CHANNEL_BASE_MODEL}\"\n\
@@ -609,8 +611,9 @@ fn a_job_trains_in_the_ranks_that_it_is_given() {
     assert!(model(&root) == model(&straight));
 }
 
-/// Two machines that are one: each has a root of its own, and the ranks of both meet at the first. A rank that is killed ends the job on
-/// both, and the next start continues it to the bits of an undisturbed one.
+/// Two machines that are one: each has a root of its own, and the ranks of both meet at the first.
+/// A rank that is killed ends the job on both, and the next start continues it to the bits of an
+/// undisturbed one.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_machines_of_a_job_train_together() {
@@ -668,8 +671,9 @@ fn the_machines_of_a_job_train_together() {
     assert!(!roots[1].path("model/config.json").exists() && !roots[1].path("checkpoints/job.json").exists());
 }
 
-/// The hyperparameters of Hugging Face's and SageMaker's notebooks, whose models and data are on the Hub: there is no network here,
-/// so that each job ends where it looks for them, with its config written.
+/// The hyperparameters of Hugging Face's and SageMaker's notebooks, whose models and data are on
+/// the Hub: there is no network here, so that each job ends where it looks for them, with its
+/// config written.
 #[test]
 fn hyperparameters_of_the_notebooks_are_a_config() {
     let clm = json!({

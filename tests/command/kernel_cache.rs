@@ -1,5 +1,6 @@
-//! `kiln pretune`, `kiln cache export` and `kiln cache import` through the binary. The CPU keeps no kernels, so files that
-//! stand for them are put into the cache; archives that somebody has tampered with are made by hand.
+//! `kiln pretune`, `kiln cache export` and `kiln cache import` through the binary. The CPU keeps no
+//! kernels, so files that stand for them are put into the cache; archives that somebody has
+//! tampered with are made by hand.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

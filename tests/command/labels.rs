@@ -1,5 +1,6 @@
-//! Labels of tables: one value means the same in every format, what is no label is none, and names come from where they stand.
-//! `fixtures/make_labels.py` writes the tables, and what pandas and datasets read in them.
+//! Labels of tables: one value means the same in every format, what is no label is none, and names
+//! come from where they stand. `fixtures/make_labels.py` writes the tables, and what pandas and
+//! datasets read in them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,8 @@ fn fixtures() -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/labels")
 }
 
-/// The label of every row of `column` by its name or number, none for a row that is left out; or the beginning of the error.
+/// The label of every row of `column` by its name or number, none for a row that is left out; or
+/// the beginning of the error.
 type Outcome = Result<Vec<Option<String>>, String>;
 
 fn outcome(ending: &str, format: DataFormat, column: &str, task: Task, skip_unlabeled: bool) -> Outcome {
@@ -188,8 +190,8 @@ fn texts(ending: &str, format: DataFormat, columns: Columns) -> Result<Vec<Strin
     read.map_err(|error| error.to_string().split(", got").next().unwrap().rsplit(": ").next().unwrap().to_owned())
 }
 
-/// CSV and TSV hold texts alone, so a column of them is one of texts whatever they spell. A number, a boolean and a list
-/// are no text in the formats that have them.
+/// CSV and TSV hold texts alone, so a column of them is one of texts whatever they spell. A number,
+/// a boolean and a list are no text in the formats that have them.
 #[test]
 fn a_text_is_the_same_in_every_format_and_no_other_value_is_one() {
     let peers = read_json(&fixtures().join("peers.json"));
@@ -274,7 +276,8 @@ fn a_value_is_the_same_label_in_every_format() {
             assert!(whole.is_err() || skipped == whole, "{column}: nothing is left out where every row has a label");
             seen.insert((column.as_str(), task.to_string()), whole);
         }
-        // pandas reads types in CSV and keeps them elsewhere, so CSV is what it says that a text means.
+        // pandas reads types in CSV and keeps them elsewhere, so CSV is what it says that a text
+        // means.
         let classes = same(column, SequenceClassification, true).map(|labels| partition(&labels));
         let pandas = &peer["pandas"]["csv"];
         let agrees = classes.as_ref().is_ok_and(|classes| json!(classes) == *pandas);

@@ -1,5 +1,5 @@
-//! Language models from text by line and from tables, masked language modelling, and the shapes of batches, through the
-//! binary.
+//! Language models from text by line and from tables, masked language modelling, and the shapes of
+//! batches, through the binary.
 
 use std::path::Path;
 use std::process::Command;
@@ -120,7 +120,8 @@ fn masked_words_are_learned_from_lines() {
     let folder = folder();
     train(folder.path(), "bert.toml", &["data.whole_word_mask=true", "trainer.max_steps=400"]);
     let evaluation = evaluation(folder.path());
-    // Each word is told by its neighbour, unless that is masked too (15 %); by chance one in eight is right.
+    // Each word is told by its neighbour, unless that is masked too (15 %); by chance one in eight
+    // is right.
     assert!(evaluation["eval_accuracy"].as_f64().unwrap() > 0.8, "{evaluation}");
     let (loss, perplexity) =
         (evaluation["eval_loss"].as_f64().unwrap(), evaluation["eval_perplexity"].as_f64().unwrap());
@@ -224,7 +225,8 @@ fn lines_are_documents() {
         let number = line.split_whitespace().nth(1).unwrap().replace(',', "");
         number.parse::<usize>().unwrap()
     };
-    // 90 lines of 6 words with [CLS] and [SEP] each; as one document only one of either. Blocks of 16.
+    // 90 lines of 6 words with [CLS] and [SEP] each; as one document only one of either. Blocks
+    // of 16.
     assert_eq!(tokens(&[]), 90 * 8 / 16);
     assert_eq!(tokens(&["data.documents=file"]), (90 * 6 + 2) / 16);
     let share = ["data.validation=\"20%\""];
@@ -276,7 +278,8 @@ fn what_padding_costs_is_printed_and_changes_nothing() {
             let figures = losses(path).into_iter().chain([evaluation["eval_loss"].as_f64().unwrap()]);
             let figures = figures.collect::<Vec<_>>();
             let expected = expected.get_or_insert_with(|| figures.clone());
-            // Padding enters no sum; only the order of f32 additions differs, over nine steps of learning.
+            // Padding enters no sum; only the order of f32 additions differs, over nine steps of
+            // learning.
             for (a, b) in expected.iter().zip(&figures) {
                 assert!((a - b).abs() < 1e-4 * a.abs().max(1.0), "{task} {padding}: {expected:?} {figures:?}");
             }
@@ -434,7 +437,8 @@ fn packed_instructions_have_the_losses_that_they_have_alone() {
     }
 }
 
-/// Rows of OpenAI's form, of ShareGPT's, with keys that are null and with the system message in a column are one conversation.
+/// Rows of OpenAI's form, of ShareGPT's, with keys that are null and with the system message in a
+/// column are one conversation.
 #[test]
 fn forms_of_chat_rows_have_one_loss_or_are_refused() {
     let folder = folder();

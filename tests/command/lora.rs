@@ -1,4 +1,5 @@
-//! `[lora]` through the binary: what a run says, saves and continues, how much memory it takes, and what is refused.
+//! `[lora]` through the binary: what a run says, saves and continues, how much memory it takes, and
+//! what is refused.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,8 @@ use serde_json::Value;
 use crate::common::small_run::{figures, train, write};
 use crate::common::{fails, kiln, succeeds, tensors, train_rows};
 
-/// A small run of `task` that has made a base in `base/model`, and a config that puts adapters on it.
+/// A small run of `task` that has made a base in `base/model`, and a config that puts adapters on
+/// it.
 fn with_base(folder: &Path, task: &str, lora: &str) {
     write(folder, task);
     let short = ["--set", "trainer.max_steps=2", "--set", "trainer.warmup_steps=0"];
@@ -72,7 +74,8 @@ fn a_run_says_what_learns_and_saves_a_folder_of_peft() {
     let first = &train_rows(&folder.path().join("on"))[0]["loss"];
     assert_ne!(first, &train_rows(&folder.path().join("run"))[0]["loss"], "it begins where the adapter stands");
     assert_eq!(tensors(&folder.path().join("on/model/adapter_model.safetensors")).len(), 8);
-    // The path of the base stays as the user wrote it, and leads there from another working directory.
+    // The path of the base stays as the user wrote it, and leads there from another working
+    // directory.
     for written in ["run/checkpoints/step-000014", "on/model"] {
         let stated = crate::common::json(&folder.path().join(written).join("adapter_config.json"));
         assert_eq!(stated["base_model_name_or_path"], "base/model", "{written}");
@@ -220,7 +223,8 @@ fn what_makes_no_sense_is_refused() {
     fails(kiln(folder.path()).args(["plan", "random.toml"]), 2, &["lora", "adapters stand on pretrained weights"]);
 }
 
-/// The base's own weights are replaced by what an adapter's file has in their place; they would be lost if it were trained on.
+/// The base's own weights are replaced by what an adapter's file has in their place; they would be
+/// lost if it were trained on.
 #[test]
 fn an_adapter_with_weights_of_the_base_is_merged_before_it_is_trained_on() {
     let asked = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/peft/gpt2");

@@ -1,5 +1,6 @@
-//! The command `kiln` as its users run it: every test starts it as a child process and looks at its output, its exit code and
-//! its files. A few read a config or a table with the library as well; none trains in this process.
+//! The command `kiln` as its users run it: every test starts it as a child process and looks at its
+//! output, its exit code and its files. A few read a config or a table with the library as well;
+//! none trains in this process.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]

@@ -1,13 +1,14 @@
-//! The plan's estimate of memory against the `peak_mib` of a run's last row, in both modes, in bf16, and with layers that are
-//! computed again.
+//! The plan's estimate of memory against the `peak_mib` of a run's last row, in both modes, in
+//! bf16, and with layers that are computed again.
 #![cfg(target_os = "linux")] // elsewhere no row has a peak
 
 use std::path::Path;
 
 use crate::common::{kiln, succeeds, train_rows};
 
-/// The part of the measured peak by which the estimate may be off. The bytes that a step allocates are the same every time, and
-/// the estimate counts them to a few per cent; the size of the C library's heap differs from run to run by up to a tenth.
+/// The part of the measured peak by which the estimate may be off. The bytes that a step allocates
+/// are the same every time, and the estimate counts them to a few per cent; the size of the C
+/// library's heap differs from run to run by up to a tenth.
 const TOLERANCE: f64 = 0.2;
 
 /// Layers, width and heads, vocabulary, sequences of how many tokens.
@@ -40,7 +41,8 @@ fn write(folder: &Path, size: Size) {
     std::fs::write(folder.join("config.toml"), config).unwrap();
 }
 
-/// The plan's estimate and the `peak_mib` of the run's last row, in MiB, and the plan's line on memory.
+/// The plan's estimate and the `peak_mib` of the run's last row, in MiB, and the plan's line on
+/// memory.
 fn planned_and_measured(folder: &Path, mode: &str, more: &[&str]) -> (f64, f64, String) {
     let mut command = kiln(folder);
     command.args(["train", "config.toml", "--compiler", mode, "--set", "run.on_existing=overwrite"]);
@@ -104,7 +106,8 @@ fn of_a_last_layer_that_computes_first_tokens_alone() {
 #[allow(clippy::zombie_processes)] // `wait4` waits for it
 fn pages(command: &mut std::process::Command) -> i64 {
     let child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
-    // SAFETY: the process is a child that nobody else waits for, and both structures are plain data that the call fills.
+    // SAFETY: the process is a child that nobody else waits for, and both structures are plain data
+    // that the call fills.
     #[allow(unsafe_code)]
     let (status, usage) = unsafe {
         let (mut status, mut usage) = (0, std::mem::zeroed::<libc::rusage>());

@@ -1,5 +1,6 @@
-//! Mixed precision through the binary: how far it moves a model against torch's autocast, every task in every mode and
-//! precision, what the plan says, the loss scale of f16 with its skipped steps, and what is refused.
+//! Mixed precision through the binary: how far it moves a model against torch's autocast, every
+//! task in every mode and precision, what the plan says, the loss scale of f16 with its skipped
+//! steps, and what is refused.
 
 use std::path::Path;
 
@@ -19,8 +20,9 @@ const TASKS: [&str; 8] = [
     "multiple-choice",
 ];
 
-/// Bound on our distance from f32 in units of autocast's. Both round the same operands; where sums are taken in another
-/// order other roundings fall the other way. Seen: 0.54 to 1.71, both of the one logit of a regression, and 0.68 to 1.19.
+/// Bound on our distance from f32 in units of autocast's. Both round the same operands; where sums
+/// are taken in another order other roundings fall the other way. Seen: 0.54 to 1.71, both of the
+/// one logit of a regression, and 0.68 to 1.19.
 const TIMES_AUTOCAST: f64 = 2.0;
 
 #[test]
@@ -59,7 +61,8 @@ fn rounding_is_as_large_as_torchs_autocast() {
     }
 }
 
-/// Every task, mode and precision: it trains, the losses are those of f32 up to rounding, evaluation included.
+/// Every task, mode and precision: it trains, the losses are those of f32 up to rounding,
+/// evaluation included.
 #[test]
 fn every_task_in_every_mode_and_precision() {
     for task in TASKS {
@@ -87,7 +90,8 @@ fn every_task_in_every_mode_and_precision() {
                 assert_eq!(reasons, if compiler == "compiled" { plain.len() } else { 0 }, "{said}");
                 assert!(compiler == "native" || plain.iter().all(|name| told.contains(&format!("{name} ("))), "{said}");
                 assert_eq!(rows.len(), exact.len());
-                // For some of these untrained models 65,536 is too much: the first steps find the scale.
+                // For some of these untrained models 65,536 is too much: the first steps find the
+                // scale.
                 let skipped = rows.iter().filter_map(|row| row.get("skipped_steps")?.as_u64()).max().unwrap_or(0);
                 assert!(
                     skipped <= if precision == "f16" { 4 } else { 0 },
@@ -97,7 +101,8 @@ fn every_task_in_every_mode_and_precision() {
                     for name in ["loss", "eval_loss"] {
                         if let Some(expected) = exact[name].as_f64() {
                             let got = row[name].as_f64().unwrap();
-                            // Rounding to bf16 moves a loss by 2^-9 at most; 14 updates of Adam carry it on.
+                            // Rounding to bf16 moves a loss by 2^-9 at most; 14 updates of Adam
+                            // carry it on.
                             let bound = match (precision, skipped) {
                                 ("bf16", _) => 1e-2,
                                 (_, 0) => 2e-3,
@@ -257,7 +262,8 @@ fn how_it_can_be_asked_for() {
     fails(kiln(folder.path()).args(["plan", "two.toml"]), 2, &["`precision` and `trainer.bf16` are two ways"]);
 }
 
-/// The unit that multiplies bf16 is printed, may be lowered for a process, and is part of what a run promises.
+/// The unit that multiplies bf16 is printed, may be lowered for a process, and is part of what a
+/// run promises.
 #[test]
 fn the_instructions_of_products_can_be_lowered() {
     let folder = tempfile::tempdir().unwrap();
@@ -277,7 +283,8 @@ fn the_instructions_of_products_can_be_lowered() {
     }
     assert!(plan("f32", "f16").contains("bf16 is the faster of the two here"));
     assert!(plan("f32", "auto").contains("f32 (auto: this CPU multiplies bf16 no faster than f32)"));
-    // Without the variable the choice is that of a measurement, which `auto` names where it decided.
+    // Without the variable the choice is that of a measurement, which `auto` names where it
+    // decided.
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let reason = match devices("").contains("products of bf16 in fused operators by f32: ") {
         true if flags.contains("avx512_bf16") => {

@@ -1,4 +1,5 @@
-//! The use of a trained model, through the binary: `kiln eval` and `kiln predict`, for labels, numbers and answers.
+//! The use of a trained model, through the binary: `kiln eval` and `kiln predict`, for labels,
+//! numbers and answers.
 
 use std::path::Path;
 
@@ -134,7 +135,8 @@ fn labels() {
     std::fs::remove_file(folder.path().join("train.csv")).unwrap();
     let alone = succeeds(kiln(folder.path()).args(["eval", "config.toml"]));
     assert!(alone.contains("'eval_accuracy': 1.0") && alone.contains("'eval_samples': 12"), "{alone}");
-    // Nor does it matter how a run would train: validation data is not made into batches of training.
+    // Nor does it matter how a run would train: validation data is not made into batches of
+    // training.
     for training in ["dataloader_drop_last=true", "per_device_train_batch_size=auto"] {
         let mut eval = kiln(folder.path());
         eval.args(["eval", "config.toml", "--set", "batch.scaling=grow"]);
@@ -192,7 +194,8 @@ fn the_columns_are_those_of_the_run() {
     std::fs::rename(folder.path().join("run/model"), folder.path().join("alone")).unwrap();
     fails(&mut predict("alone", &[]), 3, &refused);
     assert_eq!(succeeds(&mut predict("alone", &["--text-column", "message"])), found);
-    // JSON is SQuAD's for questions alone, and a folder that `datasets` saved is known by what it holds.
+    // JSON is SQuAD's for questions alone, and a folder that `datasets` saved is known by what it
+    // holds.
     let list = json!([{"message": "a good film"}, {"message": "a bad play"}]);
     std::fs::write(folder.path().join("new.json"), list.to_string()).unwrap();
     let input = |input: &str, column: &str| {
@@ -256,7 +259,8 @@ fn answers() {
     assert!(!folder.path().join("other").exists());
 }
 
-/// Names of labels come from the data and may hold anything: files state them in escapes, and they stay the same names.
+/// Names of labels come from the data and may hold anything: files state them in escapes, and they
+/// stay the same names.
 #[test]
 fn names_of_labels_have_no_power_over_the_terminal() {
     const HOSTILE: &str = "praise\u{202e}\u{9b}2J";

@@ -1,5 +1,6 @@
-//! One model gives one answer: `kiln predict` of a run, of its model folder, of its checkpoint and of what `kiln merge` makes of it,
-//! `trainer.do_predict`, `kiln eval` and the run's page agree row by row, whatever settings the run has.
+//! One model gives one answer: `kiln predict` of a run, of its model folder, of its checkpoint and
+//! of what `kiln merge` makes of it, `trainer.do_predict`, `kiln eval` and the run's page agree row
+//! by row, whatever settings the run has.
 
 use std::path::Path;
 
@@ -9,7 +10,8 @@ use serde_json::{Value, json};
 const WORDS: &str =
     "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\ngood\nbad\nfilm\nplay\nwhere\nis\nthe\ncat\ndog\nin\nbox\ntree\nand\n";
 
-/// A folder with a config of `task` on rows in `format`, whose keys of `[data]` and `[trainer]` are given besides.
+/// A folder with a config of `task` on rows in `format`, whose keys of `[data]` and `[trainer]` are
+/// given besides.
 fn folder(task: &str, format: &str, validation: &str, data: &str, trainer: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let ending = if format == "squad" { "json" } else { format };
@@ -49,8 +51,9 @@ fn is_on(page: &str, figure: &str, value: &Value) -> bool {
     page.match_indices(&name).any(|(at, _)| page[at..].chars().take(120).collect::<String>().contains(&shown))
 }
 
-/// Trains, and returns the answers of `do_predict`, the last evaluation of the run, and the answers for the arguments `other`. Asserts
-/// that all ways to the model give these answers, and `kiln eval` the figures of the run, which its page shows.
+/// Trains, and returns the answers of `do_predict`, the last evaluation of the run, and the answers
+/// for the arguments `other`. Asserts that all ways to the model give these answers, and `kiln
+/// eval` the figures of the run, which its page shows.
 fn agreed(folder: &Path, input: &str, other: &[&str]) -> (Vec<Value>, Value, Vec<Value>) {
     succeeds(kiln(folder).args(["train", "config.toml"]));
     let answers = lines(&std::fs::read_to_string(folder.join("run/predict_results.jsonl")).unwrap());
@@ -81,7 +84,8 @@ fn agreed(folder: &Path, input: &str, other: &[&str]) -> (Vec<Value>, Value, Vec
     (answers, row, others)
 }
 
-/// Texts of two columns, longer than the run reads, so that the right answer depends on where they are cut.
+/// Texts of two columns, longer than the run reads, so that the right answer depends on where they
+/// are cut.
 fn pair(i: usize) -> (String, String) {
     let words = ["good", "bad", "film", "play", "cat", "dog", "box", "tree"];
     let text =
@@ -101,7 +105,8 @@ fn table(label: impl Fn(usize) -> Value) -> String {
 const COLUMNS: &str =
     "text_column = \"message\"\ntext_pair_column = \"reply\"\nlabel_column = \"topic\"\nmax_length = 9";
 
-/// The share of `answers` for which `is_right` holds, as an evaluation has it: a count by a count in f64.
+/// The share of `answers` for which `is_right` holds, as an evaluation has it: a count by a count
+/// in f64.
 fn share(answers: &[Value], is_right: impl Fn(usize, &Value) -> bool) -> f64 {
     let right = answers.iter().enumerate().filter(|(i, answer)| is_right(*i, answer)).count();
     right as f64 / answers.len() as f64

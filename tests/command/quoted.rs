@@ -1,9 +1,10 @@
-//! README and guide say what is true: every `console` block is run and its output compared, every `toml` block is planned, and
-//! every command in an `sh` block is one that the command line takes.
+//! README and guide say what is true: every `console` block is run and its output compared, every
+//! `toml` block is planned, and every command in an `sh` block is one that the command line takes.
 //!
-//! A block is compared with its figures left out: numbers may be any, `...` in a line stands for any text, and a line of `...`
-//! for any lines. As in trycmd, `? CODE` after a command is its exit code. The blocks of a page run one after the other in one
-//! folder, which holds the configs of the repository, a little text, a table, and a small model in the place of the Hub's.
+//! A block is compared with its figures left out: numbers may be any, `...` in a line stands for
+//! any text, and a line of `...` for any lines. As in trycmd, `? CODE` after a command is its exit
+//! code. The blocks of a page run one after the other in one folder, which holds the configs of the
+//! repository, a little text, a table, and a small model in the place of the Hub's.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,8 @@ use snapbox::assert::DEFAULT_ACTION_ENV;
 
 use crate::common::{fixture, kiln};
 
-/// Commands whose settings are others here: the first words of the command, and the arguments that are added to it.
+/// Commands whose settings are others here: the first words of the command, and the arguments that
+/// are added to it.
 const OTHERWISE: &[(&str, &str)] = &[
     (
         "kiln train configs/quickstart.toml",
@@ -159,7 +161,8 @@ impl Sandbox {
         std::fs::write(path, bytes).unwrap();
     }
 
-    /// The reviews of the chapter on classifiers, and the choices and conversations of the one on data formats.
+    /// The reviews of the chapter on classifiers, and the choices and conversations of the one on
+    /// data formats.
     fn write_table(&self) {
         let (mut rows, mut unlabelled) = ("text,label\n".to_owned(), "text\n".to_owned());
         for n in 0..40 {
@@ -199,7 +202,8 @@ impl Sandbox {
         snapshot
     }
 
-    /// A small DistilBERT and a small GPT-2 in the cache of Hugging Face, by the names of those on the Hub.
+    /// A small DistilBERT and a small GPT-2 in the cache of Hugging Face, by the names of those on
+    /// the Hub.
     fn write_models(&self) {
         let snapshot = self.write_cached("openai-community/gpt2", "generate-gpt2");
         for file in ["tokenizer.json", "tokenizer_config.json"] {

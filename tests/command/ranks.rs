@@ -11,7 +11,8 @@ use crate::common::skip::skip;
 use crate::common::small_run::{figures, train, write};
 use crate::common::{fails, kiln, relative_l2, rows_with_skips, succeeds, tensors, text};
 
-/// Every task, with dropout, clipping, label counts that differ by rank, and a rank without a batch at the end of each epoch.
+/// Every task, with dropout, clipping, label counts that differ by rank, and a rank without a batch
+/// at the end of each epoch.
 #[test]
 fn two_ranks_train_what_one_does() {
     for task in ["clm", "mlm", "sequence-classification", "regression", "question-answering"] {
@@ -49,7 +50,8 @@ fn in_compiled_mode_and_in_f16_too() {
 
 const DIVIDED: [&str; 2] = ["--set", "distributed.optimizer_sharding=true"];
 
-/// The update of each value is made by one rank; every optimizer, mode and precision, with clipping.
+/// The update of each value is made by one rank; every optimizer, mode and precision, with
+/// clipping.
 #[test]
 fn a_divided_optimizer_gives_the_bits_of_a_whole_one() {
     let Some(launcher) = Launcher::of("clm") else { return };
@@ -109,7 +111,8 @@ fn a_divided_optimizer_is_saved_whole() {
     }
 }
 
-/// Half the moments of a rank are gone from its plan, from its tensors, and from the largest memory of its process.
+/// Half the moments of a rank are gone from its plan, from its tensors, and from the largest memory
+/// of its process.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_divided_optimizer_has_half_the_moments() {
@@ -135,13 +138,14 @@ fn a_divided_optimizer_has_half_the_moments() {
     assert!(all == same && all > 2 * 16_800_000, "{all} {same}");
     assert_eq!(halves[0] + halves[1], all);
     assert!(halves[0].abs_diff(halves[1]) <= 2, "{halves:?}");
-    // 64 MiB of moments less. Of them MPI's buffers have taken up to 33, where the other rank came later to an exchange.
+    // 64 MiB of moments less. Of them MPI's buffers have taken up to 33, where the other rank came
+    // later to an exchange.
     let less = peak_whole - peak_divided;
     assert!(less > 30.0, "{less} MiB less");
 }
 
-/// Gradients that are summed during the backward pass, with tied weights, layers that are computed again, frozen embeddings and ranks
-/// that have no micro-batch at the end of an epoch.
+/// Gradients that are summed during the backward pass, with tied weights, layers that are computed
+/// again, frozen embeddings and ranks that have no micro-batch at the end of an epoch.
 #[test]
 fn sums_during_the_backward_pass_are_those_after_it() {
     let Some(launcher) = Launcher::of("clm") else { return };
@@ -164,7 +168,8 @@ fn sums_during_the_backward_pass_are_those_after_it() {
     fails(&mut launcher.launch(2, "no", &both), 2, &["distributed.overlap_communication", "set one of them"]);
 }
 
-/// The order in which ranks are summed is that of the micro-batches where each has one; with more, rounding differs.
+/// The order in which ranks are summed is that of the micro-batches where each has one; with more,
+/// rounding differs.
 #[test]
 fn four_micro_batches_are_shared_in_any_way() {
     let Some(launcher) = Launcher::of("clm") else { return };
@@ -260,8 +265,9 @@ fn what_is_no_world_is_refused_and_nothing_is_written() {
     assert!(!launcher.folder().join("run").exists());
 }
 
-/// A library that has MPI's functions and is none that Kiln knows how to call, one that is not built for threads, or one that ends the
-/// process, as Open MPI does where it finds no launcher that it was built for.
+/// A library that has MPI's functions and is none that Kiln knows how to call, one that is not
+/// built for threads, or one that ends the process, as Open MPI does where it finds no launcher
+/// that it was built for.
 #[test]
 fn an_unknown_mpi_is_refused() {
     let place = tempfile::tempdir().unwrap();
@@ -451,7 +457,8 @@ fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
                 "error: the ranks have ended without a word, and mpirun has not".into(),
             ];
             assert!(ended.iter().any(|ended| said.contains(ended)), "{said}");
-            // A rank that is killed while MPI begins can leave the other one a notice about their shared memory, which stays.
+            // A rank that is killed while MPI begins can leave the other one a notice about their
+            // shared memory, which stays.
             for notice in ["exited on signal", "non-zero status", "MPI_ABORT", "Primary job"] {
                 assert!(!said.contains(notice), "mpirun's own notices of the end are left out: {said}");
             }
@@ -463,8 +470,8 @@ fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
     assert!(weights("straight") == weights("run"));
 }
 
-/// Memory that a rank cannot get ends all ranks with exit code 4 and says so, and the run continues from a checkpoint that is whole.
-/// Three moments here; `KILN_CUTS=40` for more.
+/// Memory that a rank cannot get ends all ranks with exit code 4 and says so, and the run continues
+/// from a checkpoint that is whole. Three moments here; `KILN_CUTS=40` for more.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_rank_without_memory_ends_all_and_the_run_continues() {
@@ -565,7 +572,8 @@ fn a_rank_that_fails_ends_all_with_its_exit_code() {
     assert_eq!(text(&output).matches("error: ").count(), 1, "rank 0 says it for all: {}", text(&output));
 }
 
-/// Each rank in a folder of its own, as on machines that share no file system: rank 0 sends what continues the run.
+/// Each rank in a folder of its own, as on machines that share no file system: rank 0 sends what
+/// continues the run.
 #[test]
 fn no_file_system_has_to_be_shared() {
     let Some(mpirun) = mpirun() else { return };
@@ -639,7 +647,8 @@ fn a_test_is_skipped_only_where_its_need_is_not_required() {
     );
 }
 
-/// Exchanges are measured by size, and worlds are compared: times of their own, and a model of the link that predicts steps.
+/// Exchanges are measured by size, and worlds are compared: times of their own, and a model of the
+/// link that predicts steps.
 #[test]
 fn exchanges_and_worlds_are_measured() {
     let Some(launcher) = Launcher::of("clm") else { return };

@@ -1,4 +1,5 @@
-//! The page of a run: what `kiln train` leaves in the run folder, and what `kiln report RUN` makes of any run.
+//! The page of a run: what `kiln train` leaves in the run folder, and what `kiln report RUN` makes
+//! of any run.
 
 use std::fs::File;
 use std::process::Command;
@@ -103,7 +104,8 @@ fn the_page_of_any_run_is_made_again() {
     let first = page(&place, "run");
     is_whole(&first);
     assert!(cell(&first, "of the measured peak").is_some_and(|share| share.ends_with(" %")), "{first}");
-    // Options that need a comparison are refused for one run, and no file of the user's is replaced.
+    // Options that need a comparison are refused for one run, and no file of the user's is
+    // replaced.
     fails(&mut report(&place, &["run", "--gate", "speedup>=1"]), 2, &["--gate: one run is compared with nothing"]);
     fails(&mut report(&place, &["nowhere"]), 3, &["nowhere is neither a run nor a comparison"]);
     place.write("mine/report.html", "<p>mine</p>");

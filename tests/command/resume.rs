@@ -1,5 +1,5 @@
-//! N + M steps equal N steps, a stop and M steps, bit for bit on the CPU, through the binary: weights, moments and rows.
-//! And what a resumed run refuses.
+//! N + M steps equal N steps, a stop and M steps, bit for bit on the CPU, through the binary:
+//! weights, moments and rows. And what a resumed run refuses.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,8 @@ fn same_run(a: &Path, b: &Path) {
     }
 }
 
-/// `run` after a crash between step 7 and the end: the last checkpoint is gone, the rows after step 7 are still there.
+/// `run` after a crash between step 7 and the end: the last checkpoint is gone, the rows after step
+/// 7 are still there.
 fn crashed(folder: &Path) -> PathBuf {
     let run = folder.join("crashed");
     copy(&folder.join("run"), &run);
@@ -178,8 +179,9 @@ fn damaged_checkpoints_are_skipped() {
     assert_eq!(json(&folder.path().join("run/status.json"))["status"], "Completed");
 }
 
-/// Rows, lists and small files of a run folder that are lost or damaged bar no run whose checkpoints are whole: it ends with
-/// the same weights, the rows that can be read stay, and what was there is kept.
+/// Rows, lists and small files of a run folder that are lost or damaged bar no run whose
+/// checkpoints are whole: it ends with the same weights, the rows that can be read stay, and what
+/// was there is kept.
 #[cfg(unix)]
 #[test]
 fn a_damaged_run_folder_continues_from_its_newest_checkpoint() {
@@ -246,7 +248,8 @@ fn a_damaged_run_folder_continues_from_its_newest_checkpoint() {
             );
         }
         assert_eq!(std::fs::read_to_string(mine(&run)).unwrap(), "mine");
-        // Every row is one of the whole run's, those after the checkpoint are all there, and no other file has others.
+        // Every row is one of the whole run's, those after the checkpoint are all there, and no
+        // other file has others.
         let (rows, all) = (figures(&run), figures(&whole));
         let step = |row: &serde_json::Value| row["step"].as_u64().unwrap();
         assert!(rows.iter().all(|row| all.contains(row)), "{name}, {message}");
@@ -312,8 +315,8 @@ fn checkpoints_that_are_no_folder_are_refused() {
     }
 }
 
-/// Files that a user has put into a checkpoint stay when the checkpoint is removed: by rotation, by a resumed run that began at
-/// an earlier one, and by `overwrite`.
+/// Files that a user has put into a checkpoint stay when the checkpoint is removed: by rotation, by
+/// a resumed run that began at an earlier one, and by `overwrite`.
 #[test]
 fn a_file_of_the_users_outlives_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
@@ -350,7 +353,8 @@ fn text_of(command: &mut std::process::Command) -> String {
     crate::common::text(&output)
 }
 
-/// A file or folder that has the name of a checkpoint but is none is passed over, and is not removed either.
+/// A file or folder that has the name of a checkpoint but is none is passed over, and is not
+/// removed either.
 #[cfg(unix)]
 #[test]
 fn what_is_no_checkpoint_is_passed_over_and_kept() {
@@ -430,7 +434,8 @@ fn what_would_break_the_promise_is_refused_by_name() {
         let mut command = train(folder.path(), "run", &["--resume", "--set", "trainer.max_steps=9", "--set", set]);
         fails(&mut command, 2, &["of another run", part, "set the rest back"]);
     }
-    // A warm-up and a learning rate that are given do not follow from another length or another batch.
+    // A warm-up and a learning rate that are given do not follow from another length or another
+    // batch.
     let scaled = ["learning_rate.scaling=linear", "learning_rate.reference_batch=3", "trainer.learning_rate=0.05"];
     let scaled = [&scaled[..], &["trainer.gradient_accumulation_steps=1", "trainer.max_steps=20"]].concat();
     for (sets, part) in [
@@ -531,7 +536,8 @@ fn a_complete_run_is_left_as_it_is() {
     assert!(state() == before);
 }
 
-/// The system's clock was set back between two processes of a run: what they wrote lies in the future.
+/// The system's clock was set back between two processes of a run: what they wrote lies in the
+/// future.
 #[test]
 fn a_clock_that_went_back_does_not_matter() {
     let folder = tempfile::tempdir().unwrap();
@@ -607,7 +613,8 @@ fn a_run_goes_on_to_another_end_by_the_schedule_that_transformers_makes() {
         let expected = expected.collect::<Vec<_>>();
         let rates = rates(folder.path(), "run");
         assert_eq!(rates.len() as u64, case["total"].as_u64().unwrap());
-        // The first step of theirs still has the rate that the old schedule left in the optimizer's state.
+        // The first step of theirs still has the rate that the old schedule left in the optimizer's
+        // state.
         for (ours, theirs) in rates[rates.len() - expected.len()..].iter().zip(&expected).skip(1) {
             assert!((ours - theirs).abs() <= 1e-9 * theirs.abs().max(1e-9), "{case}: {ours} {theirs}");
         }
@@ -618,7 +625,8 @@ fn a_run_goes_on_to_another_end_by_the_schedule_that_transformers_makes() {
 fn a_run_goes_on_with_another_global_batch_where_its_examples_are() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
-    // 20 training examples: an epoch has 4 steps of 6 examples, of which the last is smaller, or 7 of 3.
+    // 20 training examples: an epoch has 4 steps of 6 examples, of which the last is smaller, or 7
+    // of 3.
     let epochs = [
         "--set",
         "trainer.max_steps=-1",
@@ -636,7 +644,8 @@ fn a_run_goes_on_with_another_global_batch_where_its_examples_are() {
     succeeds(&mut train(folder.path(), "small", &small));
     let (large, whole) = (rates(folder.path(), "large"), rates(folder.path(), "small"));
     assert_eq!((large.len(), whole.len()), (16, 28));
-    // Step 6 of 16 stands at example 12 of epoch 2, which is step 11 of 28: 17 follow, with their learning rates.
+    // Step 6 of 16 stands at example 12 of epoch 2, which is step 11 of 28: 17 follow, with their
+    // learning rates.
     let output =
         train(folder.path(), "large", &[&small[..], &["--resume-from", "large/checkpoints/step-000006"]].concat());
     let output = { output }.output().unwrap();
@@ -647,8 +656,8 @@ fn a_run_goes_on_with_another_global_batch_where_its_examples_are() {
     assert_eq!(smaller[6..], whole[11..]);
     let last = crate::common::train_rows(&folder.path().join("large")).pop().unwrap();
     assert_eq!((last["step"].as_u64(), last["epoch"].as_f64()), (Some(23), Some(4.0)));
-    // And back, in a folder of its own, from a checkpoint that was saved on the way: step 18 is step 23 of 28, at example 6
-    // of epoch 4, that is step 13 of 16.
+    // And back, in a folder of its own, from a checkpoint that was saved on the way: step 18 is
+    // step 23 of 28, at example 6 of epoch 4, that is step 13 of 16.
     let back =
         train(folder.path(), "back", &[&epochs[..], &["--resume-from", "large/checkpoints/step-000018"]].concat());
     succeeds(&mut { back });
@@ -656,7 +665,8 @@ fn a_run_goes_on_with_another_global_batch_where_its_examples_are() {
     assert_eq!(back[..18], smaller[..18]);
     assert_eq!(back[18..], large[13..]);
     assert!(folder.path().join("large/checkpoints/step-000018").is_dir(), "the other run is as it was");
-    // A checkpoint of another run is no checkpoint of a run that has its own, and a folder of another program is none at all.
+    // A checkpoint of another run is no checkpoint of a run that has its own, and a folder of
+    // another program is none at all.
     let other =
         train(folder.path(), "small", &[&small[..], &["--resume-from", "large/checkpoints/step-000006"]].concat());
     fails(&mut { other }, 2, &["expected a checkpoint of this run", "set run.output_dir to a new folder"]);

@@ -1,5 +1,6 @@
-//! The files and the output of a run, through the binary: rows of `metrics.jsonl`, dict lines on stdout, `plan.toml` that
-//! repeats the run, the arithmetic of steps and epochs, and the text that a trained model writes.
+//! The files and the output of a run, through the binary: rows of `metrics.jsonl`, dict lines on
+//! stdout, `plan.toml` that repeats the run, the arithmetic of steps and epochs, and the text that
+//! a trained model writes.
 
 use crate::common::place::Place;
 use crate::common::{fails, json, rows, succeeds, train_rows};
@@ -114,7 +115,8 @@ fn stdout_has_dict_lines_that_metric_regexes_read() {
     assert!(by_regex(&stdout, "loss").unwrap() > 2.0);
     let lines = stdout.lines().filter(|line| line.starts_with("{'") && line.ends_with('}')).count();
     assert_eq!(lines, rows.len(), "{stdout}");
-    // The line of active parts comes before the first step, the command that repeats the run after the last.
+    // The line of active parts comes before the first step, the command that repeats the run after
+    // the last.
     assert!(stdout.find("active ").unwrap() < stdout.find("{'step': 1,").unwrap());
     assert!(stdout.contains("again: kiln train run/plan.toml --set run.output_dir="), "{stdout}");
 }
@@ -186,8 +188,8 @@ fn a_run_folder_is_kept_or_replaced() {
     place.train("rows.toml", &["run.output_dir=empty"]);
 }
 
-/// `overwrite` removes what Kiln has written and nothing else, also in the folders that it writes to; and a model is not
-/// written over somebody's own.
+/// `overwrite` removes what Kiln has written and nothing else, also in the folders that it writes
+/// to; and a model is not written over somebody's own.
 #[test]
 fn what_kiln_has_not_written_is_never_removed() {
     let place = Place::new();
@@ -243,7 +245,8 @@ fn what_kiln_has_not_written_is_never_removed() {
             assert_eq!(std::fs::read_to_string(place.path(file)).unwrap(), "mine");
         }
     }
-    // Nor is a model in a run that has not written one yet, nor a run of which nobody knows the files.
+    // Nor is a model in a run that has not written one yet, nor a run of which nobody knows the
+    // files.
     std::fs::rename(place.path("run/model"), place.path("elsewhere")).unwrap();
     let list = std::fs::read_to_string(place.path("run/.lock")).unwrap();
     let list = list.lines().filter(|line| !line.starts_with("model/")).map(|line| format!("{line}\n"));
@@ -395,8 +398,8 @@ fn the_plan_is_saved_as_it_was_made() {
     assert!(described.contains("learning rate  linear, warm-up 0 steps: 2.000e-4 at step 1"), "{described}");
 }
 
-/// `kiln plan` prints the settings that do not depend on the missing inputs, and the missing inputs; its error is the same as
-/// that of `kiln train`.
+/// `kiln plan` prints the settings that do not depend on the missing inputs, and the missing
+/// inputs; its error is the same as that of `kiln train`.
 #[test]
 fn a_plan_without_its_inputs_says_what_it_can() {
     let place = Place::new();
@@ -433,7 +436,8 @@ fn a_plan_without_its_inputs_says_what_it_can() {
         ],
     );
     assert!(!text.contains("tokens;"), "nothing is said of data that is not there: {text}");
-    // A model of which everything is known has its parameters; how long it trains follows from the data.
+    // A model of which everything is known has its parameters; how long it trains follows from the
+    // data.
     let sets = ["data.train=nowhere.jsonl", "trainer.num_train_epochs=2", "trainer.max_steps=-1"];
     let parts = ["vocabulary 32, positions 16", "parameters     1,2", "depend on the data: 2 epochs", "peak 5.000e-5"];
     outline("rows.toml", &sets, &parts);
@@ -515,7 +519,8 @@ fn the_model_folder_describes_the_model() {
     );
     for (name, (shape, values)) in &before {
         assert_eq!(&after[name].0, shape);
-        // One step of AdamW moves a weight by at most the learning rate; f32 rounds that away or to one last digit.
+        // One step of AdamW moves a weight by at most the learning rate; f32 rounds that away or to
+        // one last digit.
         assert!(values.iter().zip(&after[name].1).all(|(a, b)| (a - b).abs() <= 1e-6), "{name}");
     }
 }

@@ -1,5 +1,5 @@
-//! `kiln job` with the scripts of `transformers`: what they make of columns, labels, lengths and splits where nothing says it. The
-//! stored answers are those of `fixtures/make_scripts.py`.
+//! `kiln job` with the scripts of `transformers`: what they make of columns, labels, lengths and
+//! splits where nothing says it. The stored answers are those of `fixtures/make_scripts.py`.
 #![cfg(unix)]
 
 use serde_json::{Value, json};
@@ -39,7 +39,8 @@ fn names(value: &Value) -> Vec<&str> {
     value.as_array().map_or_else(Vec::new, |names| names.iter().map(|name| name.as_str().unwrap()).collect())
 }
 
-/// The run's model has the labels and the problem of `case`, its config the columns, and its plan the rows.
+/// The run's model has the labels and the problem of `case`, its config the columns, and its plan
+/// the rows.
 fn check(root: &Root, case: &Value, what: &str) -> toml::Table {
     let config = root.config();
     let columns = ["text_column", "text_pair_column"].iter().filter_map(|key| config["data"].get(*key)?.as_str());

@@ -1,4 +1,5 @@
-//! Data as they come: archives of gzip and zstd, and training data that are read as they are needed.
+//! Data as they come: archives of gzip and zstd, and training data that are read as they are
+//! needed.
 
 use std::io::Write;
 use std::path::Path;

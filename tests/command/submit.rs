@@ -1,5 +1,5 @@
-//! `kiln submit` and `kiln attach`: the request for SageMaker, checked by botocore where that is installed, and jobs on this
-//! machine, of kiln itself and of a program that stands for it.
+//! `kiln submit` and `kiln attach`: the request for SageMaker, checked by botocore where that is
+//! installed, and jobs on this machine, of kiln itself and of a program that stands for it.
 #![cfg(unix)]
 
 use std::fs;
@@ -100,7 +100,8 @@ fn the_request_for_sagemaker_has_the_fields_of_its_api() {
     assert_eq!(written, request);
 }
 
-/// The API's own shape says the same, by the model of it that botocore ships: names, types, lengths, patterns and enumerations.
+/// The API's own shape says the same, by the model of it that botocore ships: names, types,
+/// lengths, patterns and enumerations.
 #[test]
 fn botocore_takes_the_request() {
     const CHECK: &str = r#"

@@ -1,4 +1,5 @@
-//! `kiln sweep`: grids, draws, successive halving, both modes, and a search that is stopped and goes on.
+//! `kiln sweep`: grids, draws, successive halving, both modes, and a search that is stopped and
+//! goes on.
 
 use std::path::Path;
 use std::process::Command;
@@ -97,7 +98,8 @@ fn halving_stops_what_is_behind_and_a_killed_search_comes_to_the_same_end() {
     succeeds(&mut sweep(whole.path(), &[]));
     let kept_whole = kept(whole.path());
     let expected = values(&kept_whole);
-    // Rungs at 2, 6 and 14 steps, the end, of 18: those of 9 trials that were behind made 2 or 6 steps.
+    // Rungs at 2, 6 and 14 steps, the end, of 18: those of 9 trials that were behind made 2 or 6
+    // steps.
     let mut steps = Vec::new();
     for trial in kept_whole["trials"].as_array().unwrap() {
         let arm = &trial["arms"][0];

@@ -1,4 +1,5 @@
-//! Tables through the binary: training on each format, and what is said about tables that are broken.
+//! Tables through the binary: training on each format, and what is said about tables that are
+//! broken.
 
 use std::fmt::Write as _;
 use std::path::Path;

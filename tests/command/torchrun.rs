@@ -1,4 +1,5 @@
-//! Ranks that are started with the variables of torchrun alone, and meet by a library of MPICH's interface.
+//! Ranks that are started with the variables of torchrun alone, and meet by a library of MPICH's
+//! interface.
 #![cfg(target_os = "linux")]
 
 use std::net::TcpListener;
@@ -93,7 +94,8 @@ fn the_variables_of_torchrun_make_a_world() {
     same(folder, "one", "two");
 }
 
-/// A rank that is killed ends the other one, and the run continues; one that ends by an error ends the other with its exit code.
+/// A rank that is killed ends the other one, and the run continues; one that ends by an error ends
+/// the other with its exit code.
 #[test]
 fn a_rank_ends_with_the_other() {
     let Some(library) = library(&MPICH) else { return };

@@ -1,14 +1,16 @@
-//! Settings of `[trainer]` for the update and the loss, through the binary: every optimizer trains and continues from a
-//! checkpoint bit for bit, frozen parameters keep their values, class weights and label smoothing change the loss of training
-//! and of no evaluation. The formulas are tested in `src/optim/tests.rs` and `src/task/loss.rs`. Then Hugging Face's arguments:
-//! the effect of each on a run, and whole files of them.
+//! Settings of `[trainer]` for the update and the loss, through the binary: every optimizer trains
+//! and continues from a checkpoint bit for bit, frozen parameters keep their values, class weights
+//! and label smoothing change the loss of training and of no evaluation. The formulas are tested in
+//! `src/optim/tests.rs` and `src/task/loss.rs`. Then Hugging Face's arguments: the effect of each
+//! on a run, and whole files of them.
 
 use std::path::Path;
 
 use crate::common::small_run::{SPIKE, copy, figures, train, write, write_with_a_spike};
 use crate::common::{fails, kiln, rows, succeeds, tensors, train_rows};
 
-/// Every name of `trainer.optim`, with arguments where it takes some, and a learning rate that suits it.
+/// Every name of `trainer.optim`, with arguments where it takes some, and a learning rate that
+/// suits it.
 const OPTIMIZERS: [(&str, &str, &str); 8] = [
     ("adamw_torch", "", "1e-2"),
     ("adam", "", "1e-2"),
@@ -97,7 +99,8 @@ fn frozen_tensors_stay_as_they_were() {
 fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_smoothed() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "sequence-classification");
-    // The first step: nothing has been learned, so evaluation after a step with rate 0 sees the same weights.
+    // The first step: nothing has been learned, so evaluation after a step with rate 0 sees the
+    // same weights.
     let first = |run: &str, set: &str| {
         let base = ["--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=1", "--set", "model.num_labels=3"];
         let mut command = train(folder.path(), run, &base);
@@ -128,8 +131,8 @@ fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_smoot
     }
 }
 
-/// Perplexity is the exponential of the negative log-likelihood, which smoothing is not; and `kiln eval` computes what a run
-/// does.
+/// Perplexity is the exponential of the negative log-likelihood, which smoothing is not; and `kiln
+/// eval` computes what a run does.
 #[test]
 fn the_perplexity_of_a_smoothed_model_is_that_of_its_text() {
     let folder = tempfile::tempdir().unwrap();
@@ -187,7 +190,8 @@ fn steps_with(run: &Path, name: &str) -> Vec<u64> {
     found.map(|row| row["step"].as_u64().unwrap()).collect()
 }
 
-/// Four optimizer steps are an epoch of `small_run`: 20 rows in micro-batches of 3, accumulated by two.
+/// Four optimizer steps are an epoch of `small_run`: 20 rows in micro-batches of 3, accumulated by
+/// two.
 #[test]
 fn rows_and_evaluations_come_when_they_are_asked_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -355,7 +359,8 @@ fn files_of_hugging_faces_arguments_are_taken_whole() {
     );
 }
 
-/// Step 140 has a batch of tokens that no other step has. The z-scores are computed again here from the rows of the run.
+/// Step 140 has a batch of tokens that no other step has. The z-scores are computed again here from
+/// the rows of the run.
 #[test]
 fn steps_that_are_outliers_are_not_applied_also_after_a_resume() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! `kiln tune-batch` through the binary: the size that it finds trains within the memory, the next one does not; what it
-//! finds is kept and used; what cannot be searched is refused.
+//! `kiln tune-batch` through the binary: the size that it finds trains within the memory, the next
+//! one does not; what it finds is kept and used; what cannot be searched is refused.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -8,8 +8,8 @@ use std::process::Command;
 use crate::common::{fails, json, kiln, succeeds, train_rows};
 use serde_json::Value;
 
-/// Rows of 128 tokens and a vocabulary of 8192: the logits of a row take 4 MiB, several times over. One row at a time is
-/// evaluated, which takes less than any training batch.
+/// Rows of 128 tokens and a vocabulary of 8192: the logits of a row take 4 MiB, several times over.
+/// One row at a time is evaluated, which takes less than any training batch.
 fn write(folder: &Path, batch: &str) {
     let rows = (0..40).map(|row: usize| {
         let ids = (0..128).map(|i| ((row * 7 + i * 3) % 8191 + 1).to_string()).collect::<Vec<_>>();

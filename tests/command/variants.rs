@@ -1,5 +1,6 @@
-//! The variants of BERT through the binary: trained from `model.kind` with fields of their own, and from a folder that
-//! transformers wrote; what is saved has their names. Their logits are tested in `tests/oracle/forward.rs`.
+//! The variants of BERT through the binary: trained from `model.kind` with fields of their own, and
+//! from a folder that transformers wrote; what is saved has their names. Their logits are tested in
+//! `tests/oracle/forward.rs`.
 
 use std::path::Path;
 

@@ -1,5 +1,6 @@
-//! `compiler.verify`, through the binary: a run that checks itself against native stays the same to the bit, and one whose
-//! modes drift apart ends with exit code 6 and the name of what differs first.
+//! `compiler.verify`, through the binary: a run that checks itself against native stays the same to
+//! the bit, and one whose modes drift apart ends with exit code 6 and the name of what differs
+//! first.
 
 use std::path::Path;
 
@@ -54,7 +55,8 @@ fn a_run_that_is_continued_is_checked_from_its_checkpoint() {
     assert!(weights(&run) == weights(&stopped));
 }
 
-/// A learning rate that throws the weights so far that f32 cannot tell where they land: both modes are right, and apart.
+/// A learning rate that throws the weights so far that f32 cannot tell where they land: both modes
+/// are right, and apart.
 const WILD: [&str; 8] = [
     "--set",
     "trainer.learning_rate=1e4",

@@ -1,5 +1,6 @@
-//! The warm-up stage, through the binary: it leaves no trace in a run, tells how far it has come, can be stopped, and
-//! what comes after it with a shape of its own is counted. On the CPU nothing is compiled or tuned, so tests force it.
+//! The warm-up stage, through the binary: it leaves no trace in a run, tells how far it has come,
+//! can be stopped, and what comes after it with a shape of its own is counted. On the CPU nothing
+//! is compiled or tuned, so tests force it.
 #![cfg(unix)]
 
 use std::io::{BufRead, BufReader};
@@ -25,7 +26,8 @@ fn without_counts(run: &Path) -> Vec<Value> {
 
 #[test]
 fn a_run_ends_where_it_ends_without_a_warm_up() {
-    // Dropout, accumulation, epochs with a smaller last batch, evaluations, and one task whose batches have few shapes.
+    // Dropout, accumulation, epochs with a smaller last batch, evaluations, and one task whose
+    // batches have few shapes.
     for (task, more) in [("clm", ""), ("mlm", "data.padding=buckets"), ("sequence-classification", "precision=f16")] {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), task);

@@ -8,7 +8,8 @@ use crate::common::pty::Pty;
 use crate::common::small_run::{train, write};
 use crate::common::{fails, json, kiln, succeeds};
 
-/// The control sequences that give the terminal back when the page ends: the cursor is shown, the alternate screen is left.
+/// The control sequences that give the terminal back when the page ends: the cursor is shown, the
+/// alternate screen is left.
 const LEFT: &str = "\u{1b}[?25h\u{1b}[?1049l";
 
 /// A run that lasts until it is stopped, and evaluates seldom.

@@ -24,8 +24,9 @@ pub fn kiln(folder: &Path) -> Command {
     command
 }
 
-/// Where `nohup` has started the tests, the programs that they start would ignore SIGHUP with them. A signal that this process
-/// catches has its default in those, and ends this process no more than before.
+/// Where `nohup` has started the tests, the programs that they start would ignore SIGHUP with them.
+/// A signal that this process catches has its default in those, and ends this process no more than
+/// before.
 #[cfg(unix)]
 fn hear_hangup() {
     static HEARD: std::sync::Once = std::sync::Once::new();
@@ -53,9 +54,10 @@ pub fn ended(child: Child) -> Output {
     panic!("the process {pid} had not ended after five minutes: {}", text(&receiver.recv().unwrap().unwrap()));
 }
 
-/// The kind of device of the tests that run on any: what `KILN_TEST_DEVICE` says, the CPU otherwise. On wgpu the binary is
-/// of one engine and finds the other in `KILN_NATIVE` or `KILN_COMPILED`, and kernels are kept from test to test, since a
-/// software device compiles and tunes them for minutes.
+/// The kind of device of the tests that run on any: what `KILN_TEST_DEVICE` says, the CPU
+/// otherwise. On wgpu the binary is of one engine and finds the other in `KILN_NATIVE` or
+/// `KILN_COMPILED`, and kernels are kept from test to test, since a software device compiles and
+/// tunes them for minutes.
 pub fn device() -> String {
     std::env::var("KILN_TEST_DEVICE").unwrap_or_else(|_| "cpu".into())
 }
@@ -82,7 +84,8 @@ pub fn fails(command: &mut Command, code: i32, parts: &[&str]) {
     let all = text(&output);
     assert_eq!(output.status.code(), Some(code), "{command:?}\n{all}");
     let stderr = String::from_utf8(output.stderr).unwrap();
-    // A run that another engine takes over says so first, and a prediction what it takes from its run.
+    // A run that another engine takes over says so first, and a prediction what it takes from its
+    // run.
     let is_news = |line: &&str| {
         ["warning: ", "native engine: ", "compiled engine: ", "from "].iter().any(|start| line.starts_with(start))
     };
@@ -124,7 +127,8 @@ pub fn rows(run: &Path) -> Vec<Value> {
     rows_of(&std::fs::read_to_string(run.join("metrics.jsonl")).unwrap())
 }
 
-/// Rows of a run whose loss is scaled: the gradient norm of a skipped step, which is no number, is null.
+/// Rows of a run whose loss is scaled: the gradient norm of a skipped step, which is no number, is
+/// null.
 pub fn rows_with_skips(run: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     rows_of(&text.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null"))

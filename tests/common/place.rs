@@ -1,12 +1,13 @@
-//! A folder with a small text, tokenised rows and configs that train the smallest models on them in milliseconds: what the
-//! tests of bad input and of the run folder start from and spoil.
+//! A folder with a small text, tokenised rows and configs that train the smallest models on them in
+//! milliseconds: what the tests of bad input and of the run folder start from and spoil.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{fails, kiln, succeeds};
 
-/// A causal language model on `text/*.txt`: 6 documents, blocks of 8 tokens, a tokenizer of 270 tokens.
+/// A causal language model on `text/*.txt`: 6 documents, blocks of 8 tokens, a tokenizer of 270
+/// tokens.
 pub const TEXT: &str = r#"
 [run]
 output_dir = "run"
@@ -51,7 +52,8 @@ per_device_train_batch_size = 2
 max_steps = 2
 "#;
 
-/// A BERT of the smallest size that tells the classes of [`REVIEWS`] in `rows.csv` by the [`WORDS`] in `words/vocab.txt`.
+/// A BERT of the smallest size that tells the classes of [`REVIEWS`] in `rows.csv` by the [`WORDS`]
+/// in `words/vocab.txt`.
 pub const CLASSES: &str = r#"
 [run]
 output_dir = "run"

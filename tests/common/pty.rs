@@ -25,8 +25,9 @@ impl Pty {
     pub fn start(command: &mut Command, columns: u16, rows: u16) -> Self {
         let (mut master, mut slave) = (-1, -1);
         let mut size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: the two numbers and the size outlive the call, which writes to the numbers alone; no name and no settings
-        // are asked for. Nothing else owns the descriptors that the call opens.
+        // SAFETY: the two numbers and the size outlive the call, which writes to the numbers alone;
+        // no name and no settings are asked for. Nothing else owns the descriptors that the call
+        // opens.
         #[allow(unsafe_code)]
         let (master, slave) = unsafe {
             let opened =
@@ -99,7 +100,8 @@ impl Pty {
     /// Whether the terminal shows what is typed and waits for whole lines, as a shell expects it.
     pub fn is_restored(&self) -> bool {
         use std::os::fd::AsRawFd;
-        // SAFETY: the structure is plain data of C, for which zeroes are a value, and outlives the call that writes to it.
+        // SAFETY: the structure is plain data of C, for which zeroes are a value, and outlives the
+        // call that writes to it.
         #[allow(unsafe_code)]
         let settings = unsafe {
             let mut settings = std::mem::zeroed::<libc::termios>();

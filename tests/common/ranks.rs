@@ -1,5 +1,5 @@
-//! Runs of several ranks: `kiln launch` with the mpirun that is installed. Without one their tests say so and pass; `KILN_MPIRUN`
-//! names another.
+//! Runs of several ranks: `kiln launch` with the mpirun that is installed. Without one their tests
+//! say so and pass; `KILN_MPIRUN` names another.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! A tiny run of every task with everything that a resumed run could get wrong, and what is compared of two runs.
+//! A tiny run of every task with everything that a resumed run could get wrong, and what is
+//! compared of two runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,8 +57,8 @@ fn data(task: &str) -> String {
     (0..25).map(row).collect()
 }
 
-/// A config with everything that a resumed run could get wrong: dropout, accumulation, a random order, epochs with a
-/// smaller last batch, a schedule and a warm-up.
+/// A config with everything that a resumed run could get wrong: dropout, accumulation, a random
+/// order, epochs with a smaller last batch, a schedule and a warm-up.
 pub fn write(folder: &Path, task: &str) -> PathBuf {
     std::fs::write(folder.join("data.jsonl"), data(task)).unwrap();
     let model = match task {

@@ -1,10 +1,12 @@
-//! `compiler.enabled = "auto"` where each mode has an engine of its own: both are tried, and the run is the chosen one's.
+//! `compiler.enabled = "auto"` where each mode has an engine of its own: both are tried, and the
+//! run is the chosen one's.
 
 use crate::common::skip::skip;
 use crate::common::{json, succeeds, text};
 use crate::{ONE_SHAPE, apart, losses, on_device_in, prepare};
 
-/// Tries both engines, then takes the run up as if the other one had been chosen: one of the two changes engines.
+/// Tries both engines, then takes the run up as if the other one had been chosen: one of the two
+/// changes engines.
 #[test]
 fn auto_is_the_engine_that_it_chose() {
     if std::env::var_os("KILN_NATIVE").is_none() {

@@ -1,12 +1,13 @@
-//! Captured steps and the other parts of the compiler: the same training without each, and with all of them.
+//! Captured steps and the other parts of the compiler: the same training without each, and with all
+//! of them.
 
 use crate::common::skip::skip;
 use crate::common::small_run::{SPIKE, copy, train, write, write_with_a_spike};
 use crate::common::{fails, json, relative_l2, rows, rows_with_skips, succeeds, tensors};
 use crate::{ONE_SHAPE, apart, device, losses, on_device, prepare, prepare_with};
 
-/// Each part of the compiler off by itself, and all of them on: the same training. With several micro-batches a step, of
-/// which the last of an epoch has fewer, those are captured one by one.
+/// Each part of the compiler off by itself, and all of them on: the same training. With several
+/// micro-batches a step, of which the last of an epoch has fewer, those are captured one by one.
 #[test]
 fn every_part_of_the_compiler_gives_the_figures_of_the_cpu() {
     let folder = prepare("clm");
@@ -58,7 +59,8 @@ fn bf16_steps_give_the_figures_of_the_cpu() {
     }
 }
 
-/// A captured step follows the schedule and draws dropout anew: a replay repeats the kernels, not the numbers.
+/// A captured step follows the schedule and draws dropout anew: a replay repeats the kernels, not
+/// the numbers.
 #[test]
 fn a_captured_run_resumes_and_is_the_run_that_computes_every_step() {
     for steps in [1, 2] {
@@ -66,7 +68,8 @@ fn a_captured_run_resumes_and_is_the_run_that_computes_every_step() {
     }
 }
 
-/// The moments of an optimizer without a kernel of its own are what a resumed recording goes on with.
+/// The moments of an optimizer without a kernel of its own are what a resumed recording goes on
+/// with.
 #[test]
 fn captured_runs_of_other_optimizers_resume() {
     let folder = tempfile::tempdir().unwrap();
@@ -106,7 +109,8 @@ fn captured_runs(accumulation: &str) {
     assert!(apart(&captured, &again) < 1e-5, "a seed is a run: {}", apart(&captured, &again));
     let resumed = resumed(folder.path(), "captured", &settings);
     assert!(apart(&captured, &resumed) < 1e-5, "{}", apart(&captured, &resumed));
-    // Without a learning rate nothing moves: the rate is not what it was when the step was recorded.
+    // Without a learning rate nothing moves: the rate is not what it was when the step was
+    // recorded.
     let still = run("still", &["--set", "trainer.learning_rate=1e-30"]);
     let evaluations =
         rows(&folder.path().join("still")).iter().filter_map(|row| row["eval_loss"].as_f64()).collect::<Vec<_>>();
@@ -114,7 +118,8 @@ fn captured_runs(accumulation: &str) {
     assert_ne!(still, captured);
 }
 
-/// The figures of a run on the CPU in its native mode, and of one on the device with captured steps, which is said.
+/// The figures of a run on the CPU in its native mode, and of one on the device with captured
+/// steps, which is said.
 fn beside_the_cpu(folder: &std::path::Path, name: &str, settings: &[&str], limit: f64) {
     let (cpu, captured) = (format!("{name}-cpu"), format!("{name}-captured"));
     succeeds(&mut train(folder, &cpu, &[settings, &["--compiler", "native"]].concat()));
@@ -184,11 +189,13 @@ fn layers_are_computed_again_in_captured_steps() {
     }
 }
 
-/// Where gradients overflow, a replayed step changes neither weights nor moments, and the scale, its growth and the count of updates are
-/// those of eager steps, also after a resume in the middle of an epoch. Weights as large as these overflow in several steps. f16 rounds
-/// to 11 bits, which the CPU does after other sums, and other fused kernels at other places: with such weights norms of gradients differ by
-/// some percent. On CUDA captured steps with two micro-batches are the eager ones to the bit for 8 steps, and 2.8e-2 apart in the 14th; in
-/// f32 they are the eager ones in all 14.
+/// Where gradients overflow, a replayed step changes neither weights nor moments, and the scale,
+/// its growth and the count of updates are those of eager steps, also after a resume in the middle
+/// of an epoch. Weights as large as these overflow in several steps. f16 rounds to 11 bits, which
+/// the CPU does after other sums, and other fused kernels at other places: with such weights norms
+/// of gradients differ by some percent. On CUDA captured steps with two micro-batches are the eager
+/// ones to the bit for 8 steps, and 2.8e-2 apart in the 14th; in f32 they are the eager ones in
+/// all 14.
 #[test]
 fn f16_steps_are_the_eager_ones_and_give_the_figures_of_the_cpu() {
     let folder = prepare_with("clm", None, &["model.initializer_range=1.0".into()]);
@@ -231,7 +238,8 @@ fn f16_steps_are_the_eager_ones_and_give_the_figures_of_the_cpu() {
     }
 }
 
-/// Loss and gradient norm are read between the micro-batches and the update, which is not replayed then.
+/// Loss and gradient norm are read between the micro-batches and the update, which is not replayed
+/// then.
 #[test]
 fn outliers_are_not_applied_in_captured_steps() {
     let folder = tempfile::tempdir().unwrap();

@@ -5,8 +5,8 @@ use serde_json::Value;
 use crate::common::{json, succeeds};
 use crate::{on_device, prepare};
 
-/// A run that finds no kernels in the cache reports its tunings and the kernels that it compiled; a run that finds them all
-/// reports none.
+/// A run that finds no kernels in the cache reports its tunings and the kernels that it compiled; a
+/// run that finds them all reports none.
 #[test]
 fn debug_tells_what_was_tuned_and_compiled() {
     let folder = prepare("sequence-classification");

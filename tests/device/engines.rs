@@ -1,5 +1,6 @@
-//! The two engines behind one command: which executable a run is handed to, that its output, exit code and signals are
-//! passed through, and what is refused. The sibling is a script, so no device is needed: it is chosen by its kind.
+//! The two engines behind one command: which executable a run is handed to, that its output, exit
+//! code and signals are passed through, and what is refused. The sibling is a script, so no device
+//! is needed: it is chosen by its kind.
 #![cfg(unix)]
 
 use std::os::unix::fs::PermissionsExt;

@@ -7,12 +7,14 @@ use serde_json::Value;
 use crate::common::succeeds;
 use crate::{ONE_SHAPE, modes, on_device_in, prepare};
 
-/// Kernels of a step of a GPT-2 of two layers, of one micro-batch and of two: the native engine's at the least (984 and 1461
-/// were counted), the compiled one's at the most (172 and 338), which is below half of that.
+/// Kernels of a step of a GPT-2 of two layers, of one micro-batch and of two: the native engine's
+/// at the least (984 and 1461 were counted), the compiled one's at the most (172 and 338), which is
+/// below half of that.
 const NATIVE_LAUNCHES: [f64; 2] = [900.0, 1200.0];
 const COMPILED_LAUNCHES: [f64; 2] = [200.0, 390.0];
 
-/// Kernels are counted as the device runs them, though one call replays all of a captured step. Nothing is read between rows.
+/// Kernels are counted as the device runs them, though one call replays all of a captured step.
+/// Nothing is read between rows.
 #[test]
 fn launches_and_reads_of_a_step() {
     let folder = prepare("clm");

@@ -1,6 +1,7 @@
-//! Runs on wgpu or CUDA, whichever `KILN_TEST_DEVICE` names, on whatever device this machine has (for wgpu Mesa's software Vulkan
-//! does, for CUDA the emulated device of `tests/fake-cuda`): every task in every precision against the CPU, and in the compiled
-//! engine each part of the compiler by itself. One engine is one build: the native one runs this too. Where `KILN_NATIVE` names the
+//! Runs on wgpu or CUDA, whichever `KILN_TEST_DEVICE` names, on whatever device this machine has
+//! (for wgpu Mesa's software Vulkan does, for CUDA the emulated device of `tests/fake-cuda`): every
+//! task in every precision against the CPU, and in the compiled engine each part of the compiler by
+//! itself. One engine is one build: the native one runs this too. Where `KILN_NATIVE` names the
 //! native engine, the compiled one's tests of tasks, sizes and launches have it run them as well.
 #![cfg(any(feature = "wgpu", feature = "cuda"))]
 #![allow(clippy::unwrap_used)]
@@ -42,14 +43,15 @@ fn device() -> String {
     }
 }
 
-/// Rows of different lengths in batches of one shape: a device that is software tunes and records every shape for seconds.
+/// Rows of different lengths in batches of one shape: a device that is software tunes and records
+/// every shape for seconds.
 const ONE_SHAPE: [&str; 2] = ["--set", "data.padding=max_length"];
 
 /// The mode of this build's engine.
 const MODE: &str = if cfg!(feature = "compiler") { "compiled" } else { "native" };
 
-/// A folder with a config for `task` without dropout, whose model is one of random weights on disk: every device draws its
-/// own.
+/// A folder with a config for `task` without dropout, whose model is one of random weights on disk:
+/// every device draws its own.
 fn prepare(task: &str) -> tempfile::TempDir {
     prepare_with(task, None, &[])
 }
@@ -91,8 +93,8 @@ fn on_device_in(mode: &str, folder: &Path, name: &str, more: &[&str]) -> Command
     command
 }
 
-/// The arguments of a run on the device, and its cache: kernels are kept from test to test, since a software device compiles them
-/// for minutes.
+/// The arguments of a run on the device, and its cache: kernels are kept from test to test, since a
+/// software device compiles them for minutes.
 fn on_device_settings(mode: &str) -> ([String; 4], PathBuf) {
     let kind = format!("device.kind={}", device());
     let settings = ["--set".into(), kind, "--compiler".into(), mode.into()];

@@ -13,7 +13,8 @@ const VOCABULARY: usize = 8192;
 /// MiB by which the pools may differ before and after an evaluation: a page of theirs.
 const A_PAGE: f64 = 8.0;
 
-/// An evaluation of batches that are far larger than the training's leaves nothing taken from the device.
+/// An evaluation of batches that are far larger than the training's leaves nothing taken from the
+/// device.
 #[test]
 fn an_evaluation_gives_its_memory_back() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Several ranks on the device: their gradients go through the memory of the machine, where one device that is software is enough for
-//! them, or NCCL sums them.
+//! Several ranks on the device: their gradients go through the memory of the machine, where one
+//! device that is software is enough for them, or NCCL sums them.
 #![cfg(unix)]
 
 use std::process::Command;
@@ -24,7 +24,8 @@ fn run(launcher: &Launcher, mode: &str, ranks: usize, name: &str, more: &[&str])
     command
 }
 
-/// Whether two ranks have their devices: one that is software is enough for both, and of CUDA's each has its own.
+/// Whether two ranks have their devices: one that is software is enough for both, and of CUDA's
+/// each has its own.
 fn has_two_devices() -> bool {
     #[cfg(feature = "cuda")]
     if crate::device() == "cuda" && std::env::var_os("FAKE_NCCL").is_none() {
@@ -38,9 +39,10 @@ fn has_two_devices() -> bool {
     true
 }
 
-/// Two ranks with one micro-batch each compute what one with two does, with dropout and clipping: to the bit where their sums are the
-/// only difference, and up to rounding where the gradient norm is added up parameter by parameter or the backward pass goes in parts. A
-/// rank without a micro-batch ends each epoch.
+/// Two ranks with one micro-batch each compute what one with two does, with dropout and clipping:
+/// to the bit where their sums are the only difference, and up to rounding where the gradient norm
+/// is added up parameter by parameter or the backward pass goes in parts. A rank without a
+/// micro-batch ends each epoch.
 #[test]
 fn two_ranks_train_what_one_does() {
     if !has_two_devices() {
@@ -72,13 +74,15 @@ fn two_ranks_train_what_one_does() {
         let steps = std::fs::read_to_string(path("two/steps.jsonl")).unwrap();
         for line in steps.lines() {
             let step: Value = serde_json::from_str(line).unwrap();
-            // All gradients and the loss in one, the norm that an eager step agrees on, and the row's.
+            // All gradients and the loss in one, the norm that an eager step agrees on, and the
+            // row's.
             let reads = if is_captured { 2 } else { 3 };
             assert_eq!(step["device_reads"], reads, "{step}");
             assert!(step["communicate_ms"].as_f64().unwrap() > 0.0, "{step}");
         }
 
-        // A captured step draws its dropout in its own way, so steps that are not captured are compared with such ones.
+        // A captured step draws its dropout in its own way, so steps that are not captured are
+        // compared with such ones.
         let eager: &[&str] = if is_captured { &["--set", "compiler.graph=off"] } else { &[] };
         let one = if is_captured { "eager" } else { "one" };
         if is_captured {
@@ -109,8 +113,9 @@ fn two_ranks_train_what_one_does() {
     }
 }
 
-/// An NCCL that sums where Kiln computes: the stand-in for the emulated devices (`tests/fake-cuda/nccl.cpp`), or NVIDIA's on a machine
-/// that has a GPU, where there is no stand-in.
+/// An NCCL that sums where Kiln computes: the stand-in for the emulated devices
+/// (`tests/fake-cuda/nccl.cpp`), or NVIDIA's on a machine that has a GPU, where there is no
+/// stand-in.
 #[cfg(feature = "cuda")]
 fn stand_in() -> Option<std::ffi::OsString> {
     let found = std::env::var_os("FAKE_NCCL");
@@ -120,7 +125,8 @@ fn stand_in() -> Option<std::ffi::OsString> {
     found
 }
 
-/// Two CUDA devices, each with a rank: NCCL sums what MPI sums, to the bit, in eager and in captured steps.
+/// Two CUDA devices, each with a rank: NCCL sums what MPI sums, to the bit, in eager and in
+/// captured steps.
 #[test]
 #[cfg(feature = "cuda")]
 fn nccl_sums_what_mpi_sums() {
@@ -147,7 +153,8 @@ fn nccl_sums_what_mpi_sums() {
     }
 }
 
-/// A run without NCCL is refused and writes nothing; one whose NCCL fails ends on all ranks, whatever the others wait for.
+/// A run without NCCL is refused and writes nothing; one whose NCCL fails ends on all ranks,
+/// whatever the others wait for.
 #[test]
 #[cfg(feature = "cuda")]
 fn an_nccl_that_lacks_or_fails_ends_the_run() {
@@ -185,7 +192,8 @@ fn an_nccl_that_lacks_or_fails_ends_the_run() {
     failing("wait", 7, &["the other ranks have not answered for 40 s"]);
 }
 
-/// NCCL in a world of one gives gradients and loss back as they are: all of it that a machine with one GPU can run.
+/// NCCL in a world of one gives gradients and loss back as they are: all of it that a machine with
+/// one GPU can run.
 #[test]
 #[cfg(feature = "cuda")]
 fn nccl_of_one_rank_gives_back_what_it_gets() {

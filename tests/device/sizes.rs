@@ -1,5 +1,5 @@
-//! Sizes that fit no vector, no tile and no pitch of rows, against the CPU: one number is the width of the model, its vocabulary and
-//! the length of the rows.
+//! Sizes that fit no vector, no tile and no pitch of rows, against the CPU: one number is the width
+//! of the model, its vocabulary and the length of the rows.
 
 use serde_json::json;
 
@@ -18,8 +18,9 @@ const SHORT: [&str; 5] = [
     "trainer.warmup_steps=0",
 ];
 
-/// Trains a language model of each of `sizes` natively on the CPU and in every way on the device: natively where that engine is found,
-/// compiled, and with captured steps of one micro-batch and of two.
+/// Trains a language model of each of `sizes` natively on the CPU and in every way on the device:
+/// natively where that engine is found, compiled, and with captured steps of one micro-batch and of
+/// two.
 fn check_sizes(sizes: &[usize], precision: &str, tolerance: f64) {
     for &size in sizes {
         let row =
@@ -54,7 +55,8 @@ fn check_sizes(sizes: &[usize], precision: &str, tolerance: f64) {
     }
 }
 
-/// Other orders of summation than the CPU's, carried on by 4 updates of Adam; on CUDA products in TF32 besides.
+/// Other orders of summation than the CPU's, carried on by 4 updates of Adam; on CUDA products in
+/// TF32 besides.
 #[test]
 fn every_size_in_f32_gives_the_figures_of_the_cpu() {
     check_sizes(&SIZES, "f32", 1e-3);

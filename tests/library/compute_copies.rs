@@ -1,5 +1,5 @@
-//! Narrow copies of the weights: a step casts a weight once, however many products use it, and computes to the bit what it
-//! computes when every product casts its own.
+//! Narrow copies of the weights: a step casts a weight once, however many products use it, and
+//! computes to the bit what it computes when every product casts its own.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -125,9 +125,10 @@ fn a_step_casts_a_weight_once_and_computes_the_same() {
                     let ((plain, none), (kept, counts)) = (train(case, false), train(case, true));
                     assert!(plain == kept, "{case:?}: losses or weights differ");
                     assert_eq!(none, Counts::default());
-                    // Products with a weight: GPT-2 has 4 a layer and the tied vocabulary; BERT 6 a layer, the transform and
-                    // the tied vocabulary of masked words, or pooler and classifier. ALBERT projects the embeddings, and its
-                    // two layers have one set of weights.
+                    // Products with a weight: GPT-2 has 4 a layer and the tied vocabulary; BERT 6 a
+                    // layer, the transform and the tied vocabulary of masked words, or pooler and
+                    // classifier. ALBERT projects the embeddings, and its two layers have one set
+                    // of weights.
                     let (in_layers, others, shared) = match kind {
                         ModelType::Gpt2 => (2 * 4, 1, 0),
                         ModelType::Albert => (2 * 6, 3, 6),
@@ -159,7 +160,8 @@ fn logits(model: &Model, copies: Option<&Copies>) -> Vec<f32> {
     read_values(model.next_logits(ids, &mut KvCache::default(), pass).unwrap()).unwrap()
 }
 
-/// Where nothing learns fused products on the CPU keep the weights that they have packed, until they are told of others.
+/// Where nothing learns fused products on the CPU keep the weights that they have packed, until
+/// they are told of others.
 #[test]
 fn passes_without_gradients_pack_a_weight_once() {
     let _alone = crate::one_at_a_time();

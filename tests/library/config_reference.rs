@@ -1,6 +1,7 @@
-//! The chapter of the guide with every key of a config file is made from the sources: the documentation of the fields in
-//! `src/config` and `models/config.rs`, and the values of `RunConfig::default()`. With `KILN_WRITE_DOCS=1` the test writes the
-//! chapter; without it, a chapter that is stale fails.
+//! The chapter of the guide with every key of a config file is made from the sources: the
+//! documentation of the fields in `src/config` and `models/config.rs`, and the values of
+//! `RunConfig::default()`. With `KILN_WRITE_DOCS=1` the test writes the chapter; without it, a
+//! chapter that is stale fails.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -42,7 +43,8 @@ struct Sources {
     enums: BTreeMap<String, Values>,
 }
 
-/// `text` with the words of links in place of the links. Sections such as `[run]` stand in code and stay.
+/// `text` with the words of links in place of the links. Sections such as `[run]` stand in code and
+/// stay.
 fn unlinked(text: &str) -> String {
     let (mut out, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once('[') {
@@ -89,7 +91,8 @@ impl Sources {
         sources
     }
 
-    /// Takes the structs and the enums of a file as rustfmt writes them: an item a line, with its documentation above it.
+    /// Takes the structs and the enums of a file as rustfmt writes them: an item a line, with its
+    /// documentation above it.
     fn add(&mut self, source: &str) {
         let (mut doc, mut attributes) = (Vec::new(), String::new());
         // The struct or the enum whose lines these are.
@@ -138,7 +141,8 @@ impl Sources {
         }
     }
 
-    /// The section of the struct `name`, whose keys stand in `[section]`, and those of the tables in it.
+    /// The section of the struct `name`, whose keys stand in `[section]`, and those of the tables
+    /// in it.
     fn section(&self, name: &str, section: &str, defaults: Option<&toml::Value>, out: &mut String) {
         let (about, fields) = &self.structs[name];
         let (title, rest) = about.split_once(". ").unwrap_or((about.trim_end_matches('.'), ""));
@@ -200,8 +204,8 @@ impl Sources {
     }
 }
 
-/// The documentation of a field without the sentence about its default, where that says what `default` says. It must not say
-/// something else.
+/// The documentation of a field without the sentence about its default, where that says what
+/// `default` says. It must not say something else.
 fn without_default(field: &Field, default: Option<&toml::Value>) -> String {
     let Some((before, stated)) = field.doc.rsplit_once("Default: ") else { return field.doc.clone() };
     let stated = stated.trim_end_matches('.').replace(['`', '"'], "");

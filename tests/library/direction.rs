@@ -1,11 +1,13 @@
-//! Imports go down only: a module uses modules that stand before it in the order in which data flows, and none that stand
-//! after it. The order stands here and nowhere else; the roots of the crates list their modules in it.
+//! Imports go down only: a module uses modules that stand before it in the order in which data
+//! flows, and none that stand after it. The order stands here and nowhere else; the roots of the
+//! crates list their modules in it.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The crates of which modules are ordered: folder and modules, lowest first. Walls between crates are their manifests.
+/// The crates of which modules are ordered: folder and modules, lowest first. Walls between crates
+/// are their manifests.
 const CRATES: [(&str, &[&str]); 3] = [
     (
         "src",
@@ -70,7 +72,8 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The source without comments, text in quotes and the tests at its end; the declaration of a file of tests hides nothing.
+/// The source without comments, text in quotes and the tests at its end; the declaration of a file
+/// of tests hides nothing.
 fn code(source: &str) -> String {
     let mut parts = source.split("#[cfg(test)]\nmod ");
     let mut code = parts.next().unwrap_or_default().to_owned();
@@ -108,8 +111,9 @@ fn names_of_list(list: &str) -> Vec<String> {
     found
 }
 
-/// The first names of the paths from the root of the crate in `code`, which stands `depth` modules below the root:
-/// `crate::NAME`, each of `crate::{NAME, NAME::..}`, and the same behind as many `super::` as lead to the root.
+/// The first names of the paths from the root of the crate in `code`, which stands `depth` modules
+/// below the root: `crate::NAME`, each of `crate::{NAME, NAME::..}`, and the same behind as many
+/// `super::` as lead to the root.
 fn imported(code: &str, depth: usize) -> Vec<String> {
     let root = "super::".repeat(depth);
     let mut found = Vec::new();
@@ -122,7 +126,8 @@ fn imported(code: &str, depth: usize) -> Vec<String> {
     found
 }
 
-/// The names that the root of a crate exports again, each with its module: `Trainer` is of `trainer`.
+/// The names that the root of a crate exports again, each with its module: `Trainer` is of
+/// `trainer`.
 fn handed_on(root: &str) -> HashMap<String, String> {
     let mut found = HashMap::new();
     for path in root.lines().filter_map(|line| line.strip_prefix("pub use ")) {
@@ -135,7 +140,8 @@ fn handed_on(root: &str) -> HashMap<String, String> {
     found
 }
 
-/// The imports that go up, as `FILE: MODULE -> MODULE`, and the modules that the order does not name.
+/// The imports that go up, as `FILE: MODULE -> MODULE`, and the modules that the order does not
+/// name.
 fn against(root: &Path, order: &[&str]) -> Vec<String> {
     let (mut wrong, mut all) = (Vec::new(), Vec::new());
     files(root, &mut all);

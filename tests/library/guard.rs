@@ -1,5 +1,5 @@
-//! Every fault that a run may meet in silence, injected: the run stops with its exit code, its checkpoints are marked, and
-//! a bundle tells what happened.
+//! Every fault that a run may meet in silence, injected: the run stops with its exit code, its
+//! checkpoints are marked, and a bundle tells what happened.
 
 use std::panic::catch_unwind;
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! Kiln as a library: tests that train in their own process, with callbacks, datasets and faults of their own.
+//! Kiln as a library: tests that train in their own process, with callbacks, datasets and faults of
+//! their own.
 //!
-//! The device's random generator and the hook for panics belong to the process, so a test that trains in it holds
-//! [`one_at_a_time`]. Tests that only start the command need not.
+//! The device's random generator and the hook for panics belong to the process, so a test that
+//! trains in it holds [`one_at_a_time`]. Tests that only start the command need not.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]

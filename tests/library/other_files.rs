@@ -1,6 +1,7 @@
-//! The tables of names of other programs' files: each holds every name that the other program itself defines
-//! (`tests/fixtures/peers.json`, written by `make_peers.py`), and the chapter of the guide shows them. With `KILN_WRITE_DOCS=1`
-//! the test writes the chapter; without it, a chapter that is stale fails.
+//! The tables of names of other programs' files: each holds every name that the other program
+//! itself defines (`tests/fixtures/peers.json`, written by `make_peers.py`), and the chapter of the
+//! guide shows them. With `KILN_WRITE_DOCS=1` the test writes the chapter; without it, a chapter
+//! that is stale fails.
 
 use std::collections::BTreeMap;
 

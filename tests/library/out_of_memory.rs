@@ -1,5 +1,6 @@
-//! Memory that runs out: in the middle of a run an injected fault takes the run back to its last good state with half the
-//! micro-batch, and it ends where an undisturbed run ends; a process that the system gives no more ends with exit code 4.
+//! Memory that runs out: in the middle of a run an injected fault takes the run back to its last
+//! good state with half the micro-batch, and it ends where an undisturbed run ends; a process that
+//! the system gives no more ends with exit code 4.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,7 +48,8 @@ impl Callback for Said {
     }
 }
 
-/// Trains with a global batch of 4 = 4 x 1 and without dropout, with the fault at example `at`, and returns the notices.
+/// Trains with a global batch of 4 = 4 x 1 and without dropout, with the fault at example `at`, and
+/// returns the notices.
 fn run(folder: &Path, task: &str, name: &str, at: usize, times: usize) -> kiln::Result<Vec<String>> {
     run_with("exact", folder, task, name, at, times)
 }
@@ -89,7 +91,8 @@ fn half_the_micro_batch_ends_where_the_undisturbed_run_ends() {
         let folder = tempfile::tempdir().unwrap();
         assert!(run(folder.path(), task, "whole", usize::MAX, 1).unwrap().is_empty());
         let whole = train_rows(&folder.path().join("whole"));
-        // A promise reads 20 examples before the first step; checkpoints follow steps 7 and 14 of 4 examples each.
+        // A promise reads 20 examples before the first step; checkpoints follow steps 7 and 14 of 4
+        // examples each.
         for (name, at, back_to) in [("early", 28, "the start"), ("late", 20 + 40, "step 7")] {
             let said = run(folder.path(), task, name, at, 1).unwrap();
             let [message] = &said[..] else { panic!("{said:?}") };
@@ -139,7 +142,8 @@ fn halving_ends_at_one() {
     assert!(std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap().is_empty());
 }
 
-/// Under every limit the command does its work or says that memory ran out, with exit code 4 and one message.
+/// Under every limit the command does its work or says that memory ran out, with exit code 4 and
+/// one message.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_process_without_memory_says_so() {
@@ -163,7 +167,8 @@ fn a_process_without_memory_says_so() {
             let said = text(&output);
             match output.status.code() {
                 Some(0) => with += 1,
-                // The program itself does not fit: the system's loader says so, or ends by a signal before the program begins.
+                // The program itself does not fit: the system's loader says so, or ends by a signal
+                // before the program begins.
                 Some(127) => assert!(said.contains("error while loading"), "{said}"),
                 None if without + with == 0 && said.trim().is_empty() => {}
                 Some(4) => {
@@ -180,8 +185,9 @@ fn a_process_without_memory_says_so() {
     assert!(without > 0 && with > 0, "{without} ended without memory, {with} with it");
 }
 
-/// An abort where the system has no more memory, as that of a library which knows no other end, is a lack of memory; any other abort
-/// stays one, and so does a fault that is sent: Rust takes the first away, and the second ends the process.
+/// An abort where the system has no more memory, as that of a library which knows no other end, is
+/// a lack of memory; any other abort stays one, and so does a fault that is sent: Rust takes the
+/// first away, and the second ends the process.
 #[cfg(target_os = "linux")]
 #[test]
 fn an_abort_without_memory_is_a_lack_of_memory() {

@@ -1,4 +1,5 @@
-//! A model that Kiln does not ship goes through the same Trainer as Kiln's own: the one of `examples/own_model.rs`.
+//! A model that Kiln does not ship goes through the same Trainer as Kiln's own: the one of
+//! `examples/own_model.rs`.
 
 #[allow(dead_code)]
 #[path = "../../examples/own_model.rs"]
@@ -132,7 +133,8 @@ fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
     for part in ["Llama", "60 examples; validation 10", "8 (max_steps = 8)", "CPU", "adamw"] {
         assert!(plan.contains(part), "{part}: {plan}");
     }
-    // The example's data tells no lengths, so nothing is said of tokens, and nothing can be counted in them.
+    // The example's data tells no lengths, so nothing is said of tokens, and nothing can be counted
+    // in them.
     assert!(!plan.contains("token") && !plan.contains("padding"), "{plan}");
     let counts = Arc::new(std::sync::Mutex::new([0; 2]));
     let mut trainer =

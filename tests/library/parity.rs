@@ -1,4 +1,5 @@
-//! Native against compiled: `kiln parity`, `kiln bisect` with a wrong operator planted, and `kiln verify-resume --modes`.
+//! Native against compiled: `kiln parity`, `kiln bisect` with a wrong operator planted, and `kiln
+//! verify-resume --modes`.
 
 use std::path::Path;
 
@@ -32,8 +33,8 @@ fn both_modes_compute_the_same() {
 fn gradients_that_differ_within_the_limits_are_told() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
-    // The compiled attention does not round scores and weights, which the native one does: all gradients differ, each by less than
-    // what bf16 allows of all.
+    // The compiled attention does not round scores and weights, which the native one does: all
+    // gradients differ, each by less than what bf16 allows of all.
     let stdout =
         succeeds(kiln(folder.path()).args(["parity", "config.toml", "--steps", "2", "--set", "precision=bf16"]));
     let compiled = stdout.lines().find(|line| line.starts_with("native against compiled")).unwrap();
@@ -82,7 +83,8 @@ fn a_planted_wrong_operator_is_found() {
     write(folder.path(), "clm");
     let data = format!("data.train={:?}", folder.path().join("data.jsonl").display().to_string());
     let config = RunConfig::load_with(folder.path().join("config.toml"), &[data]).unwrap();
-    // A real run of every probe, in which a fused GELU gives the layer below it a gradient that is 1 % too long.
+    // A real run of every probe, in which a fused GELU gives the layer below it a gradient that is
+    // 1 % too long.
     let mut planted = |config: &RunConfig, steps: usize, look: Look| -> Result<Probe> {
         let session = Session::open(config.clone())?;
         let mut probe = probe::run(&session, session.plan().engine.ops, steps, look)?;

@@ -1,5 +1,5 @@
-//! A plan is a value: the same config and facts have the same plan, what is read back of it is what was written, and it can be
-//! derived for a model that is not Kiln's.
+//! A plan is a value: the same config and facts have the same plan, what is read back of it is what
+//! was written, and it can be derived for a model that is not Kiln's.
 
 use std::path::Path;
 
@@ -112,7 +112,8 @@ fn a_model_that_is_not_kilns_has_a_plan() -> Result<()> {
     Ok(())
 }
 
-/// A trainer whose world is another one than that of the plan would make other steps than the plan says, on each of the ranks.
+/// A trainer whose world is another one than that of the plan would make other steps than the plan
+/// says, on each of the ranks.
 #[test]
 fn a_plan_for_several_devices_is_not_trained_on_one() {
     let folder = tempfile::tempdir().unwrap();

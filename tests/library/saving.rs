@@ -1,5 +1,5 @@
-//! When checkpoints are saved and removed, which model is the best, when a run stops early, what stands in the files of
-//! the run folder, and the order of the events.
+//! When checkpoints are saved and removed, which model is the best, when a run stops early, what
+//! stands in the files of the run folder, and the order of the events.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,8 @@ fn steps(run: &Path) -> Vec<u64> {
 fn strategies_and_the_limit() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "sequence-classification");
-    // 20 training rows in batches of 3, two a step: four steps an epoch, the last of them one smaller batch.
+    // 20 training rows in batches of 3, two a step: four steps an epoch, the last of them one
+    // smaller batch.
     for (name, set, expected) in [
         ("no", vec!["trainer.save_strategy=no"], vec![]),
         ("steps", vec!["trainer.save_steps=5"], vec![5, 10, 14]),
@@ -72,8 +73,8 @@ fn the_best_model_is_kept_and_loaded() {
     assert_eq!(steps(&folder.path().join("best")).last(), Some(&step));
 }
 
-/// A resumed run has left the checkpoints after its start behind, the suspect ones too: whatever the limit, they do not count,
-/// they go, and the newest good one never does.
+/// A resumed run has left the checkpoints after its start behind, the suspect ones too: whatever
+/// the limit, they do not count, they go, and the newest good one never does.
 #[test]
 fn suspect_checkpoints_never_take_the_place_of_good_ones() {
     let folder = tempfile::tempdir().unwrap();
@@ -173,7 +174,8 @@ fn a_config_can_be_verified() {
     fails(kiln(folder.path()).args(one), 2, &["one step"]);
 }
 
-/// Writes down what is called, and asks for an evaluation and a checkpoint after step 2 and for the end after step 5.
+/// Writes down what is called, and asks for an evaluation and a checkpoint after step 2 and for the
+/// end after step 5.
 struct Events(Arc<Mutex<Vec<String>>>);
 
 impl Events {
@@ -368,8 +370,8 @@ fn files_of_a_pretrained_models_folder_stand_in_every_folder_as_they_came() {
             }
         }
     }
-    // Such a checkpoint is whole to a run that is resumed. One whose files have changed is damaged, those in a folder of
-    // their own included.
+    // Such a checkpoint is whole to a run that is resumed. One whose files have changed is damaged,
+    // those in a folder of their own included.
     let sets = ["run.output_dir=fourth", "run.on_existing=resume"];
     let said = succeeds(&mut place.config("train", "again.toml", &sets));
     assert!(said.contains("complete after step 2"), "{said}");

@@ -5,13 +5,15 @@ use serde_json::json;
 
 use crate::common::{device, fails, fixture, kiln, kiln_on_device, l2, relative_l2, succeeds, tensors};
 
-/// Logits are sums of a few dozen products of order 1, so f32 rounding leaves them equal to about 1e-6; 1e-4 is the
-/// project's promise. Losses are means of them; gradients pass through two layers more.
+/// Logits are sums of a few dozen products of order 1, so f32 rounding leaves them equal to about
+/// 1e-6; 1e-4 is the project's promise. Losses are means of them; gradients pass through two layers
+/// more.
 const LOGITS_ABSOLUTE: f32 = 1e-4;
 const LOSS_RELATIVE: f32 = 1e-5;
 const GRADIENT_RELATIVE: f64 = 1e-3;
-/// Gradients that are zero in exact arithmetic (a key's bias shifts all scores of a row alike) are rounding noise on both
-/// sides; their norm stays below this, against norms of 1e-3 and more of all others.
+/// Gradients that are zero in exact arithmetic (a key's bias shifts all scores of a row alike) are
+/// rounding noise on both sides; their norm stays below this, against norms of 1e-3 and more of all
+/// others.
 const GRADIENT_ZERO: f64 = 1e-6;
 
 fn check(case: &str, task: &str) {
@@ -233,7 +235,8 @@ fn rows_padded_on_the_left() {
     check("gpt-neo-lm-left-padded", "clm");
 }
 
-/// Rows that end with the padding id, begin with it, or have no other token; and one row without such an id.
+/// Rows that end with the padding id, begin with it, or have no other token; and one row without
+/// such an id.
 #[test]
 fn the_token_that_a_classifier_reads() {
     check("gpt2-classification-reads", "sequence-classification");
@@ -285,7 +288,8 @@ fn bad_input_is_one_clear_error() {
     assert!(!folder.path().join("out.safetensors").exists());
 }
 
-/// A model whose weights hold NaN: what was computed is written and shown, and the exit code says that it is worth nothing.
+/// A model whose weights hold NaN: what was computed is written and shown, and the exit code says
+/// that it is worth nothing.
 #[test]
 fn a_loss_that_is_no_number() {
     let folder = tempfile::tempdir().unwrap();

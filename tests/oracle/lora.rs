@@ -1,5 +1,5 @@
-//! Adapters of `peft` (made by tests/fixtures/make_lora.py and make_peft.py): `kiln forward` on its folders, `kiln merge`, and `kiln train` against
-//! `transformers`' Trainer with `peft`.
+//! Adapters of `peft` (made by tests/fixtures/make_lora.py and make_peft.py): `kiln forward` on its
+//! folders, `kiln merge`, and `kiln train` against `transformers`' Trainer with `peft`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,8 @@ const GRADIENT_RELATIVE: f64 = 1e-4;
 /// A key's bias shifts all scores of a row alike, so its gradient is rounding.
 const GRADIENT_ZERO: f64 = 1e-6;
 
-/// The outputs of `kiln forward` on `model`, the gradients among them where `expected` has any, are those of the case.
+/// The outputs of `kiln forward` on `model`, the gradients among them where `expected` has any, are
+/// those of the case.
 fn check_forward(case: &str, model: &Path, task: &str, compiler: &str, with_gradients: bool) {
     let (folder, case) = (tempfile::tempdir().unwrap(), fixture(case));
     let out = folder.path().join("out.safetensors");
@@ -209,7 +210,8 @@ fn off(folder: &Path, expected: &[f32]) -> f32 {
     logits.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Whatever `adapter_config.json` says, Kiln computes what `PeftModel.from_pretrained` computes, or refuses the name.
+/// Whatever `adapter_config.json` says, Kiln computes what `PeftModel.from_pretrained` computes, or
+/// refuses the name.
 #[test]
 fn every_field_of_an_adapter_computes_as_in_peft_or_is_refused_by_name() {
     let asked = asked("fields");
@@ -257,7 +259,8 @@ fn every_field_of_an_adapter_computes_as_in_peft_or_is_refused_by_name() {
     }
 }
 
-/// Adapters that PEFT has begun in each of its ways; for those that changed the base, the two ways out that the refusal names.
+/// Adapters that PEFT has begun in each of its ways; for those that changed the base, the two ways
+/// out that the refusal names.
 #[test]
 fn adapters_that_began_otherwise_compute_as_in_peft_or_are_refused() {
     let asked = asked("begun");
@@ -276,8 +279,8 @@ fn adapters_that_began_otherwise_compute_as_in_peft_or_are_refused() {
     }
 }
 
-/// An embedding or an output that is saved with an adapter, and a base that got tokens before it, compute as in
-/// `PeftModel.from_pretrained`, merged too.
+/// An embedding or an output that is saved with an adapter, and a base that got tokens before it,
+/// compute as in `PeftModel.from_pretrained`, merged too.
 #[test]
 fn saved_embeddings_and_new_tokens_compute_as_in_peft() {
     for family in ["gpt2", "gpt_neo", "bert", "roberta", "distilbert", "electra", "albert"] {

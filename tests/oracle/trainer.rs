@@ -1,5 +1,6 @@
-//! `kiln train` against `transformers`' Trainer: learning rate, loss and gradient norm of every row, what a row's loss is over
-//! several steps and a step's over several micro-batches, the mean loss of the run, and the final weights.
+//! `kiln train` against `transformers`' Trainer: learning rate, loss and gradient norm of every
+//! row, what a row's loss is over several steps and a step's over several micro-batches, the mean
+//! loss of the run, and the final weights.
 
 use std::path::Path;
 
@@ -7,8 +8,9 @@ use serde_json::Value;
 
 use crate::common::{device, fixture, json, kiln_on_device, relative_l2, rows, succeeds, tensors, train_rows};
 
-/// The schedule is the same arithmetic in f64. Loss and norm drift apart by rounding through 20 updates; 1e-3 is the
-/// project's promise, and the gap is far smaller where the clipping and the accumulation are the same.
+/// The schedule is the same arithmetic in f64. Loss and norm drift apart by rounding through 20
+/// updates; 1e-3 is the project's promise, and the gap is far smaller where the clipping and the
+/// accumulation are the same.
 const LEARNING_RATE: f64 = 1e-9;
 const RELATIVE: f64 = 1e-3;
 
@@ -18,8 +20,8 @@ fn check(case: &str, kind: &str, task: &str) {
     }
 }
 
-/// The run of `case` in the folder `folder`/run. The cases hold arguments of Hugging Face's alone; what `transformers`
-/// computes over micro-batches is a setting of Kiln's.
+/// The run of `case` in the folder `folder`/run. The cases hold arguments of Hugging Face's alone;
+/// what `transformers` computes over micro-batches is a setting of Kiln's.
 fn train(folder: &Path, case: &str, kind: &str, task: &str, compiler: &str) {
     let case = fixture(case);
     let args = json(&case.join("args.json"));
@@ -69,8 +71,8 @@ fn check_mode(case: &str, kind: &str, task: &str, compiler: &str) {
     if results.exists() {
         let (all, expected) = (rows(&run), json(&results));
         for name in ["train_loss", "eval_loss"] {
-            // Kiln divides the evaluation of a language model by what it predicts; the Trainer takes a mean of means of
-            // batches, and counts the first token of a GPT-2 row.
+            // Kiln divides the evaluation of a language model by what it predicts; the Trainer
+            // takes a mean of means of batches, and counts the first token of a GPT-2 row.
             if name == "train_loss" || !matches!(task, "clm" | "mlm") {
                 assert_close(name, all.iter().rfind(|row| row.get(name).is_some()).unwrap(), &expected);
             }
@@ -80,8 +82,9 @@ fn check_mode(case: &str, kind: &str, task: &str, compiler: &str) {
     assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (name, (shape, values)) in &expected {
         assert_eq!(&got[name].0, shape, "{name}");
-        // Adding a number to all scores of a query changes no weight of its keys, so the true gradient of the keys' bias is 0,
-        // and Adam makes whole steps of what rounding leaves of it. On the CPU that is PyTorch's rounding up to 1e-3.
+        // Adding a number to all scores of a query changes no weight of its keys, so the true
+        // gradient of the keys' bias is 0, and Adam makes whole steps of what rounding leaves of
+        // it. On the CPU that is PyTorch's rounding up to 1e-3.
         let keys = match name {
             _ if device() == "cpu" => 0..0,
             name if name.ends_with("c_attn.bias") => values.len() / 3..2 * values.len() / 3,

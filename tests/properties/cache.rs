@@ -1,4 +1,5 @@
-//! Entries of the cache of which bytes are others: a run with them is the run without, or says why not.
+//! Entries of the cache of which bytes are others: a run with them is the run without, or says why
+//! not.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -11,7 +12,8 @@ use crate::common::small_run::{copy, figures};
 use crate::edits::{edited, edits};
 use crate::{behaves, cases, snapshot};
 
-/// Configs whose runs fill the cache with each kind of entry: text with a tokenizer that is learned, and rows of ids.
+/// Configs whose runs fill the cache with each kind of entry: text with a tokenizer that is
+/// learned, and rows of ids.
 const CONFIGS: [&str; 2] = ["text.toml", "rows.toml"];
 
 /// A run of each config, with the cache that it left.

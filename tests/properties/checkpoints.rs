@@ -1,4 +1,5 @@
-//! Checkpoints of which bytes are others: the run continues as it would have, from an older one if need be, or says why not.
+//! Checkpoints of which bytes are others: the run continues as it would have, from an older one if
+//! need be, or says why not.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -11,7 +12,8 @@ use crate::common::succeeds;
 use crate::edits::{edited, edits};
 use crate::{behaves, cases, snapshot};
 
-/// `run`: a finished run. `crashed`: the same one when it had come to step 8, with its checkpoints after steps 4 and 8.
+/// `run`: a finished run. `crashed`: the same one when it had come to step 8, with its checkpoints
+/// after steps 4 and 8.
 static RUNS: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");

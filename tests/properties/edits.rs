@@ -1,5 +1,5 @@
-//! Damage to files: flipped bytes, missing ends, pieces that are removed, repeated or replaced, and values of another type,
-//! values that are too large, and text with control characters.
+//! Damage to files: flipped bytes, missing ends, pieces that are removed, repeated or replaced, and
+//! values of another type, values that are too large, and text with control characters.
 
 use proptest::prelude::*;
 use proptest::sample::Index;

@@ -1,4 +1,5 @@
-//! Listings of a Hub that wants to write elsewhere: whatever a repository calls its files, they lie below its snapshot.
+//! Listings of a Hub that wants to write elsewhere: whatever a repository calls its files, they lie
+//! below its snapshot.
 
 use std::path::{Component, Path};
 use std::time::Duration;
@@ -9,7 +10,8 @@ use proptest::prelude::*;
 use crate::server::Hub;
 use crate::{cases, is_said, snapshot};
 
-/// Names of files: good ones, and those that lead out of a folder. `HOME` stands for the folder above the cache.
+/// Names of files: good ones, and those that lead out of a folder. `HOME` stands for the folder
+/// above the cache.
 fn name() -> impl Strategy<Value = String> {
     let part = prop::sample::select(vec![
         "..",

@@ -1,9 +1,11 @@
-//! Hostile input of every kind that Kiln reads: files that were cut, flipped and edited, names and values that nobody would
-//! write. No input makes Kiln panic; the exit code is one of the documented, an error is one line that is not empty, nothing
-//! reaches the terminal but text, and nothing outside the folder of the run changes.
+//! Hostile input of every kind that Kiln reads: files that were cut, flipped and edited, names and
+//! values that nobody would write. No input makes Kiln panic; the exit code is one of the
+//! documented, an error is one line that is not empty, nothing reaches the terminal but text, and
+//! nothing outside the folder of the run changes.
 //!
-//! Each property tries a few cases, the same ones each time. By hand, `PROPTEST_CASES=10000 cargo test --test properties config`
-//! tries so many of each property, others every time; `PROPTEST_RNG_SEED` repeats a search.
+//! Each property tries a few cases, the same ones each time. By hand, `PROPTEST_CASES=10000 cargo
+//! test --test properties config` tries so many of each property, others every time;
+//! `PROPTEST_RNG_SEED` repeats a search.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -90,7 +92,8 @@ fn ends(command: &mut Command) -> Result<Output, TestCaseError> {
     Ok(Output { status, stdout: out.join().unwrap(), stderr: err.join().unwrap() })
 }
 
-/// Runs `command`, which ends with one of `codes`, and with an error in one line where that is not 0. The code and the output.
+/// Runs `command`, which ends with one of `codes`, and with an error in one line where that is
+/// not 0. The code and the output.
 fn behaves(command: &mut Command, codes: &[i32]) -> Result<(i32, String), TestCaseError> {
     let output = ends(command)?;
     let said = common::text(&output);

@@ -1,5 +1,5 @@
-//! Run folders that Kiln did not write: `kiln runs`, `kiln describe` and `kiln report` of a folder with any name and damaged
-//! files.
+//! Run folders that Kiln did not write: `kiln runs`, `kiln describe` and `kiln report` of a folder
+//! with any name and damaged files.
 
 use std::ffi::OsStr;
 use std::path::Path;

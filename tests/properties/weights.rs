@@ -49,7 +49,8 @@ fn parts() -> (&'static [u8], &'static [u8]) {
     WHOLE.weights[8..].split_at(length)
 }
 
-/// A pickle as PyTorch's `save` writes it, but for the archive around it: names, types, shapes and strides of two tensors.
+/// A pickle as PyTorch's `save` writes it, but for the archive around it: names, types, shapes and
+/// strides of two tensors.
 fn pickle() -> Vec<u8> {
     let tensor = |name: &str, key: &str, size: u8| {
         let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();

@@ -148,7 +148,8 @@ fn numbers_that_are_not_finite_or_out_of_range() {
     }
 }
 
-/// Sizes whose products do not fit in a machine word are refused before anything is multiplied or allocated.
+/// Sizes whose products do not fit in a machine word are refused before anything is multiplied or
+/// allocated.
 #[test]
 fn numbers_too_large_to_compute_with() {
     let place = Place::new();

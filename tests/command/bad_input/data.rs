@@ -352,7 +352,8 @@ fn forward_and_generate_refuse_the_same() {
     }
 }
 
-/// A classifier on `table.csv` and a model of question answering on `squad.json`, with the words of `vocab.txt`.
+/// A classifier on `table.csv` and a model of question answering on `squad.json`, with the words of
+/// `vocab.txt`.
 fn tables_and_questions(place: &Place) {
     place.write("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nred\nblue\nwhere\nis\nthe\nhouse\n");
     let rows = (0..12).map(|i| format!("{},{}\n", ["red", "blue red", "the blue house"][i % 3], i % 2));
@@ -430,14 +431,15 @@ fn a_cache_that_was_tampered_with_is_made_again() {
     assert!(std::fs::read(second).unwrap() == kept);
 }
 
-/// A run that needs nothing new in the cache succeeds with a cache that is read only; a run that has to write into it is refused
-/// before it does anything.
+/// A run that needs nothing new in the cache succeeds with a cache that is read only; a run that
+/// has to write into it is refused before it does anything.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_cache_that_cannot_be_written() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
-    // Nobody can make a folder in /sys, not even the administrator, who may write in spite of permissions.
+    // Nobody can make a folder in /sys, not even the administrator, who may write in spite of
+    // permissions.
     for file in ["text.toml", "rows.toml"] {
         let mut train = place.config("train", file, &[]);
         fails(train.env("KILN_CACHE", "/sys/kiln-cache"), 1, &["cannot write the cache /sys/kiln-cache", "KILN_CACHE"]);

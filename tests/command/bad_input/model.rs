@@ -1,5 +1,5 @@
-//! Models that cannot be: shapes that do not fit, fields of Hugging Face's `config.json` that Kiln does not honour, and
-//! tokenizers that belong to another model.
+//! Models that cannot be: shapes that do not fit, fields of Hugging Face's `config.json` that Kiln
+//! does not honour, and tokenizers that belong to another model.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! Where a run cannot write, or cannot compute: run folders, full disks, devices, and losses that are no numbers.
+//! Where a run cannot write, or cannot compute: run folders, full disks, devices, and losses that
+//! are no numbers.
 
 use std::process::Command;
 
@@ -47,8 +48,8 @@ fn a_run_folder_that_is_a_file_or_cannot_be_made() {
     fails(forward.arg(fixture("gpt2-lm").join("model")), 1, &["cannot write taken/out.safetensors"]);
 }
 
-/// The command under a limit on the size of files, the nearest thing to a full disk that needs no rights: writes past it
-/// fail. Blocks are of 512 bytes (POSIX `ulimit -f`).
+/// The command under a limit on the size of files, the nearest thing to a full disk that needs no
+/// rights: writes past it fail. Blocks are of 512 bytes (POSIX `ulimit -f`).
 #[cfg(target_os = "linux")]
 fn limited(command: Command, blocks: usize) -> Command {
     let mut shell = Command::new("sh");
@@ -217,8 +218,8 @@ fn a_loss_that_is_no_number_stops_the_run() {
     );
 }
 
-/// The file that `--out` names is written as a shell's `>` would write it: links are followed, pipes and devices are written
-/// into, modes stay, and nothing else is touched.
+/// The file that `--out` names is written as a shell's `>` would write it: links are followed,
+/// pipes and devices are written into, modes stay, and nothing else is touched.
 #[cfg(target_os = "linux")]
 #[test]
 fn what_a_user_names_is_written_into_and_keeps_its_mode() {
@@ -257,7 +258,8 @@ fn what_a_user_names_is_written_into_and_keeps_its_mode() {
         assert!(reader.join().unwrap() == whole, "{name}");
         assert!(std::fs::symlink_metadata(place.path(&pipe)).unwrap().file_type().is_fifo());
 
-        // With stdout in a file, `--out /dev/stdout` writes to that file, and the messages on stdout follow.
+        // With stdout in a file, `--out /dev/stdout` writes to that file, and the messages on
+        // stdout follow.
         let shared = std::fs::File::create(place.path("shared")).unwrap();
         assert!(command("/dev/stdout").stdout(shared).status().unwrap().success());
         let shared = std::fs::read(place.path("shared")).unwrap();
@@ -407,8 +409,8 @@ fn the_library_prints_nothing() {
     assert!(found.is_empty(), "the library prints in {found:?}");
 }
 
-/// A pipe or a device in place of a file may have no end: it is refused, or read up to the most bytes of such a file. A pipe
-/// from the shell as a config (`<(command)`, `/dev/stdin`) is read.
+/// A pipe or a device in place of a file may have no end: it is refused, or read up to the most
+/// bytes of such a file. A pipe from the shell as a config (`<(command)`, `/dev/stdin`) is read.
 #[cfg(target_os = "linux")]
 #[test]
 fn what_has_no_end_is_not_read_for_ever() {

@@ -1,5 +1,5 @@
-//! Weight files that are cut short, lie about themselves or belong to another model. Nothing in them is trusted: `train`
-//! and `generate` end with the file's name and no run folder is made.
+//! Weight files that are cut short, lie about themselves or belong to another model. Nothing in
+//! them is trusted: `train` and `generate` end with the file's name and no run folder is made.
 
 use serde_json::{Map, Value, json};
 

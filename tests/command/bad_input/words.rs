@@ -76,7 +76,8 @@ fn failure(command: &mut Command, name: &str) -> Option<String> {
         .then(|| format!("{name}: {of_rust:?}, refused {is_refused}\n{said}"))
 }
 
-/// Asserts that each of these files, with these settings or this command, is refused in Kiln's words.
+/// Asserts that each of these files, with these settings or this command, is refused in Kiln's
+/// words.
 fn refused(cases: &[(&str, &[u8], &[&str])]) {
     let failures = cases.iter().filter_map(|(name, bytes, args)| {
         let folder = folder();

@@ -1,4 +1,5 @@
-//! Other builds: each command of cargo that Kiln and its documents tell is one that this repository has.
+//! Other builds: each command of cargo that Kiln and its documents tell is one that this repository
+//! has.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,8 @@ const PACKAGES: [(&str, &str); 6] = [
     ("kiln-models", "models"),
 ];
 
-/// The features of a package, and of all with their names before them; without a package, those of the default members.
+/// The features of a package, and of all with their names before them; without a package, those of
+/// the default members.
 fn features(package: Option<&str>) -> BTreeSet<String> {
     let of = |folder: &str| {
         let table = table(&format!("{folder}/Cargo.toml"));

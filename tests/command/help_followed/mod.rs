@@ -1,5 +1,6 @@
-//! Help leads somewhere: for each mistake here the advice of the message is carried out as it stands, and the next answer is
-//! success, or the refusal of a later stage. A message that names a key, a command or a file as the remedy belongs into these tables.
+//! Help leads somewhere: for each mistake here the advice of the message is carried out as it
+//! stands, and the next answer is success, or the refusal of a later stage. A message that names a
+//! key, a command or a file as the remedy belongs into these tables.
 
 use std::path::Path;
 use std::process::Command;
@@ -31,7 +32,8 @@ enum Do {
     Remove(&'static str),
     /// Runs another command, which succeeds.
     Run(&'static [&'static str]),
-    /// Gives the command these arguments; without, it is `kiln plan config.toml`. After `mpirun`, the word `kiln` is the program.
+    /// Gives the command these arguments; without, it is `kiln plan config.toml`. After `mpirun`,
+    /// the word `kiln` is the program.
     Args(&'static [&'static str]),
     /// Sets a variable of the environment of the command; an empty one is taken away.
     Env(&'static str, &'static str),

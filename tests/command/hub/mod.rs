@@ -1,5 +1,5 @@
-//! Loading models by Hub id, against a Hub on 127.0.0.1: the cache's layout, what is asked of the network and what is
-//! not, and every way in which it can fail.
+//! Loading models by Hub id, against a Hub on 127.0.0.1: the cache's layout, what is asked of the
+//! network and what is not, and every way in which it can fail.
 
 pub mod server;
 
@@ -628,7 +628,8 @@ fn a_body_that_drips_is_given_up() {
     let start = Instant::now();
     let message = fails(ID, &settings);
     assert!(message.contains("too slow"), "{message}");
-    // The whole body would take 11 hours; the attempts alone take 2 s on a machine that is not busy.
+    // The whole body would take 11 hours; the attempts alone take 2 s on a machine that is not
+    // busy.
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 

@@ -1,6 +1,7 @@
-//! A Hugging Face Hub on 127.0.0.1, as far as loading a model needs one: revision info, HEAD and GET with ranges, ETag and
-//! X-Repo-Commit, the relative redirect of small files and the redirect of large ones to a storage server. It can fail in
-//! the ways that the real one does. Used by the tests of `kiln::data::hub` only.
+//! A Hugging Face Hub on 127.0.0.1, as far as loading a model needs one: revision info, HEAD and
+//! GET with ranges, ETag and X-Repo-Commit, the relative redirect of small files and the redirect
+//! of large ones to a storage server. It can fail in the ways that the real one does. Used by the
+//! tests of `kiln::data::hub` only.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -96,7 +97,8 @@ impl Hub {
     }
 }
 
-/// Listens on a free port; with the address of a storage server it is the Hub, without one it is that server.
+/// Listens on a free port; with the address of a storage server it is the Hub, without one it is
+/// that server.
 fn serve(state: Arc<Mutex<State>>, storage: Option<String>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
