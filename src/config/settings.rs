@@ -74,7 +74,7 @@ impl Setting {
                 return Ok(());
             }
             let first = checked.into_iter().collect::<std::result::Result<(), _>>();
-            return first.map_err(|error| Error::from(error).at("[model]").at(&self.origin));
+            return first.map_err(|error| error.at("[model]").at(&self.origin));
         }
         let only = std::slice::from_ref(self);
         Document::parse("data.task = \"clm\"", "", None, only, &[])?.read().map(drop)

@@ -79,7 +79,7 @@ pub(super) fn with_vocabulary(
     let stated = pretrained || config.model.fields.contains_key("vocab_size");
     if !stated {
         let field = Map::from_iter([("vocab_size".to_string(), Value::from(size))]);
-        model = model.with_fields(&field).map_err(|error| Error::from(error).at("the tokenizer's vocabulary"))?;
+        model = model.with_fields(&field).map_err(|error| error.at("the tokenizer's vocabulary"))?;
         if let Some(id) = tokenizer.eot_id() {
             model.set_inert("bos_token_id", id.into());
             model.set_inert("eos_token_id", id.into());
@@ -88,7 +88,7 @@ pub(super) fn with_vocabulary(
     if size > model.vocab_size() && config.model.resize_token_embeddings {
         let size = size.next_multiple_of(config.model.pad_to_multiple_of.unwrap_or(1));
         let field = Map::from_iter([("vocab_size".to_string(), Value::from(size))]);
-        model = model.with_fields(&field).map_err(|error| Error::from(error).at("the tokenizer's vocabulary"))?;
+        model = model.with_fields(&field).map_err(|error| error.at("the tokenizer's vocabulary"))?;
     }
     if size > model.vocab_size() {
         let last = size as u32 - 1;
@@ -118,5 +118,5 @@ pub(super) fn with_vocabulary(
 
 pub(super) fn with_pad_id(model: ModelConfig, pad: u32) -> Result<ModelConfig> {
     let field = Map::from_iter([("pad_token_id".to_string(), Value::from(pad))]);
-    model.with_fields(&field).map_err(|error| Error::from(error).at("the tokenizer's padding"))
+    model.with_fields(&field).map_err(|error| error.at("the tokenizer's padding"))
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use kiln_core::error::{Error, Result, expected};
 use kiln_core::files::{Decoded, MARK_BYTES, ending, read_error, utf16};
+use kiln_core::words::json_words_in_line;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
@@ -167,7 +168,8 @@ fn read_rows(
 
 fn of_row(row: &Row, answered: bool, contexts: &mut HashSet<Arc<str>>) -> Result<Question> {
     let value = |text: &str| -> Result<Value> {
-        serde_json::from_str(text).map_err(|error| Error::data(format!("malformed JSON: {error}")))
+        serde_json::from_str(text)
+            .map_err(|error| Error::data(format!("malformed JSON: {}", json_words_in_line(&error))))
     };
     let part = |index: usize| row.parts.get(index).map_or(Ok(Value::Null), |text| value(text));
     let mut beside = match row.parts.last().map(|text| value(text)).transpose()? {
@@ -340,7 +342,16 @@ fn read_file(
             serde_json::error::Category::Data => Error::data(format!("{place}: no SQuAD JSON"))
                 .help("expected {\"version\": .., \"data\": [{\"paragraphs\": [{\"context\": .., \"qas\": [..]}]}]}, or a list of \
                        objects with id, question, context and answers"),
-            _ => Error::data(format!("{place}: malformed JSON")).help("is the file whole?"),
+            serde_json::error::Category::Eof => {
+                Error::data(format!("{place}: malformed JSON, which ends there")).help("is the file whole?")
+            }
+            serde_json::error::Category::Syntax => {
+                let words = json_words_in_line(&error);
+                Error::data(format!("{shown} line {}, {words}", error.line())).help(
+                    "correct the file there; for NaN and Infinity, which Python's json writes and JSON does not have, \
+                     write null, or write a row in each line of a .jsonl",
+                )
+            }
         }
     })?;
     let (first, mut of_version_2) = (questions.len(), is_version_2(&file.version));
@@ -529,6 +540,21 @@ mod tests {
         assert_eq!(questions.len(), 4);
         let unanswered = read_unanswered(&file("squad.parquet")).unwrap();
         assert!(unanswered.iter().all(|question| question.answers.is_empty()));
+    }
+
+    #[test]
+    fn json_that_is_none_is_named_by_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        for (text, message) in [
+            ("{\"data\": [\n{\"score\": NaN}]}", "line 2, column 11: expected a value"),
+            ("{\"data\": [\n", "line 2, column 0: malformed JSON, which ends there"),
+        ] {
+            let path = folder.path().join("a.json");
+            std::fs::write(&path, text).unwrap();
+            let error = read(&[path]).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+            assert_eq!(error.contains("for NaN and Infinity"), text.contains("NaN"), "{error}");
+        }
     }
 
     #[test]

@@ -96,8 +96,19 @@ fn offsets_are_moved_past_a_leading_space_once() {
 
 #[test]
 fn windows_are_those_of_the_fast_tokenizer() {
-    let fixture = &fixture()["windows"];
+    windows_are_those_of("windows", "right");
+}
+
+#[test]
+fn windows_of_a_tokenizer_that_cuts_the_left_side() {
+    windows_are_those_of("left", "left");
+}
+
+fn windows_are_those_of(part: &str, side: &str) {
+    let fixture = &fixture()[part];
     let folder = tempfile::tempdir().unwrap();
+    let config = format!(r#"{{"tokenizer_class": "BertTokenizer", "truncation_side": "{side}"}}"#);
+    std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
     let vocab = fixture["vocab"].as_array().unwrap().iter().map(|word| format!("{}\n", word.as_str().unwrap()));
     std::fs::write(folder.path().join("vocab.txt"), vocab.collect::<String>()).unwrap();
     let tokenizer = Tokenizer::load(folder.path()).unwrap();

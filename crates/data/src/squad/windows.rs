@@ -38,6 +38,7 @@ pub struct WindowEncoder {
     bare: tokenizers::Tokenizer,
     max_length: usize,
     doc_stride: usize,
+    direction: TruncationDirection,
     token_types: bool,
     hash: [u8; 32],
 }
@@ -53,8 +54,9 @@ impl WindowEncoder {
     }
 
     /// Windows of at most `max_length` tokens of which `doc_stride` are those of the window before;
-    /// with token types if the model has them. `tokenizer`, whose content has the SHA-256 `hash`,
-    /// does not truncate.
+    /// counted from the end of the context where the tokenizer cuts the left side, as that of
+    /// `transformers` does; with token types if the model has them. `tokenizer`, whose content has
+    /// the SHA-256 `hash`, does not truncate.
     ///
     /// # Errors
     /// A stride that leaves nothing new for a window.
@@ -63,6 +65,7 @@ impl WindowEncoder {
         hash: [u8; 32],
         max_length: usize,
         doc_stride: usize,
+        direction: TruncationDirection,
         token_types: bool,
     ) -> Result<Self> {
         if doc_stride >= max_length {
@@ -77,10 +80,13 @@ impl WindowEncoder {
             format!("windows of {max_length} with offsets moved once, overlap {doc_stride}, types {token_types}")
                 .as_bytes(),
         );
+        if direction == TruncationDirection::Left {
+            all.update(b", from the end");
+        }
         let mut bare = tokenizer.clone();
         bare.with_post_processor(None::<PostProcessorWrapper>);
         let (tokenizer, hash) = (tokenizer.clone(), all.finalize().into());
-        Ok(Self { tokenizer, bare, max_length, doc_stride, token_types, hash })
+        Ok(Self { tokenizer, bare, max_length, doc_stride, direction, token_types, hash })
     }
 
     /// SHA-256 of everything that decides the windows of a question.
@@ -118,7 +124,7 @@ impl WindowEncoder {
             return Err(no_room(format!("the question has {}, the overlap is {}", asked.len(), self.doc_stride)));
         }
         context.set_type_ids(vec![1; context.len()]);
-        context.truncate(room, self.doc_stride, TruncationDirection::Right);
+        context.truncate(room, self.doc_stride, self.direction);
         let together = || self.tokenizer.post_process(asked, Some(context), true);
         let mut first = guarded(|| together().map_err(|error| no_room(error.to_string())))?;
         let overflowing = first.take_overflowing();

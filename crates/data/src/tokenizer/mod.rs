@@ -461,7 +461,7 @@ impl Tokenizer {
     /// # Errors
     /// A stride that leaves nothing new for a window.
     pub fn window_encoder(&self, max_length: usize, doc_stride: usize, token_types: bool) -> Result<WindowEncoder> {
-        WindowEncoder::new(&self.inner, self.hash, max_length, doc_stride, token_types)
+        WindowEncoder::new(&self.inner, self.hash, max_length, doc_stride, self.truncation, token_types)
     }
 
     /// The text of `ids` without special tokens, as `transformers`' pipelines show it; a character
