@@ -11,10 +11,10 @@
 //!
 //! **The model** ([`Link`]) is that of a ring all-reduce (Thakur, Rabenseifner & Gropp 2005,
 //! "Optimization of Collective Communication Operations in MPICH", section 5.4), to which Kiln's
-//! exchange in the order of the ranks comes too: among `N` ranks it takes `2 (N - 1) alpha + 2 (N
-//! - 1) / N S beta + (N - 1) / N S gamma` for `S` bytes, with `alpha` the time of a message of
-//! nothing, `beta` the time that a byte takes on the link, and `gamma` the time to add a byte to
-//! another.
+//! exchange in the order of the ranks comes too: among `N` ranks it takes
+//! `2 (N - 1) alpha + 2 (N - 1) / N S beta + (N - 1) / N S gamma` for `S` bytes, with `alpha` the
+//! time of a message of nothing, `beta` the time that a byte takes on the link, and `gamma` the
+//! time to add a byte to another.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
