@@ -14,8 +14,7 @@ use kiln::optim::schedule::Schedule;
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::task::DeviceBatch;
 use kiln::trainer::step_closures::{StepClosures, When};
-use kiln_core::model_config::Gpt2Config;
-use kiln_models::{Model, ModelConfig};
+use kiln_models::{Gpt2Config, Model, ModelConfig};
 
 const STEPS: usize = 50;
 const ROWS: usize = 8;

@@ -46,7 +46,9 @@ mod model;
 pub use compute::{Compute, Pass};
 pub use copies::Copies;
 pub use error::{AllowedBy, Error, Result};
-pub use kiln_core::model_config::{Activation, BertVariant, Gpt2Variant, Head, ModelConfig, ModelType};
+pub use kiln_core::model_config::{
+    Activation, BertConfig, BertVariant, Gpt2Config, Gpt2Variant, Head, ModelConfig, ModelType,
+};
 pub use kv_cache::KvCache;
 pub use lora::{ADAPTER_CONFIG_NAMES, LoraBias, LoraConfig, LoraInit};
 pub use model::{Body, Model, ModelInput, VocabularyProjection};

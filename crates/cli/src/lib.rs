@@ -1,7 +1,7 @@
 //! The command line: arguments, and what each command prints. All work is done by the library; an
 //! error ends the process with the exit code of its kind.
 
-pub mod init;
+mod init;
 mod ask;
 mod bench;
 mod compare;

@@ -1,7 +1,8 @@
 //! Data, in the order in which it flows: paths -> corpus -> text chunks -> tokenizer -> tokens ->
 //! blocks (or a table -> its rows, windows of SQuAD's contexts, or tokenised rows), all kept in one
 //! kind of [store], or kept nowhere ([stream]) -> subset -> sampler -> loader -> collate ->
-//! [`Batch`]. Everything here lives on the host; nothing knows tensors, models or training.
+//! [`Batch`]. Everything here lives on the host; nothing knows tensors or training, and models
+//! only by their `config.json`.
 
 pub mod task;
 pub mod settings;
