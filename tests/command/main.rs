@@ -27,6 +27,7 @@ mod activation_checkpointing;
 mod batch;
 mod configs;
 mod quoted;
+mod old_runs;
 mod plan_memory;
 mod precision;
 mod training_options;
