@@ -12,12 +12,14 @@ use std::process::Command;
 const SOURCES: [&str; 6] = ["src", "models", "crates", "Cargo.toml", "Cargo.lock", "build.rs"];
 
 fn main() {
-    // Every change that compiles the crate anew also looks up the commit anew, so the program names
-    // the right commit. Crates above this one change without it in builds for tests, whose commit
-    // then is that of the last change below.
+    // Every change that compiles the crate anew also looks up the commit anew. Crates above this one
+    // change without it: builds for tests do not compile it for them, and name the commit of its own
+    // last change.
     let is_release = std::env::var("PROFILE").as_deref() == Ok("release");
-    let watched = SOURCES.into_iter().filter(|source| is_release || *source != "crates");
-    for source in watched.filter(|source| Path::new(source).exists()) {
+    let above = ["crates/measure", "crates/cli"];
+    let crates = ["crates/core", "crates/data"].into_iter().chain(above.into_iter().filter(|_| is_release));
+    let others = SOURCES.into_iter().filter(|source| *source != "crates");
+    for source in others.chain(crates).filter(|source| Path::new(source).exists()) {
         println!("cargo::rerun-if-changed={source}");
     }
     println!("cargo::rustc-env=KILN_COMMIT={}", commit().unwrap_or_else(|| "unknown".into()));

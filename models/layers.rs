@@ -171,12 +171,12 @@ impl Linear {
 
 impl Conv1D {
     /// Weights from `N(0, std)`, bias zero.
-    pub(crate) fn new(d_in: usize, d_out: usize, std: f64, device: &Device) -> Self {
+    pub fn new(d_in: usize, d_out: usize, std: f64, device: &Device) -> Self {
         Self { weight: normal([d_in, d_out], std, device), bias: zeros([d_out], device), lora: None }
     }
 
     /// `[n, in] -> [n, out]`
-    pub(crate) fn forward(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+    pub fn forward(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         product(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), pass)
     }
 

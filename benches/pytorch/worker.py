@@ -2,7 +2,7 @@
 
 It reads a case folder that Kiln has written (`case.json`, `data.jsonl`, `model/`), loads the same weights with
 `transformers`, and trains on the same rows in the same order: AdamW(fused=True), constant rate, the global norm clipped,
-SDPA, autocast for bf16. `--mode compile` wraps the model in `torch.compile`. Protocol (src/measure/turns/protocol.rs): a line of
+SDPA, autocast for bf16. `--mode compile` wraps the model in `torch.compile`. Protocol (crates/measure/src/turns/protocol.rs): a line of
 JSON when it is ready, then `run N` on stdin is answered with a line of JSON on stdout; everything else goes to stderr.
 
     kiln bench --suite cpu --peer "eager=python3 benches/pytorch/worker.py --mode eager"
@@ -162,7 +162,7 @@ def serve_steps(folder, case, mode, place):
 
 
 def operators(shapes, device, compiled):
-    """Single operators with the sizes and the names of src/measure/bench/operators.rs: (name, shape, inputs, function)."""
+    """Single operators with the sizes and the names of crates/measure/src/bench/operators.rs: (name, shape, inputs, function)."""
     batch, length, width = shapes["batch"], shapes["length"], shapes["width"]
     heads, inner, vocabulary = shapes["heads"], shapes["inner"], shapes["vocabulary"]
     tokens = batch * length

@@ -178,7 +178,7 @@ pub(super) mod model_config {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ModelConfig>, D::Error> {
         let json = Option::<Value>::deserialize(deserializer)?;
         let read = json.map(|json| ModelConfig::from_json(&json.to_string()).map(|(config, _)| own(config)));
-        read.transpose().map_err(serde::de::Error::custom)
+        read.transpose().map_err(|error| serde::de::Error::custom(format_args!("model config: {error}")))
     }
 
     /// `config` without the fields of its file that are written anew whatever they were.

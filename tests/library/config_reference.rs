@@ -1,5 +1,5 @@
 //! The chapter of the guide with every key of a config file is made from the sources: the
-//! documentation of the fields in `src/config` and `models/config.rs`, and the values of
+//! documentation of the fields in `src/config` and `kiln-core`, and the values of
 //! `RunConfig::default()`. With `KILN_WRITE_DOCS=1` the test writes the chapter; without it, a
 //! chapter that is stale fails.
 

@@ -176,6 +176,27 @@ fn imports_go_down() {
     assert!(wrong.is_empty(), "imports that go up:\n{}", wrong.join("\n"));
 }
 
+/// Rooms of crates without an order: the Hub and the cache know no files of data, and the proofs no
+/// measurements.
+#[test]
+fn rooms_use_nothing_beside_them() {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    for (room, may) in [
+        ("crates/data/src/hub", &["hub", "cache"][..]),
+        ("crates/data/src/cache", &["cache", "store"]),
+        ("crates/measure/src/proof", &["proof"]),
+    ] {
+        let mut all = Vec::new();
+        files(&root.join(room), &mut all);
+        assert!(!all.is_empty(), "no files in {room}");
+        for path in all {
+            let used = imported(&code(&fs::read_to_string(&path).unwrap()), 2);
+            let wrong = used.into_iter().filter(|name| !may.contains(&name.as_str())).collect::<Vec<_>>();
+            assert!(wrong.is_empty(), "{} uses {wrong:?}", path.display());
+        }
+    }
+}
+
 #[test]
 fn the_crates_list_their_modules_in_this_order() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));

@@ -135,7 +135,7 @@ impl Child {
 
     /// There are no signals to send.
     #[cfg(not(unix))]
-    pub(crate) fn signal(&self, _: Signal) {}
+    pub fn signal(&self, _: Signal) {}
 
     /// Its process id.
     pub fn id(&self) -> u32 {

@@ -31,6 +31,7 @@ pub mod sampler;
 pub mod padding;
 pub mod loader;
 pub mod collate;
+#[doc(hidden)]
 pub mod lengths;
 
 use std::any::Any;
