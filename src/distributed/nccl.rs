@@ -19,6 +19,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use cudarc::driver::{DriverError, result, sys};
+use kiln_core::device_error::device_error;
 use kiln_core::error::{Error, Result, says_out_of_memory};
 use kiln_models::ops::cuda::CudaMemory;
 use libloading::Library;
@@ -26,7 +27,7 @@ use libloading::Library;
 use super::gradients::any_of_ranks;
 use super::watchdog::Watched;
 use super::{PIECE, World};
-use crate::reads::{device_error, without_autodiff};
+use crate::reads::without_autodiff;
 
 /// The variable that names the library.
 pub(super) const VARIABLE: &str = "KILN_NCCL";
