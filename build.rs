@@ -12,9 +12,9 @@ use std::process::Command;
 const SOURCES: [&str; 6] = ["src", "models", "crates", "Cargo.toml", "Cargo.lock", "build.rs"];
 
 fn main() {
-    // Every change that compiles the crate anew also looks up the commit anew. Crates above this one
-    // change without it: builds for tests do not compile it for them, and name the commit of its own
-    // last change.
+    // Every change that compiles the crate anew also looks up the commit anew. Crates above this
+    // one change without it: builds for tests do not compile it for them, and name the commit of
+    // its own last change.
     let is_release = std::env::var("PROFILE").as_deref() == Ok("release");
     let above = ["crates/measure", "crates/cli"];
     let crates = ["crates/core", "crates/data"].into_iter().chain(above.into_iter().filter(|_| is_release));
