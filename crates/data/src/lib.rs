@@ -12,6 +12,7 @@ pub mod paths;
 pub mod corpus;
 pub mod text_lines;
 pub mod text_chunks;
+mod guard;
 pub mod tokenizer;
 pub mod learned;
 pub mod digest;

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirection};
 
 use super::read::Question;
-use crate::tokenizer::guarded;
+use crate::guard::guarded;
 
 /// One question with one piece of its context.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,6 @@
 mod assemble;
 mod classes;
 mod files;
-mod guard;
 #[cfg(test)]
 mod mutations;
 mod names;
@@ -22,7 +21,6 @@ pub use classes::CLASSES;
 use classes::{Class, Kind};
 pub use files::{FILES, NamedFile, chat_templates, read_file, tokenizer_config, tokenizer_files, write_files};
 use files::{Origin, Stated};
-pub use guard::guarded;
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::{read_error, read_regular_text};
 use kiln_core::told::tell_once;
@@ -39,6 +37,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Encoding, Token, TruncationDirection};
 
 use super::corpus::Corpus;
+use super::guard::guarded;
 use crate::squad::WindowEncoder;
 
 /// Merges are learned from at most this much text, drawn from the corpus in a seeded order: what a

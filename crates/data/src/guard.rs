@@ -8,7 +8,7 @@ use kiln_core::error::{Error, Result};
 ///
 /// # Errors
 /// An error or a panic of `work`.
-pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     // Nothing that the panic may have left half-changed is used again: the error ends the work with
     // this tokenizer.
     caught(work).unwrap_or_else(|text| {
