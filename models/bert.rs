@@ -8,11 +8,10 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_core::model_config::{Activation, BertConfig, BertVariant};
 
-use crate::compute::Pass;
-use crate::layers::{EachLinear, Embedding, LayerNorm, Linear, feed_forward};
-use crate::ops::Operator;
-use crate::ops::attention::{Attention, Qkv};
+use crate::layers::{EachLinear, Embedding, LayerNorm, Linear};
+use crate::ops::attention::Qkv;
 use crate::ops::dropout::dropout;
+use crate::ops::{Operand, Pass};
 use crate::rows::{FirstTokens, Rows};
 
 /// The transformer body: token ids to hidden states, and the pooled first token where the head
@@ -239,7 +238,7 @@ impl BertModel {
             Some(pooler) => {
                 let first = dropout(first, pooler.dropout, pass.rng, pass.ops());
                 match pooler.variant {
-                    BertVariant::Electra => pooler.dense.activated(first, Activation::GeluErf, pass),
+                    BertVariant::Electra => pooler.dense.activated(first, Activation::GeluErf, pass).wide(),
                     BertVariant::DistilBert => relu(pooler.dense.forward(first, pass)),
                     _ => pooler.dense.forward(first, pass).tanh(),
                 }
@@ -285,9 +284,8 @@ impl BertLayer {
     fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
         let attended = self.attention.forward(x, rows, only, pass);
         let BertIntermediate { dense, activation } = &self.intermediate;
-        let layers = [dense.into(), (&self.output.dense).into()];
-        let fed = feed_forward(attended.clone(), layers, *activation, pass);
-        self.output.normalised(fed, attended, pass)
+        let inner = dense.activated(attended.clone(), *activation, pass); // [n, intermediate_size]
+        self.output.forward(inner, attended, pass)
     }
 }
 
@@ -304,23 +302,17 @@ impl BertAttention {
         };
         let query = project(query, &x);
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
-        let (dropout, products) = (*dropout, pass.compute.dtype());
-        let attention = Attention { batch: rows.batch, heads: *heads, scale, dropout, rng: pass.rng, products };
-        let dtype = self.output.dense.operand_of(Operator::Attention, &x, pass);
-        let context = attention.forward_in(dtype, Qkv::Separate { query, key, value }, &rows.mask);
+        let attention = pass.attention(rows.batch, *heads, scale, *dropout);
+        let context = attention.operand(Qkv::Separate { query, key, value }, &rows.mask);
         self.output.forward(context, x, pass)
     }
 }
 
 impl BertOutput {
-    fn forward(&self, x: Tensor<2>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        self.normalised(self.dense.forward(x, pass), residual, pass)
-    }
-
-    /// `layer_norm(dropout(x) + residual)` of the output `x` of the dense layer, both
-    /// `[n, hidden_size]`.
-    fn normalised(&self, x: Tensor<2>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        let x = dropout(x, self.dropout, pass.rng, pass.ops());
+    /// `layer_norm(dropout(x W + b) + residual)`: `[n, in]`, `[n, hidden_size]` -> `[n,
+    /// hidden_size]`.
+    fn forward(&self, x: Operand<'_>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        let x = dropout(self.dense.forward(x, pass), self.dropout, pass.rng, pass.ops());
         self.layer_norm.forward_sum(x, residual, pass.ops())
     }
 }

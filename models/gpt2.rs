@@ -4,16 +4,15 @@
 //! [`Gpt2Variant`] here (`modeling_gpt_neo.py`). The heads are in `model.rs`.
 
 use burn::module::Module;
-use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 use kiln_core::model_config::{Activation, Gpt2Config, Gpt2Variant};
 
-use crate::compute::Pass;
 use crate::kv_cache::KvCache;
-use crate::layers::{Conv1D, Dense, EachLinear, Embedding, LayerNorm, Linear, feed_forward};
-use crate::ops::Operator;
+use crate::layers::{Conv1D, EachLinear, Embedding, LayerNorm, Linear};
 use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_heads};
-use crate::ops::attention::{Attention, Qkv, Unseen};
+use crate::ops::attention::{Qkv, Unseen};
 use crate::ops::dropout::dropout;
+use crate::ops::{Operand, Pass};
 use crate::rows::Rows;
 
 /// The transformer body: token ids to hidden states. Reference: `GPT2Model`.
@@ -256,8 +255,9 @@ impl Gpt2Block {
 
     /// `[batch * seq, n_embd]` -> the same, of whole sequences.
     pub fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
-        let attended = self.attn.forward(self.attention_input(x.clone(), pass), rows, pass);
-        self.after_attention(attended, x, pass)
+        let normalised = self.ln_1.operand(x.clone(), pass.ops());
+        let x = self.attn.forward(normalised, x, rows, pass);
+        self.mlp.forward(self.ln_2.operand(x.clone(), pass.ops()), x, pass)
     }
 
     /// The output of this block for tokens that continue those of `cache`;
@@ -271,50 +271,31 @@ impl Gpt2Block {
         index: usize,
         pass: Pass<'_>,
     ) -> Tensor<2> {
-        let normalised = self.attention_input(x.clone(), pass);
+        let normalised = self.ln_1.operand(x.clone(), pass.ops());
         let attended = self.attn.forward_cached(normalised, batch, hidden, cache, index, pass);
-        self.after_attention(attended, x, pass)
-    }
-
-    /// `ln_1` of `x`, as the projections take it: in f32 for several, whose gradients are added.
-    fn attention_input(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        let dtype = match &self.attn.projections {
-            Projections::Packed(PackedProjection { c_attn }) => c_attn.operand_of(Operator::LayerNorm, &x, pass),
-            Projections::Separate(_) => FloatDType::F32,
-        };
-        self.ln_1.forward_in(dtype, x, pass.ops())
-    }
-
-    /// The projection of the attention, added to `x`, and the feed-forward block, added to the sum.
-    fn after_attention(&self, attended: Tensor<2>, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, pass);
-        let Gpt2Mlp { c_fc, c_proj, activation, resid_pdrop } = &self.mlp;
-        let of_norm = c_fc.operand_of(Operator::LayerNorm, &x, pass);
-        let normalised = self.ln_2.forward_in(of_norm, x.clone(), pass.ops());
-        let layers = [c_fc.into(), Dense::from(c_proj).unbiased()];
-        let fed = feed_forward(normalised, layers, *activation, pass); // [batch * seq, n_embd]
-        c_proj.added(fed, x, *resid_pdrop, pass)
+        self.mlp.forward(self.ln_2.operand(x.clone(), pass.ops()), x, pass)
     }
 }
 
 impl Gpt2Attention {
-    /// The input of `c_proj`, `[batch * seq, n_embd]`.
-    fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
-        let Self { n_head: heads, scale, attn_pdrop: dropout, .. } = *self;
+    /// `residual + dropout(c_proj(attention))`, with the attention from `x` to itself, both
+    /// `[batch * seq, n_embd]`.
+    fn forward(&self, x: Operand<'_>, residual: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let mask = rows.local_mask.as_ref().filter(|_| self.is_local).unwrap_or(&rows.mask);
-        let dtype = self.c_proj.operand_of(Operator::Attention, &x, pass);
-        let attention =
-            Attention { batch: rows.batch, heads, scale, dropout, rng: pass.rng, products: pass.compute.dtype() };
-        attention.forward_in(dtype, self.projected(x, pass), mask)
+        let attention = pass.attention(rows.batch, self.n_head, self.scale, self.attn_pdrop);
+        let attended = attention.operand(self.projected(x, pass), mask);
+        self.c_proj.onto_residual(attended, residual, self.resid_pdrop, pass)
     }
 
-    /// Query, key and value in the compute type.
-    fn projected(&self, x: Tensor<2>, pass: Pass<'_>) -> Qkv {
+    /// Query, key and value, as attention multiplies them.
+    fn projected(&self, x: Operand<'_>, pass: Pass<'_>) -> Qkv {
         match &self.projections {
             Projections::Packed(PackedProjection { c_attn }) => {
                 Qkv::Packed(pass.compute.narrow(c_attn.forward(x, pass))) // [batch * seq, 3 * n_embd]
             }
             Projections::Separate(SeparateProjections { q_proj, k_proj, v_proj }) => {
+                let x = x.wide(); // its gradients are added
                 let [query, key, value] =
                     [q_proj, k_proj, v_proj].map(|layer| pass.compute.narrow(layer.forward(x.clone(), pass)));
                 Qkv::Separate { query, key, value } // [batch * seq, n_embd]
@@ -322,18 +303,21 @@ impl Gpt2Attention {
         }
     }
 
+    /// The input of `c_proj`, `[batch * seq, n_embd]`.
     fn forward_cached(
         &self,
-        x: Tensor<2>,
+        x: Operand<'_>,
         batch: usize,
         hidden: Option<&Tensor<4, Bool>>,
         cache: &mut KvCache,
         index: usize,
         pass: Pass<'_>,
     ) -> Tensor<2> {
-        let [rows, d] = x.dims();
         let parts = match self.projected(x, pass) {
-            Qkv::Packed(qkv) => [0, 1, 2].map(|i| qkv.clone().slice([0..rows, i * d..(i + 1) * d])),
+            Qkv::Packed(qkv) => {
+                let d = qkv.dims()[1] / 3;
+                [0, 1, 2].map(|i| qkv.clone().slice_dim(1, i * d..(i + 1) * d))
+            }
             Qkv::Separate { query, key, value } => [query, key, value],
         };
         let [query, key, value] = parts.map(|part| split_heads(part, batch, self.n_head));
@@ -347,5 +331,13 @@ impl Gpt2Attention {
             self.attn_pdrop,
             pass.rng,
         ))
+    }
+}
+
+impl Gpt2Mlp {
+    /// `residual + dropout(c_proj(activation(c_fc(x))))`: `[n, n_embd]` -> the same.
+    fn forward(&self, x: Operand<'_>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        let inner = self.c_fc.activated(x, self.activation, pass); // [n, n_inner]
+        self.c_proj.onto_residual(inner, residual, self.resid_pdrop, pass)
     }
 }

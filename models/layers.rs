@@ -7,14 +7,12 @@
 //! (`ops`). Layers with a matrix product take the whole [`Pass`].
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, Distribution, FloatDType, Int, Shape, Tensor};
+use burn::tensor::{Device, Distribution, Int, Shape, Tensor};
 use kiln_core::model_config::Activation;
 
-use crate::compute::Pass;
 use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::gelu::activate;
-use crate::ops::linear::{self, FeedForward};
-use crate::ops::{self, Operator, Ops};
+use crate::ops::{self, Operand, Ops, Pass};
 
 /// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights`
 /// turns around. Reference: `torch.nn.Linear`.
@@ -60,86 +58,34 @@ pub(crate) type EachLinear<'a> = dyn FnMut(&mut Param<Tensor<2>>, &mut Option<Lo
 
 /// `x W`, with the adapter where there is one, and with `bias` where it is given: `[n, in] -> [n,
 /// out]`
-fn product(
-    x: Tensor<2>,
+fn product<'a>(
+    x: impl Into<Operand<'a>>,
     weight: &Param<Tensor<2>>,
     bias: Option<Tensor<1>>,
     lora: Option<&Lora>,
     pass: Pass<'_>,
 ) -> Tensor<2> {
-    match (lora, bias) {
-        (Some(lora), bias) => lora.forward(x, weight, bias, pass),
-        (None, Some(bias)) => pass.affine(x, weight, bias),
-        (None, None) => pass.projection(x, weight),
+    match lora {
+        Some(lora) => lora.forward(x, weight, bias, pass),
+        None => pass.linear(x, weight, bias),
     }
 }
 
-/// A linear layer, of whichever type.
-#[derive(Clone, Copy)]
-pub(crate) struct Dense<'a> {
+/// `activation(x W + b)` for the layer that reads it, the bias where it is given: `[n, in] -> [n,
+/// out]`
+fn activated<'a>(
+    x: impl Into<Operand<'a>>,
     weight: &'a Param<Tensor<2>>,
-    bias: Option<&'a Param<Tensor<1>>>,
-    lora: Option<&'a Lora>,
-}
-
-impl<'a> From<&'a Linear> for Dense<'a> {
-    fn from(Linear { weight, bias, lora }: &'a Linear) -> Self {
-        Self { weight, bias: bias.as_ref(), lora: lora.as_ref() }
-    }
-}
-
-impl<'a> From<&'a Conv1D> for Dense<'a> {
-    fn from(Conv1D { weight, bias, lora }: &'a Conv1D) -> Self {
-        Self { weight, bias: Some(bias), lora: lora.as_ref() }
-    }
-}
-
-impl Dense<'_> {
-    /// This layer without its bias.
-    pub(crate) fn unbiased(self) -> Self {
-        Self { bias: None, ..self }
-    }
-}
-
-/// `activation(x W1 + b1) W2 + b2`, the biases where there are any: `[n, in] -> [n, out]`
-pub(crate) fn feed_forward(
-    x: Tensor<2>,
-    [first, second]: [Dense<'_>; 2],
+    bias: Option<Tensor<1>>,
+    lora: Option<&Lora>,
     activation: Activation,
-    pass: Pass<'_>,
-) -> Tensor<2> {
-    let bias = second.bias.map(Param::val);
-    if let (Dense { weight, bias: Some(inner_bias), lora: None }, None) = (first, second.lora)
-        && linear::is_fused(pass.compute.dtype(), &x, pass.ops())
-    {
-        let block = FeedForward {
-            weights: [weight, second.weight].map(Param::val),
-            inner_bias: inner_bias.val(),
-            bias,
-            activation,
-            operands: [weight, second.weight].map(|weight| pass.operands(&x, weight)),
-        };
-        return linear::feed_forward(x, block, pass.ops());
+    pass: Pass<'a>,
+) -> Operand<'a> {
+    match (bias, lora) {
+        (Some(bias), None) => pass.activated(x, weight, bias, activation),
+        (Some(bias), lora) => ops::gelu::operand(product(x, weight, None, lora, pass), bias, activation, pass.ops()),
+        (None, lora) => activate(product(x, weight, None, lora, pass), activation).into(),
     }
-    let dtype = operand_of(Operator::Gelu, &x, second.lora, pass);
-    product(activated(x, first, activation, dtype, pass), second.weight, bias, second.lora, pass)
-}
-
-/// `activation(x W + b)`, in `dtype` where there is a bias, else in f32: `[n, in] -> [n, out]`
-fn activated(x: Tensor<2>, layer: Dense<'_>, activation: Activation, dtype: FloatDType, pass: Pass<'_>) -> Tensor<2> {
-    let Dense { weight, bias, lora } = layer;
-    let Some(bias) = bias else { return activate(product(x, weight, None, lora, pass), activation) };
-    let x = match (lora, dtype) {
-        (None, FloatDType::F16 | FloatDType::BF16) => pass.projection_for(Operator::Gelu, x, weight),
-        _ => product(x, weight, None, lora, pass),
-    };
-    ops::gelu::bias_gelu_in(dtype, x, bias.val(), activation, pass.ops())
-}
-
-/// The type in which `operator` on `x` gives a layer its operand: f32 for an adapter, whose input
-/// is dropped out and has two gradients, else the type that the product takes.
-fn operand_of(operator: Operator, x: &Tensor<2>, lora: Option<&Lora>, pass: Pass<'_>) -> FloatDType {
-    if lora.is_some() { FloatDType::F32 } else { pass.compute.operand_of(operator, x) }
 }
 
 impl Linear {
@@ -149,7 +95,7 @@ impl Linear {
     }
 
     /// `[n, in] -> [n, out]`
-    pub fn forward(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+    pub fn forward<'a>(&self, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
         product(x, &self.weight, self.bias.as_ref().map(Param::val), self.lora.as_ref(), pass)
     }
 
@@ -158,14 +104,9 @@ impl Linear {
         each(&mut self.weight, &mut self.lora);
     }
 
-    /// `activation(x W + b)`, f32: `[n, in] -> [n, out]`
-    pub fn activated(&self, x: Tensor<2>, activation: Activation, pass: Pass<'_>) -> Tensor<2> {
-        activated(x, self.into(), activation, FloatDType::F32, pass)
-    }
-
-    /// The type in which `operator` on `x` gives this layer its operand.
-    pub(crate) fn operand_of(&self, operator: Operator, x: &Tensor<2>, pass: Pass<'_>) -> FloatDType {
-        operand_of(operator, x, self.lora.as_ref(), pass)
+    /// `activation(x W + b)` for the layer that reads it: `[n, in] -> [n, out]`
+    pub fn activated<'a>(&'a self, x: impl Into<Operand<'a>>, activation: Activation, pass: Pass<'a>) -> Operand<'a> {
+        activated(x, &self.weight, self.bias.as_ref().map(Param::val), self.lora.as_ref(), activation, pass)
     }
 }
 
@@ -176,8 +117,13 @@ impl Conv1D {
     }
 
     /// `[n, in] -> [n, out]`
-    pub fn forward(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+    pub fn forward<'a>(&self, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
         product(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), pass)
+    }
+
+    /// `activation(x W + b)` for the layer that reads it: `[n, in] -> [n, out]`
+    pub fn activated<'a>(&'a self, x: impl Into<Operand<'a>>, activation: Activation, pass: Pass<'a>) -> Operand<'a> {
+        activated(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), activation, pass)
     }
 
     /// Shows the weight and the adapter to `each`.
@@ -185,20 +131,15 @@ impl Conv1D {
         each(&mut self.weight, &mut self.lora);
     }
 
-    /// The type in which `operator` on `x` gives this layer its operand.
-    pub(crate) fn operand_of(&self, operator: Operator, x: &Tensor<2>, pass: Pass<'_>) -> FloatDType {
-        operand_of(operator, x, self.lora.as_ref(), pass)
-    }
-
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
-    pub fn onto_residual(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, pass: Pass<'_>) -> Tensor<2> {
+    pub fn onto_residual<'a>(
+        &self,
+        x: impl Into<Operand<'a>>,
+        residual: Tensor<2>,
+        p: f64,
+        pass: Pass<'_>,
+    ) -> Tensor<2> {
         let x = product(x, &self.weight, None, self.lora.as_ref(), pass);
-        self.added(x, residual, p, pass)
-    }
-
-    /// `residual + dropout(product + b)` of the product that this layer has made without its bias,
-    /// both `[n, out]`.
-    pub(crate) fn added(&self, x: Tensor<2>, residual: Tensor<2>, p: f64, pass: Pass<'_>) -> Tensor<2> {
         ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, pass.rng, pass.ops())
     }
 }
@@ -226,9 +167,9 @@ impl Lora {
 
     /// `x W + b + s (drop(x) A) B` for the frozen `weight` and the `bias`, if any, of the layer:
     /// `[n, in] -> [n, out]`, f32.
-    pub(crate) fn forward(
+    pub(crate) fn forward<'a>(
         &self,
-        x: Tensor<2>,
+        x: impl Into<Operand<'a>>,
         weight: &Param<Tensor<2>>,
         bias: Option<Tensor<1>>,
         pass: Pass<'_>,
@@ -265,9 +206,9 @@ impl LayerNorm {
         ops::layer_norm::layer_norm(x, None, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 
-    /// Layer normalisation with the result in `dtype`, which the layer that reads it takes.
-    pub fn forward_in(&self, dtype: FloatDType, x: Tensor<2>, ops: Ops) -> Tensor<2> {
-        ops::layer_norm::layer_norm_in(dtype, x, self.weight.val(), self.bias.val(), self.eps, ops)
+    /// Layer normalisation for the layer that reads it: `[n, features] -> [n, features]`
+    pub fn operand(&self, x: Tensor<2>, ops: Ops) -> Operand<'static> {
+        ops::layer_norm::operand(x, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 
     /// Layer normalisation of `x + residual`, both `[n, features]`.

@@ -32,8 +32,6 @@ compile_error!("`compiler` is the compiled engine for a GPU: add the feature `wg
 
 mod error;
 pub mod ops;
-pub mod copies;
-pub mod compute;
 pub mod lora;
 pub mod layers;
 pub mod rows;
@@ -43,8 +41,6 @@ pub mod bert;
 pub mod weights;
 mod model;
 
-pub use compute::{Compute, Pass};
-pub use copies::Copies;
 pub use error::{AllowedBy, Error, Result};
 pub use kiln_core::model_config::{
     Activation, BertConfig, BertVariant, Gpt2Config, Gpt2Variant, Head, ModelConfig, ModelType,
@@ -52,5 +48,5 @@ pub use kiln_core::model_config::{
 pub use kv_cache::KvCache;
 pub use lora::{ADAPTER_CONFIG_NAMES, LoraBias, LoraConfig, LoraInit};
 pub use model::{Body, Model, ModelInput, VocabularyProjection};
-pub use ops::{Operator, Ops};
+pub use ops::{Compute, Copies, Operator, Ops, Pass};
 pub use rows::Rows;

@@ -10,7 +10,6 @@ use kiln_core::model_config::{
 };
 
 use crate::bert::BertModel;
-use crate::compute::{Compute, Pass};
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, Positions};
 use crate::kv_cache::KvCache;
@@ -19,7 +18,7 @@ use crate::lora::LoraConfig;
 use crate::ops::attention::Mask;
 use crate::ops::dropout::dropout;
 use crate::ops::products::Operands;
-use crate::ops::{Form, Operator, Ops};
+use crate::ops::{Compute, Form, Operator, Ops, Pass};
 use crate::rows::{FirstTokens, Rows};
 use crate::weights::{ADAPTER_FILE, MODEL_FILE, StateDict, TRANSPOSED, parameters};
 
@@ -487,18 +486,14 @@ impl Model {
     pub fn projection(&self, x: Tensor<2>, pass: Pass<'_>) -> Option<VocabularyProjection> {
         match (&self.body, &self.head) {
             (Body::Gpt2(body), HeadLayers::Gpt2Lm(head)) => {
-                let x = pass.compute.narrow(body.normalised(x, pass));
                 let output = head.lm_head.as_ref().map_or(&body.wte.weight, |own| &own.weight);
-                let weight = pass.factor(&x, output);
-                let operands = pass.operands(&x, output);
+                let (x, weight, operands) = pass.factors(body.normalised(x, pass), output);
                 Some(VocabularyProjection { x, weight, bias: None, operands })
             }
             (Body::Bert(body), HeadLayers::BertMlm(head)) => {
-                let x = pass.compute.narrow(head.cls.predictions.transformed(x, pass));
                 let own = head.cls.predictions.decoder.as_ref();
                 let output = own.map_or(&body.embeddings.word_embeddings.weight, |own| &own.weight);
-                let weight = pass.factor(&x, output);
-                let operands = pass.operands(&x, output);
+                let (x, weight, operands) = pass.factors(head.cls.predictions.transformed(x, pass), output);
                 Some(VocabularyProjection { x, weight, bias: Some(head.cls.predictions.bias.val()), operands })
             }
             _ => None,
@@ -691,7 +686,7 @@ impl BertMlmHead {
 impl BertLmPredictionHead {
     /// The input of the output embedding: `[n, hidden_size] -> [n, embedding_size]`
     fn transformed(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        let x = self.transform.dense.activated(x, self.transform.activation, pass);
+        let x = self.transform.dense.activated(x, self.transform.activation, pass).wide();
         self.transform.layer_norm.forward(x, pass.ops())
     }
 }

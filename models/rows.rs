@@ -15,6 +15,7 @@
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
 use crate::ops::attention::{Mask, Unseen};
+use crate::ops::device::DeviceKernels;
 use crate::ops::embedding::embedding;
 use crate::ops::{Form, Operator, Ops};
 
@@ -70,7 +71,7 @@ impl Rows {
     ) -> Self {
         let ([batch, seq], device) = (position_ids.dims(), position_ids.device());
         let is_fused = ops.form(Operator::Attention) == Form::Fused;
-        let by_document = is_fused && device.clone().without_autodiff() == Device::flex();
+        let by_document = is_fused && DeviceKernels::on(&device).are_on_host;
         // Read, which is no transfer on the CPU.
         let mut lens = Vec::<usize>::new();
         let mut hides_a_part = false;
@@ -110,7 +111,7 @@ impl Rows {
     /// fused attention.
     pub fn first_tokens(shape: [usize; 2], attention_mask: Option<Tensor<2, Bool>>, device: &Device, ops: Ops) -> Self {
         if let Some(mask) = &attention_mask
-            && device.clone().without_autodiff() == Device::flex()
+            && DeviceKernels::on(device).are_on_host
             && let Some(rows) = Self::unpadded(mask)
         {
             return rows;

@@ -7,6 +7,7 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::Form;
+use super::device::DeviceKernels;
 
 /// The arguments of one call.
 pub(super) struct Contract {
@@ -19,6 +20,10 @@ impl Contract {
     /// For a call of `operator` whose tensors are all on `device`.
     pub(super) fn new(operator: &'static str, form: Form, device: Device) -> Self {
         Self { operator, form, device }
+    }
+
+    fn kernels(&self) -> DeviceKernels {
+        DeviceKernels::on(&self.device)
     }
 
     /// Refuses the call unless `holds`.
@@ -57,14 +62,14 @@ impl Contract {
     /// theirs.
     #[track_caller]
     pub(super) fn operand(&self, argument: &str, tensor: &Tensor<2>) -> DType {
-        if self.device == Device::flex() { DType::F32 } else { self.factor(argument, tensor) }
+        if self.kernels().round_operands { DType::F32 } else { self.factor(argument, tensor) }
     }
 
     /// The type of a factor of a product that rounds its factors itself: on the CPU also a narrow
     /// one, elsewhere f32.
     #[track_caller]
     pub(super) fn rounded(&self, argument: &str, factor: &Tensor<2>) -> DType {
-        if self.device == Device::flex() { self.factor(argument, factor) } else { DType::F32 }
+        if self.kernels().round_operands { self.factor(argument, factor) } else { DType::F32 }
     }
 
     /// A tensor of real numbers in `dtype`.
@@ -91,7 +96,7 @@ impl Contract {
     #[track_caller]
     pub(super) fn ids(&self, argument: &str, ids: &Tensor<1, Int>, n: usize, count: usize) {
         self.tensor(argument, ids, [n]);
-        if self.device != Device::flex() {
+        if !self.kernels().are_on_host {
             let dtype = ids.dtype();
             self.ensure(self.form == Form::Plain || dtype == DType::I32, argument, "I32", dtype);
             return;

@@ -15,14 +15,14 @@
 //! an [`Ops`], which is the switch between the forms.
 //!
 //! ```
-//! use burn::tensor::{Device, Tensor};
+//! use burn::tensor::{Device, FloatDType, Tensor};
 //! use kiln_models::ops::{Ops, linear::linear};
 //!
 //! let device = Device::default();
 //! let [x, weight] = [[4, 8], [8, 2]].map(|shape| Tensor::<2>::ones(shape, &device));
-//! let bias = Tensor::<1>::zeros([2], &device);
-//! let native = linear(x.clone(), weight.clone(), bias.clone(), Ops::Plain);
-//! let compiled = linear(x, weight, bias, Ops::fused(&device)?);
+//! let bias = Some(Tensor::<1>::zeros([2], &device));
+//! let native = linear(x.clone(), weight.clone(), bias.clone(), FloatDType::F32, Ops::Plain);
+//! let compiled = linear(x, weight, bias, FloatDType::F32, Ops::fused(&device)?);
 //! assert_eq!(native.dims(), compiled.dims());
 //! # Ok::<(), kiln_models::Error>(())
 //! ```
@@ -30,12 +30,15 @@
 pub mod adamw;
 pub mod attention;
 mod autodiff;
+pub mod compute;
 mod contract;
+pub mod copies;
 pub mod cross_entropy;
 #[cfg(feature = "compiler")]
 mod cube;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub(crate) mod device;
 pub mod dropout;
 pub mod embedding;
 mod flex;
@@ -51,6 +54,9 @@ mod simd;
 pub mod threads;
 
 use burn::tensor::Device;
+pub use compute::{Compute, Operand, Pass};
+pub use copies::Copies;
+use device::DeviceKernels;
 pub use fused::{Availability, DTYPES, FUSED, FusedForm, Target};
 
 use crate::error::Result;
@@ -150,7 +156,7 @@ impl Ops {
         if matches!(inner.as_dispatch(), burn::backend::DispatchDevice::Cube(_)) {
             return Ok(Self::Fused);
         }
-        if inner == Device::flex() {
+        if DeviceKernels::on(&inner).are_on_host {
             return Ok(Self::Fused);
         }
         Err(kiln_core::Error::config(format!(

@@ -14,7 +14,7 @@ use kiln::session::{BuiltIn, TrainingTask};
 use kiln::task::DeviceBatch;
 use kiln::trainer::gradients::gradients;
 use kiln_core::model_config::ModelType;
-use kiln_models::copies::{Copies, Counts};
+use kiln_models::ops::copies::{Copies, Counts};
 use kiln_models::ops::products::unit;
 use kiln_models::{Compute, KvCache, Model, ModelConfig, Ops};
 use serde_json::json;

@@ -15,6 +15,7 @@ use rayon::prelude::*;
 
 use super::Form;
 use super::contract::Contract;
+use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::list::TensorList;
 use super::simd::{fma, sum, vectorised};
@@ -151,7 +152,7 @@ impl Updated {
 /// Whether `device` updates many parameters faster than one after another: each would be a launch
 /// of its own.
 pub fn updates_together(device: &Device) -> bool {
-    device.clone().without_autodiff() != Device::flex()
+    !DeviceKernels::on(device).are_on_host
 }
 
 /// The sum of the squares of `values` in f32, as [`norm`] on the CPU computes it of each tensor.

@@ -16,7 +16,9 @@ use burn::backend::{Backend, Dispatch, autodiff::Autodiff, backend_extension};
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 
 use super::autodiff::{Differentiate, record};
+use super::compute::Operand;
 use super::contract::Contract;
+use super::device::DeviceKernels;
 use super::dropout::DropoutRng;
 use super::{Form as OpForm, Operator, Ops};
 use plain::{causal_mask, local_mask, merge_heads, padding_mask, split_heads};
@@ -219,7 +221,7 @@ pub struct Attention<'a> {
     pub products: FloatDType,
 }
 
-impl Attention<'_> {
+impl<'a> Attention<'a> {
     /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017), softmax in f32, dropout on
     /// its weights: as many rows as there are queries, `[batch * seq, heads * head_dim]` or what a
     /// `mask` without padding shows. The form is the mask's.
@@ -229,24 +231,26 @@ impl Attention<'_> {
     /// this; in the fused form for tensors of different types, of another than f32, f16 and bf16,
     /// or on different devices.
     pub fn forward(self, qkv: Qkv, mask: &Mask) -> Tensor<2> {
-        let dtype = qkv.dtype();
-        self.forward_in(dtype, qkv, mask)
+        self.written(qkv.dtype(), qkv, mask)
     }
 
-    /// [`forward`](Self::forward) for a product of `dtype`: of inputs in f32 the fused form on the
-    /// CPU gives its result in that type. All else gives the inputs' type.
+    /// [`forward`](Self::forward) for the matrix product that reads it: of inputs in f32 the fused
+    /// form on the CPU gives its result in the type of that product. All else gives the inputs'
+    /// type.
     ///
     /// # Panics
-    /// For sizes that do not fit together: those of the tensors, of the mask, and the fields of
-    /// this; in the fused form for tensors of different types, of another than f32, f16 and bf16,
-    /// or on different devices.
-    pub fn forward_in(self, dtype: FloatDType, qkv: Qkv, mask: &Mask) -> Tensor<2> {
-        let device = self.check(&qkv, mask);
+    /// When it is read, as [`forward`](Self::forward).
+    pub fn operand(self, qkv: Qkv, mask: &'a Mask) -> Operand<'a> {
+        Operand::written(Operator::Attention, qkv.first().device(), move |dtype| self.written(dtype, qkv, mask))
+    }
+
+    fn written(self, dtype: FloatDType, qkv: Qkv, mask: &Mask) -> Tensor<2> {
+        let kernels = DeviceKernels::on(&self.check(&qkv, mask));
         match &mask.form {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone(), mask.unseen.clone()),
             Form::Fused { rows, keys } => {
                 let of_qkv = qkv.dtype();
-                let dtype = if device == Device::flex() && of_qkv == FloatDType::F32 { dtype } else { of_qkv };
+                let dtype = if kernels.round_operands && of_qkv == FloatDType::F32 { dtype } else { of_qkv };
                 self.fused(qkv, mask.is_causal, *rows, keys.clone(), dtype)
             }
         }

@@ -11,12 +11,14 @@ pub(super) mod cube;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use kiln_core::model_config::Activation;
 use rayon::prelude::*;
 
 use super::autodiff::{Differentiate, record};
+use super::compute::Operand;
 use super::contract::Contract;
+use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
 use super::{Form, Operator, Ops};
@@ -43,21 +45,26 @@ pub fn activate<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 /// For tensors of other shapes; in the fused form on the CPU for another type than f32, and for
 /// tensors on different devices.
 pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
-    let dtype = x.dtype().into();
-    bias_gelu_in(dtype, x, bias, kind, ops)
+    written(x.dtype().into(), x, bias, kind, ops)
 }
 
-/// [`bias_gelu`] with the result in `dtype`, for a product of that type. In the fused form on the
-/// CPU, which writes f32 and bf16 itself, the gradient of `x` is then also in `dtype`: `x` must be
-/// what a product gives, and nothing else may read it.
+/// [`bias_gelu`] for the matrix product that reads it, in whose type it is written. `x` must be what
+/// a product gives, and nothing else may read it: in the fused form on the CPU its gradient is also
+/// in that type.
 ///
 /// # Panics
-/// For tensors of other shapes; in the fused form on the CPU for another type than f32, and for
-/// tensors on different devices.
-pub fn bias_gelu_in(dtype: FloatDType, x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
+/// When it is read, as [`bias_gelu`].
+pub fn operand(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Operand<'static> {
+    Operand::written(Operator::Gelu, x.device(), move |dtype| written(dtype, x, bias, kind, ops))
+}
+
+/// [`bias_gelu`] with the result in `dtype`. Kernels of other devices than the CPU write the type of
+/// `x`.
+pub(super) fn written(dtype: FloatDType, x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
     let form = ops.form(Operator::Gelu);
-    let has_no_kernel = form == Form::Plain || x.device() != Device::flex() || dtype == FloatDType::F16;
-    if has_no_kernel && dtype != x.dtype().into() {
+    let kernels = DeviceKernels::on(&x.device());
+    let has_kernel = form == Form::Fused && kernels.round_operands && kernels.write(dtype);
+    if !has_kernel && dtype != x.dtype().into() {
         return bias_gelu(x, bias, kind, ops).cast(dtype);
     }
     let contract = Contract::new("bias_gelu", form, x.device());
@@ -143,7 +150,7 @@ impl GeluKernel for Flex {
         let [rows, width] = flex::dims2(&x);
         let block = flex::block_rows(width) * width;
         // SAFETY: `forward_rows` writes every element of its block, which `x` has as well and whose
-        // rows are as long as the bias (`bias_gelu_in` has asked).
+        // rows are as long as the bias (`written` has asked).
         unsafe {
             flex::written_in(dtype, [rows, width], |i, out| {
                 let x = &flex::values(&x)[i * block..][..out.len()];

@@ -13,11 +13,13 @@ use std::mem::MaybeUninit;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 use rayon::prelude::*;
 
 use super::autodiff::{Differentiate, record};
+use super::compute::Operand;
 use super::contract::Contract;
+use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::products::Shared;
 use super::simd::{fma, sum, sum_pairs, vectorised};
@@ -43,26 +45,17 @@ pub fn layer_norm(
     normalised(FloatDType::F32, x, residual, weight, bias, eps, ops)
 }
 
-/// [`layer_norm`] of `x` with the result in `dtype`, for a product of that type. Fused in bf16, and
-/// on wgpu and CUDA in f16.
+/// [`layer_norm`] of `x` for the matrix product that reads it, in whose type it is written.
 ///
 /// # Panics
-/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
-/// different devices.
-pub fn layer_norm_in(
-    dtype: FloatDType,
-    x: Tensor<2>,
-    weight: Tensor<1>,
-    bias: Tensor<1>,
-    eps: f64,
-    ops: Ops,
-) -> Tensor<2> {
-    let has_no_kernel =
-        ops.form(Operator::LayerNorm) == Form::Plain || (x.device() == Device::flex() && dtype == FloatDType::F16);
-    if dtype != FloatDType::F32 && has_no_kernel {
-        return layer_norm(x, None, weight, bias, eps, ops).cast(dtype);
-    }
-    normalised(dtype, x, None, weight, bias, eps, ops)
+/// When it is read, as [`layer_norm`].
+pub fn operand(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64, ops: Ops) -> Operand<'static> {
+    let (kernels, form) = (DeviceKernels::on(&x.device()), ops.form(Operator::LayerNorm));
+    Operand::written(Operator::LayerNorm, x.device(), move |dtype| match (form, dtype) {
+        (_, FloatDType::F32) => layer_norm(x, None, weight, bias, eps, ops),
+        (Form::Fused, dtype) if kernels.write(dtype) => normalised(dtype, x, None, weight, bias, eps, ops),
+        (_, dtype) => layer_norm(x, None, weight, bias, eps, ops).cast(dtype),
+    })
 }
 
 fn normalised(

@@ -31,7 +31,7 @@ pub struct Adapted {
     pub scaling: f64,
     /// The probability of the dropout of the input of `a`.
     pub dropout: f64,
-    /// How the products take their operands, as in [`linear_in`](super::linear_in); `weight` is the
+    /// How the products take their operands, as in [`linear`](super::linear()); `weight` is the
     /// right factor.
     pub operands: Operands,
 }
@@ -41,7 +41,7 @@ pub struct Adapted {
 ///
 /// # Panics
 /// For tensors of other shapes and a probability outside `[0, 1)`; in the fused form for other
-/// types than those of [`linear_in`](super::linear_in) and for tensors on different devices.
+/// types than those of [`linear`](super::linear()) and for tensors on different devices.
 pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2> {
     let Adapted { weight, a, b, scaling, dropout, operands } = layer;
     let dtype = operands.dtype;
@@ -57,12 +57,8 @@ pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: Dropo
     contract.probability("dropout", dropout);
     match form {
         Form::Plain => {
-            let low = super::plain(dtype, dropout::plain(x.clone(), dropout, rng), a);
-            let y = match bias {
-                Some(bias) => super::plain(dtype, x, weight) + bias.unsqueeze(),
-                None => super::plain(dtype, x, weight),
-            };
-            y + super::plain(dtype, low, b) * scaling
+            let low = super::plain(dtype, dropout::plain(x.clone(), dropout, rng), a, None);
+            super::plain(dtype, x, weight, bias) + super::plain(dtype, low, b, None) * scaling
         }
         Form::Fused => {
             let p = rng.probability(dropout);

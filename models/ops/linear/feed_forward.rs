@@ -16,13 +16,14 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use half::bf16;
 use kiln_core::model_config::Activation;
 
 use super::LinearKernel;
 use crate::ops::autodiff::{Differentiate, record};
 use crate::ops::contract::Contract;
+use crate::ops::device::DeviceKernels;
 use crate::ops::flex::{self, FlexTensor};
 use crate::ops::gelu::{self, GeluKernel};
 use crate::ops::products::{self, BLOCK_ROWS, Operands, Rounding, Shared, Sums};
@@ -40,7 +41,7 @@ pub struct FeedForward {
     pub bias: Option<Tensor<1>>,
     /// The activation.
     pub activation: Activation,
-    /// How the two products take their operands, as in [`linear_in`](super::linear_in), in one
+    /// How the two products take their operands, as in [`linear`](super::linear()), in one
     /// type; the weights are the right factors.
     pub operands: [Operands; 2],
 }
@@ -52,7 +53,7 @@ pub fn is_fused(dtype: FloatDType, x: &Tensor<2>, ops: Ops) -> bool {
     let operators = [Operator::Linear, Operator::Gelu];
     dtype == FloatDType::BF16
         && operators.into_iter().all(|operator| ops.form(operator) == Form::Fused)
-        && x.device() == Device::flex()
+        && DeviceKernels::on(&x.device()).round_operands
 }
 
 /// `activation(x W1 + b1) W2 + b2`: `x [n, in]` -> `[n, out]`, f32. Fused where [`is_fused`] says
@@ -60,7 +61,7 @@ pub fn is_fused(dtype: FloatDType, x: &Tensor<2>, ops: Ops) -> bool {
 ///
 /// # Panics
 /// For tensors of other shapes and operands of different types; in the fused form for other types
-/// than those of [`linear_in`](super::linear_in) and for tensors on different devices.
+/// than those of [`linear`](super::linear()) and for tensors on different devices.
 pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
     let FeedForward { weights: [first, second], inner_bias, bias, activation, operands } = block;
     let dtype = operands[0].dtype;
@@ -76,12 +77,8 @@ pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
     }
     match form {
         Form::Plain => {
-            let hidden = gelu::activate(super::plain(dtype, x, first) + inner_bias.unsqueeze(), activation);
-            let y = super::plain(dtype, hidden, second);
-            match bias {
-                Some(bias) => y + bias.unsqueeze(),
-                None => y,
-            }
+            let hidden = gelu::activate(super::plain(dtype, x, first, Some(inner_bias)), activation);
+            super::plain(dtype, hidden, second, bias)
         }
         Form::Fused => {
             let (x, inner_bias) = (x.into_dispatch(), inner_bias.into_dispatch());

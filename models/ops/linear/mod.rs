@@ -14,78 +14,48 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::autodiff::{Differentiate, record};
 use super::contract::Contract;
+use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::products::{self, Operands, Output};
 use super::{Form, Operator, Ops};
 pub use adapted::{Adapted, adapted};
 pub use feed_forward::{FeedForward, feed_forward, is_fused};
 
-/// `x W + b`: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
-///
-/// # Panics
-/// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
-/// different devices.
-pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>, ops: Ops) -> Tensor<2> {
-    linear_in(FloatDType::F32, x, weight, bias, ops)
-}
-
-/// [`linear`] with the operands of the products, those of the gradients included, in the type of
-/// `operands`, and all results in f32. A weight may be stored in that type, and so may `x`. Fused
-/// in bf16 and f16 on the CPU alone.
+/// `x W + b`, or `x W` without a bias: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
+/// The operands of the products, those of the gradients included, are in the type of `operands`,
+/// and all results in f32. A weight may be stored in that type, and so may `x`. Fused in bf16 and
+/// f16 on the CPU alone.
 ///
 /// # Panics
 /// For tensors of other shapes; in the fused form for types that a product does not take, and for
 /// tensors on different devices.
-pub fn linear_in(
-    operands: impl Into<Operands>,
+pub fn linear(
     x: Tensor<2>,
     weight: Tensor<2>,
-    bias: Tensor<1>,
+    bias: Option<Tensor<1>>,
+    operands: impl Into<Operands>,
     ops: Ops,
 ) -> Tensor<2> {
     let operands = operands.into();
     let dtype = operands.dtype;
     let form = form(dtype, &x, ops);
-    let contract = Contract::new("linear", form, x.device());
+    let contract = Contract::new(if bias.is_some() { "linear" } else { "product" }, form, x.device());
     let width = factors(&contract, dtype, &x, &weight);
-    contract.floats("bias", &bias, [width], DType::F32);
-    match form {
-        Form::Plain => plain(dtype, x, weight) + bias.unsqueeze(),
-        Form::Fused => {
-            let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-            Tensor::from_dispatch(<Dispatch as LinearOp>::linear(x, weight, bias, operands))
-        }
+    if let Some(bias) = &bias {
+        contract.floats("bias", bias, [width], DType::F32);
     }
-}
-
-/// `x W`: `x [n, in]`, `weight [in, out]` -> `[n, out]`.
-///
-/// # Panics
-/// For tensors of other shapes; in the fused form for another type of `x` than f32 and for tensors
-/// on different devices.
-pub fn product(x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
-    product_in(FloatDType::F32, x, weight, ops)
-}
-
-/// [`product`] of `operands`, as [`linear_in`] has them.
-///
-/// # Panics
-/// For tensors of other shapes; in the fused form for types that a product does not take, and for
-/// tensors on different devices.
-pub fn product_in(operands: impl Into<Operands>, x: Tensor<2>, weight: Tensor<2>, ops: Ops) -> Tensor<2> {
-    let operands = operands.into();
-    let dtype = operands.dtype;
-    let form = form(dtype, &x, ops);
-    factors(&Contract::new("product", form, x.device()), dtype, &x, &weight);
-    match form {
-        Form::Plain => plain(dtype, x, weight),
-        Form::Fused => {
-            let y = <Dispatch as LinearOp>::product(x.into_dispatch(), weight.into_dispatch(), operands);
-            Tensor::from_dispatch(y)
+    match (form, bias) {
+        (Form::Plain, bias) => plain(dtype, x, weight, bias),
+        (Form::Fused, bias) => {
+            let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+            Tensor::from_dispatch(match bias {
+                Some(bias) => <Dispatch as LinearOp>::linear(x, weight, bias.into_dispatch(), operands),
+                None => <Dispatch as LinearOp>::product(x, weight, operands),
+            })
         }
     }
 }
@@ -93,16 +63,20 @@ pub fn product_in(operands: impl Into<Operands>, x: Tensor<2>, weight: Tensor<2>
 /// The form of products of `x` in `dtype`: kernels of other devices than the CPU take f32 alone.
 fn form(dtype: FloatDType, x: &Tensor<2>, ops: Ops) -> Form {
     match ops.form(Operator::Linear) {
-        Form::Fused if dtype == FloatDType::F32 || x.device() == Device::flex() => Form::Fused,
+        Form::Fused if dtype == FloatDType::F32 || DeviceKernels::on(&x.device()).round_operands => Form::Fused,
         _ => Form::Plain,
     }
 }
 
-/// The product with the operands in `dtype`; in f32 with those that there are.
-fn plain(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    match dtype {
+/// The layer with the operands of its product in `dtype`; in f32 with those that there are.
+fn plain(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
+    let y = match dtype {
         FloatDType::F32 => x.matmul(weight),
         dtype => x.cast(dtype).matmul(weight.cast(dtype)).cast(FloatDType::F32),
+    };
+    match bias {
+        Some(bias) => y + bias.unsqueeze(),
+        None => y,
     }
 }
 

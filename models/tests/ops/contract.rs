@@ -12,13 +12,14 @@ use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds, bias_dropout_residual,
 use kiln_models::ops::embedding::embedding;
 use kiln_models::ops::gelu::bias_gelu;
 use kiln_models::ops::layer_norm::layer_norm;
-use kiln_models::ops::linear::{FeedForward, feed_forward, linear, product};
+use kiln_models::ops::linear::{FeedForward, feed_forward, linear};
 use kiln_models::ops::list::TensorList;
 use kiln_models::ops::products::Operands;
 use kiln_models::{Activation, Ops};
 
 use crate::{device, read};
 
+const F32: FloatDType = FloatDType::F32;
 const FORMS: [Ops; 2] = [Ops::Plain, Ops::Fused];
 
 /// The words of the panic of `f`.
@@ -105,25 +106,25 @@ fn layer_norm_asks() {
 #[test]
 fn linear_and_product_ask() {
     for ops in FORMS {
-        let call = |x, weight, bias| linear(matrix(x), matrix(weight), vector(bias), ops);
+        let call = |x, weight, bias| linear(matrix(x), matrix(weight), Some(vector(bias)), F32, ops);
         assert_eq!(call([3, 4], [4, 8], 8).dims(), [3, 8]);
         assert_eq!(call([0, 4], [4, 8], 8).dims(), [0, 8]);
         for rows in others(4) {
             refused("linear", "weight", || call([3, 4], [rows, 8], 8));
-            refused("product", "weight", || product(matrix([3, 4]), matrix([rows, 8]), ops));
+            refused("product", "weight", || linear(matrix([3, 4]), matrix([rows, 8]), None, F32, ops));
         }
         for bias in others(8) {
             refused("linear", "bias", || call([3, 4], [4, 8], bias));
         }
         refused("linear", "x", || call([3, 0], [0, 8], 8));
         refused("linear", "weight", || call([3, 4], [4, 0], 0));
-        refused("product", "x", || product(matrix([3, 0]), matrix([0, 8]), ops));
+        refused("product", "x", || linear(matrix([3, 0]), matrix([0, 8]), None, F32, ops));
     }
     let other = || matrix([4, 8]).cast(if crate::on_cpu() { FloatDType::F64 } else { FloatDType::BF16 });
-    refused("linear", "weight", || linear(matrix([3, 4]), other(), vector(8), Ops::Fused));
-    refused("product", "weight", || product(matrix([3, 4]), other(), Ops::Fused));
+    refused("linear", "weight", || linear(matrix([3, 4]), other(), Some(vector(8)), F32, Ops::Fused));
+    refused("product", "weight", || linear(matrix([3, 4]), other(), None, F32, Ops::Fused));
     let narrow = || matrix([3, 4]).cast(FloatDType::BF16);
-    refused("linear", "x", || linear(narrow(), matrix([4, 8]), vector(8), Ops::Fused));
+    refused("linear", "x", || linear(narrow(), matrix([4, 8]), Some(vector(8)), F32, Ops::Fused));
 }
 
 #[test]

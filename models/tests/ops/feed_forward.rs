@@ -2,8 +2,8 @@
 //! against the composition of Burn's operations. It has a fused form on the CPU in bf16.
 
 use burn::tensor::{FloatDType, Tensor};
-use kiln_models::ops::gelu::bias_gelu_in;
-use kiln_models::ops::linear::{FeedForward, feed_forward, is_fused, linear_in, product_in};
+use kiln_models::ops::gelu;
+use kiln_models::ops::linear::{FeedForward, feed_forward, is_fused, linear};
 use kiln_models::ops::products::{Operands, Packed};
 use kiln_models::{Activation, Ops};
 
@@ -31,11 +31,8 @@ fn joined(kind: Activation, inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
 fn one_by_one(kind: Activation, mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let bias = (inputs.len() == 5).then(|| vector(inputs.pop().unwrap()));
     let [x, first, inner_bias, second] = inputs.try_into().unwrap();
-    let inner = bias_gelu_in(BF16, product_in(BF16, x, first, ops), vector(inner_bias), kind, ops);
-    vector(match bias {
-        Some(bias) => linear_in(BF16, inner, second, bias, ops),
-        None => product_in(BF16, inner, second, ops),
-    })
+    let inner = gelu::operand(linear(x, first, None, BF16, ops), vector(inner_bias), kind, ops).of_type(BF16);
+    vector(linear(inner, second, bias, BF16, ops))
 }
 
 /// Sizes that fit no vector and no block, several blocks of rows, and sums of several parts.

@@ -12,7 +12,7 @@ use kiln_models::ops::dropout::{DropoutRng, dropout};
 use kiln_models::ops::embedding::embedding;
 use kiln_models::ops::gelu::bias_gelu;
 use kiln_models::ops::layer_norm::layer_norm;
-use kiln_models::ops::linear::linear_in;
+use kiln_models::ops::linear::linear;
 use kiln_models::ops::{Availability, DTYPES, FUSED, Form, Operator, Target};
 use kiln_models::{Activation, Compute, Ops};
 
@@ -33,7 +33,8 @@ fn call(operator: Operator, ops: Ops, factors: FloatDType, others: FloatDType) -
         Operator::Dropout => vector(dropout(wide, 0.0, DropoutRng::Device, ops)),
         Operator::LayerNorm => vector(layer_norm(wide, None, row_f32(3), row_f32(4), 1e-5, ops)),
         Operator::Linear => {
-            vector(linear_in(factors, wide, tensor(&input(6, 6, 1.0, 2), &device).cast(others), row_f32(3), ops))
+            let weight = tensor(&input(6, 6, 1.0, 2), &device).cast(others);
+            vector(linear(wide, weight, Some(row_f32(3)), factors, ops))
         }
         Operator::Attention => {
             let of = Attention {

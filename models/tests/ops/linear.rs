@@ -3,13 +3,15 @@
 use burn::tensor::{FloatDType, Tensor};
 use kiln_models::Ops;
 use kiln_models::ops::dropout::{DropoutRng, dropout};
-use kiln_models::ops::linear::{Adapted, adapted, linear, product};
+use kiln_models::ops::linear::{Adapted, adapted, linear};
 
 use crate::{agrees_with_host, agrees_with_plain, close, generator, input, read, run, vector, wide};
 
+const F32: FloatDType = FloatDType::F32;
+
 fn op(mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let (bias, weight) = (vector(inputs.pop().unwrap()), inputs.pop().unwrap());
-    vector(linear(inputs.pop().unwrap(), weight, bias, ops))
+    vector(linear(inputs.pop().unwrap(), weight, Some(bias), F32, ops))
 }
 
 #[test]
@@ -36,7 +38,7 @@ fn values_and_gradients() {
 fn values_and_gradients_without_a_bias() {
     let op = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
         let weight = inputs.pop().unwrap();
-        vector(product(inputs.pop().unwrap(), weight, ops))
+        vector(linear(inputs.pop().unwrap(), weight, None, F32, ops))
     };
     for (rows, d_in, d_out) in [(1, 1, 1), (3, 5, 7), (17, 2, 33), (1, 31, 4)] {
         let inputs = [input(rows, d_in, 1.0, 1), input(d_in, d_out, 1.0, 2)];

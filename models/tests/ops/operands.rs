@@ -4,9 +4,8 @@
 use burn::tensor::{FloatDType, Tensor};
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::dropout::DropoutRng;
-use kiln_models::ops::gelu::bias_gelu_in;
-use kiln_models::ops::layer_norm::layer_norm_in;
-use kiln_models::ops::linear::{linear_in, product_in};
+use kiln_models::ops::linear::linear;
+use kiln_models::ops::{gelu, layer_norm};
 use kiln_models::{Activation, Ops};
 
 use crate::skip::skip;
@@ -18,23 +17,23 @@ const BF16: FloatDType = FloatDType::BF16;
 /// operators write.
 fn attention(operand: FloatDType, [seq, heads]: [usize; 2], mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let [x, weight, bias, qkv, to_qkv, out] = std::array::from_fn(|_| inputs.remove(0));
-    let x = layer_norm_in(operand, x, vector(weight), vector(bias), 1e-5, ops);
+    let x = layer_norm::operand(x, vector(weight), vector(bias), 1e-5, ops).of_type(operand);
     assert_eq!(FloatDType::from(x.dtype()), operand);
-    let qkv = linear_in(BF16, x, qkv, vector(to_qkv), ops);
+    let qkv = linear(x, qkv, Some(vector(to_qkv)), BF16, ops);
     let batch = qkv.dims()[0] / seq;
     let mask = Mask::new(seq, true, None, &qkv.device(), ops);
     let attention = Attention { batch, heads, scale: 0.3, dropout: 0.0, rng: DropoutRng::Off, products: BF16 };
-    let attended = attention.forward_in(operand, Qkv::Packed(qkv), &mask);
+    let attended = attention.operand(Qkv::Packed(qkv), &mask).of_type(operand);
     assert_eq!(FloatDType::from(attended.dtype()), operand);
-    vector(product_in(BF16, attended, out, ops))
+    vector(linear(attended, out, None, BF16, ops))
 }
 
 /// The feed-forward block from its normalised input.
 fn feed_forward(operand: FloatDType, kind: Activation, mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let [x, up, bias, down] = std::array::from_fn(|_| inputs.remove(0));
-    let x = bias_gelu_in(operand, product_in(BF16, x, up, ops), vector(bias), kind, ops);
+    let x = gelu::operand(linear(x, up, None, BF16, ops), vector(bias), kind, ops).of_type(operand);
     assert_eq!(FloatDType::from(x.dtype()), operand);
-    vector(product_in(BF16, x, down, ops))
+    vector(linear(x, down, None, BF16, ops))
 }
 
 #[track_caller]

@@ -152,7 +152,7 @@ impl Shapes {
             (
                 "linear",
                 format!("{tokens} x {width} x {inner}"),
-                Box::new(|| linear::linear_in(dtype, x.clone(), weight.clone(), large.clone(), ops)),
+                Box::new(|| linear::linear(x.clone(), weight.clone(), Some(large.clone()), dtype, ops)),
             ),
             (
                 "lora",

@@ -20,7 +20,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::module::{Param, ParamId};
 use burn::tensor::{FloatDType, Gradients, Tensor};
 
-use crate::ops::products::Packed;
+use super::products::Packed;
 
 /// The copies of one model's weights. A clone begins without any: what it is used with may soon
 /// have other weights.

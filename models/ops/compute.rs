@@ -1,0 +1,359 @@
+//! How a model computes: in which form its operators are, and in which type its matrix products
+//! are.
+//!
+//! Mixed precision has one rule, and it is this file's: weights, activations between operators, and
+//! everything that adds up many terms (norms, softmax, activation functions, sums of gradients) are
+//! in f32; the two operands of a matrix product are rounded to the compute type, and its result is
+//! of that type before it is widened again. That is what PyTorch's autocast does to these models.
+//! The gradient of a weight is widened to f32 before it is added to anything.
+//!
+//! Fused operators on wgpu and CUDA read and write the compute type where a product gives or takes
+//! their values, and compute in f32 between: the same roundings without a cast of their own, but
+//! where several products, or an adapter, read what they give. The gradient of a bias that such an
+//! operator adds is the f32 sum of gradients that are rounded, as PyTorch's is.
+//!
+//! Fused operators round less on the CPU. A fused product rounds its operands itself; its result,
+//! and the gradients that it gives, are f32 (`ops::products`). Query, key and value are f32 then.
+//! Fused attention in bf16 rounds the operands of its products, the weights and the gradients of
+//! the scores among them; in f16 it rounds none, nor does attention without a fused form (windows
+//! of GPT-Neo, rows of several documents with padding between, a cache of keys) in either type.
+//! Scores, and the logits of fused cross-entropy, are f32 and never leave the operator. Fused
+//! LayerNorm, GELU and attention write bf16 where a product alone reads what they give: the values
+//! that it would round. Where linear layers and GELU are fused, the feed-forward block is one
+//! operator in bf16 (`ops::linear::feed_forward`): the argument of its activation is rounded for
+//! the backward pass alone, as autocast rounds it for both.
+
+use std::fmt;
+
+use burn::module::Param;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use kiln_core::model_config::Activation;
+
+use super::attention::Attention;
+use super::copies::Copies;
+use super::device::DeviceKernels;
+use super::dropout::{DropoutRng, dropout};
+use super::gelu;
+use super::linear::{self, FeedForward};
+use super::products::Operands;
+use super::{Availability, Form, Operator, Ops};
+
+/// The form of the operators and the type of matrix products. Default: plain operators in f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compute {
+    ops: Ops,
+    dtype: FloatDType,
+}
+
+impl Default for Compute {
+    fn default() -> Self {
+        Self { ops: Ops::Plain, dtype: FloatDType::F32 }
+    }
+}
+
+impl Compute {
+    /// `ops` and `dtype`, with the operators plain that have no fused form in that type
+    /// ([`FUSED`](super::FUSED)).
+    pub fn new(ops: Ops, dtype: FloatDType) -> Self {
+        let fused = |operator: &Operator| !matches!(operator.within(dtype), Availability::Missing(_));
+        Self { ops: ops.only(Operator::ALL.into_iter().filter(fused)), dtype }
+    }
+
+    /// The form.
+    pub fn ops(self) -> Ops {
+        self.ops
+    }
+
+    /// The compute type.
+    pub fn dtype(self) -> FloatDType {
+        self.dtype
+    }
+
+    /// Whether everything is f32, so that nothing is cast.
+    pub fn is_f32(self) -> bool {
+        self.dtype == FloatDType::F32
+    }
+
+    /// Whether products on `device` take f32 and round their operands themselves.
+    fn rounds(self, device: &Device) -> bool {
+        self.ops.form(Operator::Linear) == Form::Fused && DeviceKernels::on(device).round_operands
+    }
+
+    /// Whether products on `device` take what there is as it is: f32, or what they round.
+    fn casts_nothing(self, device: &Device) -> bool {
+        self.is_f32() || self.rounds(device)
+    }
+
+    /// `x` as an operand of a matrix product: in the compute type, unless products round their
+    /// operands themselves.
+    pub fn narrow<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
+        if self.casts_nothing(&x.device()) { x } else { cast(x, self.dtype) }
+    }
+
+    /// The type in which `operator` on `device` gives the operand of a product: the compute type
+    /// where its kernel writes that, or f32, which the product casts or rounds.
+    fn operand_of(self, operator: Operator, device: &Device) -> FloatDType {
+        let kernels = DeviceKernels::on(device);
+        let is_written = self.ops.form(operator) == Form::Fused && kernels.write(self.dtype);
+        let is_taken = !kernels.round_operands || self.rounds(device);
+        if is_written && is_taken { self.dtype } else { FloatDType::F32 }
+    }
+
+    /// `x y` of operands in the compute type, the result in f32: `[n, k]`, `[k, m]` -> `[n, m]`.
+    pub fn product(self, x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
+        self.product_of(self.dtype.into(), x, y)
+    }
+
+    /// [`product`](Self::product) of `operands`, which are of the compute type.
+    pub(crate) fn product_of(self, operands: Operands, x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
+        if !self.is_f32() && self.rounds(&x.device()) {
+            linear::linear(x, y, None, operands, self.ops)
+        } else {
+            cast(cast(x, self.dtype).matmul(cast(y, self.dtype)), FloatDType::F32)
+        }
+    }
+}
+
+fn cast<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
+    if FloatDType::from(x.dtype()) == dtype { x } else { x.cast(dtype) }
+}
+
+/// The input of a linear layer: rows, or the result of an operator that nothing else reads, which is
+/// computed when the layer says in which type it takes it.
+pub struct Operand<'a>(Source<'a>);
+
+/// Writes a result in the type that it is given.
+type Write<'a> = dyn FnOnce(FloatDType) -> Tensor<2> + 'a;
+
+#[allow(clippy::large_enum_variant)] // handles that live for one call
+enum Source<'a> {
+    Rows(Tensor<2>),
+    Written {
+        operator: Operator,
+        device: Device,
+        write: Box<Write<'a>>,
+    },
+    /// The first half of a feed-forward block, of which its second half may make one operator.
+    Activated {
+        x: Tensor<2>,
+        weight: &'a Param<Tensor<2>>,
+        bias: Tensor<1>,
+        activation: Activation,
+        pass: Pass<'a>,
+    },
+}
+
+impl<'a> Operand<'a> {
+    /// The result of `operator` on `device`, which `write` computes.
+    pub(super) fn written(
+        operator: Operator,
+        device: Device,
+        write: impl FnOnce(FloatDType) -> Tensor<2> + 'a,
+    ) -> Self {
+        Self(Source::Written { operator, device, write: Box::new(write) })
+    }
+
+    /// The values in `dtype`; those of attention in the type of its inputs where its kernel does not
+    /// write others, and rows in the type that they have.
+    pub fn of_type(self, dtype: FloatDType) -> Tensor<2> {
+        match self.0 {
+            Source::Rows(x) => x,
+            Source::Written { write, .. } => write(dtype),
+            Source::Activated { x, weight, bias, activation, pass } => {
+                // Where products do not round, the kernel reads what the product gives.
+                let y = if dtype == FloatDType::F32 || DeviceKernels::on(&x.device()).round_operands {
+                    pass.linear(x, weight, None)
+                } else {
+                    cast(x, pass.compute.dtype).matmul(pass.weight(weight))
+                };
+                gelu::written(dtype, y, bias, activation, pass.ops())
+            }
+        }
+    }
+
+    /// The values in f32.
+    pub fn wide(self) -> Tensor<2> {
+        self.of_type(FloatDType::F32)
+    }
+
+    /// The values as products take them that compute as `compute` says.
+    fn taken(self, compute: Compute) -> Tensor<2> {
+        let dtype = match &self.0 {
+            Source::Rows(_) => FloatDType::F32,
+            Source::Written { operator, device, .. } => compute.operand_of(*operator, device),
+            Source::Activated { x, .. } => compute.operand_of(Operator::Gelu, &x.device()),
+        };
+        self.of_type(dtype)
+    }
+}
+
+impl From<Tensor<2>> for Operand<'_> {
+    fn from(x: Tensor<2>) -> Self {
+        Self(Source::Rows(x))
+    }
+}
+
+/// One forward pass: how it computes, where dropout draws from, and which copies of the weights it
+/// uses. It is handed from the model down to the layers, so that nothing that a layer depends on is
+/// held elsewhere.
+#[derive(Clone, Copy, Default)]
+pub struct Pass<'a> {
+    /// The form of the operators and the type of matrix products.
+    pub compute: Compute,
+    /// Where dropout takes its random numbers from.
+    pub rng: DropoutRng<'a>,
+    /// Where copies of the weights in the compute type are kept; none casts a weight for every
+    /// product.
+    pub copies: Option<&'a Copies>,
+    /// Called before each stage of the pass with its number: 0 the embeddings, then the blocks,
+    /// then the head.
+    pub on_stage: Option<&'a dyn Fn(usize)>,
+}
+
+impl<'a> Pass<'a> {
+    /// A pass that computes as `compute` says, with dropout from the device's generator where
+    /// `train` is set.
+    pub fn new(compute: Compute, train: bool) -> Self {
+        Self { compute, rng: DropoutRng::of(train), copies: None, on_stage: None }
+    }
+
+    /// This pass with the copies of weights in `copies`, which must be those of the model that
+    /// computes.
+    #[must_use]
+    pub fn with_copies(self, copies: &'a Copies) -> Self {
+        Self { copies: Some(copies), ..self }
+    }
+
+    /// The form of the operators.
+    pub fn ops(self) -> Ops {
+        self.compute.ops
+    }
+
+    /// `weight` as an operand of a matrix product, as it is stored; see [`Copies`].
+    pub fn weight(self, weight: &Param<Tensor<2>>) -> Tensor<2> {
+        let dtype = self.compute.dtype;
+        let value = weight.val();
+        match self.copies {
+            // A frozen weight that only multiplies is kept in that type (`kiln` does so for
+            // adapters' bases).
+            _ if FloatDType::from(value.dtype()) == dtype => value,
+            Some(copies) => copies.of(weight, dtype),
+            None => value.cast(dtype),
+        }
+    }
+
+    /// How fused products on `device` take `weight` as their right factor: in bf16 on the CPU
+    /// packed, where copies are kept and the weight is not stored in bf16 itself, as the base of
+    /// adapters is to save memory.
+    fn operands(self, device: &Device, weight: &Param<Tensor<2>>) -> Operands {
+        let dtype = self.compute.dtype;
+        let is_packed = dtype == FloatDType::BF16 && self.compute.rounds(device) && weight.val().dtype() == DType::F32;
+        Operands { dtype, packed: self.copies.filter(|_| is_packed).and_then(|copies| copies.packed(weight)) }
+    }
+
+    /// The factors of a product that is made later, and how it takes them: `x [n, k]`, and `weight
+    /// [m, k]`, whose transpose is the right factor.
+    pub(crate) fn factors(self, x: Tensor<2>, weight: &Param<Tensor<2>>) -> (Tensor<2>, Tensor<2>, Operands) {
+        let device = x.device();
+        let x = self.compute.narrow(x);
+        let factor = if self.compute.rounds(&device) { weight.val() } else { self.weight(weight) };
+        (x, factor, self.operands(&device, weight))
+    }
+
+    /// `x W + b`, or `x W` without a bias, of a weight as it is stored, in the form of the linear
+    /// operator: `[n, in]`, `[in, out]`, `[out]` -> `[n, out]`, f32. The bias, whose gradient is a
+    /// sum over all rows, is added in f32. Of an [`activated`](Self::activated) layer it makes the
+    /// feed-forward block one operator where that has a fused form.
+    pub fn linear<'x>(
+        self,
+        x: impl Into<Operand<'x>>,
+        weight: &Param<Tensor<2>>,
+        bias: Option<Tensor<1>>,
+    ) -> Tensor<2> {
+        let ops = self.ops();
+        let x = match x.into().0 {
+            Source::Activated { x, weight: first, bias: inner_bias, activation, .. }
+                if linear::is_fused(self.compute.dtype, &x, ops) =>
+            {
+                let weights = [first, weight];
+                let operands = weights.map(|weight| self.operands(&x.device(), weight));
+                let block = FeedForward { weights: weights.map(Param::val), inner_bias, bias, activation, operands };
+                return linear::feed_forward(x, block, ops);
+            }
+            source => Operand(source).taken(self.compute),
+        };
+        if self.compute.casts_nothing(&x.device()) {
+            let operands = self.operands(&x.device(), weight);
+            return linear::linear(x, weight.val(), bias, operands, ops);
+        }
+        let y = self.compute.product(x, self.weight(weight));
+        match bias {
+            Some(bias) => y + bias.unsqueeze(),
+            None => y,
+        }
+    }
+
+    /// `activation(x W + b)`, of a weight as it is stored, for the product that reads it: `[n, in]`,
+    /// `[in, out]`, `[out]` -> `[n, out]`.
+    pub fn activated<'x>(
+        self,
+        x: impl Into<Operand<'x>>,
+        weight: &'a Param<Tensor<2>>,
+        bias: Tensor<1>,
+        activation: Activation,
+    ) -> Operand<'a> {
+        Operand(Source::Activated { x: x.into().taken(self.compute), weight, bias, activation, pass: self })
+    }
+
+    /// The attention of `batch` sequences with these settings, for
+    /// [`operand`](Attention::operand).
+    pub fn attention(self, batch: usize, heads: usize, scale: f64, dropout: f64) -> Attention<'a> {
+        Attention { batch, heads, scale, dropout, rng: self.rng, products: self.compute.dtype }
+    }
+
+    /// `x W + b + scaling (drop(x) A) B` of a layer with an adapter (`crate::lora`), the bias where
+    /// it is given: `[n, in]`, `[in, out]`, `[out]`, `[in, r]`, `[r, out]` -> `[n, out]`, f32. `x`
+    /// is read in f32: it is dropped out, and its two gradients are added.
+    pub fn adapted<'x>(
+        self,
+        x: impl Into<Operand<'x>>,
+        weight: &Param<Tensor<2>>,
+        bias: Option<Tensor<1>>,
+        [a, b]: [&Param<Tensor<2>>; 2],
+        p: f64,
+        scaling: f64,
+    ) -> Tensor<2> {
+        let (x, ops) = (x.into().wide(), self.ops());
+        if self.compute.casts_nothing(&x.device()) {
+            let (operands, [weight, a, b]) = (self.operands(&x.device(), weight), [weight, a, b].map(Param::val));
+            let adapted = linear::Adapted { weight, a, b, scaling, dropout: p, operands };
+            return linear::adapted(x, adapted, bias, self.rng, ops);
+        }
+        let x = cast(x, FloatDType::F32);
+        let dropped = match self.rng {
+            DropoutRng::Off => x.clone(),
+            _ if p == 0.0 => x.clone(),
+            rng => dropout(x.clone(), p, rng, ops),
+        };
+        let y = self.linear(x, weight, bias);
+        let low = self.compute.product(dropped, self.weight(a));
+        y + self.compute.product(low, self.weight(b)) * scaling
+    }
+
+    /// Tells that stage `stage` begins. A model need not tell; one that does lets training draw the
+    /// dropout of each stage from a seed of its own.
+    pub fn begin_stage(self, stage: usize) {
+        if let Some(on_stage) = self.on_stage {
+            on_stage(stage);
+        }
+    }
+}
+
+impl fmt::Debug for Pass<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { compute, rng, copies, on_stage } = self;
+        let mut pass = f.debug_struct("Pass");
+        pass.field("compute", compute).field("rng", rng).field("copies", copies);
+        pass.field("on_stage", &on_stage.is_some()).finish()
+    }
+}
