@@ -1,5 +1,5 @@
 //! How the fused operators enter Burn's autodiff: each operator computes and saves something in its
-//! forward, and gives the gradients of its inputs from it. [`record`] and one implementation of
+//! forward, and gives the gradients of its inputs from it. [`Call`] and one implementation of
 //! Burn's `Backward` are the same for all of them, whatever number of inputs they have.
 
 use std::fmt::Debug;
@@ -9,37 +9,65 @@ use burn::backend::Backend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops as Step, OpsKind};
+use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops as Step, OpsKind};
 use burn::backend::tensor::FloatTensor;
 
 /// The state that an operator's forward leaves for its backward.
 pub(super) trait Differentiate<B: Backend>: Clone + Debug + Send + 'static {
-    /// The gradients of the inputs, in the order in which [`record`] took them, of the output's
-    /// gradient `dy`. `tracked` tells which of them are wanted; the others may be none.
+    /// The gradients of the inputs, in the order in which [`Call::input`] took them, of the
+    /// output's gradient `dy`. `tracked` tells which of them are wanted; the others may be none.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>>;
 }
 
-/// The output of `forward`, which is given `inputs` without autodiff and which of them are tracked.
-/// If one is, the state that `forward` returns beside the output is kept for the backward: it has
-/// no need of what only the gradient of an untracked input takes.
-pub(super) fn record<C, B, S, const N: usize>(
-    inputs: [FloatTensor<Autodiff<B, C>>; N],
-    forward: impl FnOnce([FloatTensor<B>; N], [bool; N]) -> (FloatTensor<B>, S),
-) -> FloatTensor<Autodiff<B, C>>
-where
-    C: CheckpointStrategy,
-    B: Backend,
-    S: Differentiate<B>,
-{
-    let tracked = inputs.each_ref().map(|input| input.is_tracked());
-    let nodes = inputs.each_ref().map(|input| input.node());
-    let inputs = inputs.map(|input| input.into_primitive());
-    match Recorded(PhantomData::<fn() -> S>).prepare::<C>(nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prepared) => {
-            let (output, state) = forward(inputs, tracked);
-            prepared.finish(state, output)
+/// A call of an operator with autodiff.
+pub(super) struct Call<B, C> {
+    inputs: Vec<NodeGuard>,
+    tracked: Vec<bool>,
+    backend: PhantomData<fn() -> (B, C)>,
+}
+
+impl<B: Backend, C: CheckpointStrategy> Call<B, C> {
+    /// A call without inputs yet.
+    pub(super) fn new() -> Self {
+        Self { inputs: Vec::new(), tracked: Vec::new(), backend: PhantomData }
+    }
+
+    /// `tensor` without autodiff, as the next input.
+    pub(super) fn input(&mut self, tensor: FloatTensor<Autodiff<B, C>>) -> FloatTensor<B> {
+        self.tracked.push(tensor.is_tracked());
+        let (tensor, node) = tensor.into_parts();
+        self.inputs.push(node);
+        tensor
+    }
+
+    /// The output of `forward`, which is given which of the inputs are tracked. If one is, the
+    /// state that `forward` returns beside the output is kept for the backward: it has no need of
+    /// what only the gradient of an untracked input takes.
+    pub(super) fn record<S: Differentiate<B>>(
+        self,
+        forward: impl FnOnce(&[bool]) -> (FloatTensor<B>, S),
+    ) -> FloatTensor<Autodiff<B, C>> {
+        let (output, state) = forward(&self.tracked);
+        match self.inputs.len() {
+            1 => recorded::<B, C, S, 1>(self.inputs, output, state),
+            2 => recorded::<B, C, S, 2>(self.inputs, output, state),
+            3 => recorded::<B, C, S, 3>(self.inputs, output, state),
+            4 => recorded::<B, C, S, 4>(self.inputs, output, state),
+            5 => recorded::<B, C, S, 5>(self.inputs, output, state),
+            inputs => panic!("an operator has 1 to 5 inputs with gradients, not {inputs}"),
         }
-        OpsKind::UnTracked(prepared) => prepared.finish(forward(inputs, tracked).0),
+    }
+}
+
+fn recorded<B: Backend, C: CheckpointStrategy, S: Differentiate<B>, const N: usize>(
+    inputs: Vec<NodeGuard>,
+    output: FloatTensor<B>,
+    state: S,
+) -> FloatTensor<Autodiff<B, C>> {
+    let inputs: [NodeGuard; N] = inputs.try_into().expect("`record` has counted them");
+    match Recorded(PhantomData::<fn() -> S>).prepare::<C>(inputs).compute_bound().stateful() {
+        OpsKind::Tracked(prepared) => prepared.finish(state, output),
+        OpsKind::UnTracked(prepared) => prepared.finish(output),
     }
 }
 

@@ -118,8 +118,8 @@ fn cast<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
     if FloatDType::from(x.dtype()) == dtype { x } else { x.cast(dtype) }
 }
 
-/// The input of a linear layer: rows, or the result of an operator that nothing else reads, which is
-/// computed when the layer says in which type it takes it.
+/// The input of a linear layer: rows, or the result of an operator that nothing else reads, which
+/// is computed when the layer says in which type it takes it.
 pub struct Operand<'a>(Source<'a>);
 
 /// Writes a result in the type that it is given.
@@ -153,8 +153,8 @@ impl<'a> Operand<'a> {
         Self(Source::Written { operator, device, write: Box::new(write) })
     }
 
-    /// The values in `dtype`; those of attention in the type of its inputs where its kernel does not
-    /// write others, and rows in the type that they have.
+    /// The values in `dtype`; those of attention in the type of its inputs where its kernel does
+    /// not write others, and rows in the type that they have.
     pub fn of_type(self, dtype: FloatDType) -> Tensor<2> {
         match self.0 {
             Source::Rows(x) => x,
@@ -293,8 +293,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// `activation(x W + b)`, of a weight as it is stored, for the product that reads it: `[n, in]`,
-    /// `[in, out]`, `[out]` -> `[n, out]`.
+    /// `activation(x W + b)`, of a weight as it is stored, for the product that reads it: `[n,
+    /// in]`, `[in, out]`, `[out]` -> `[n, out]`.
     pub fn activated<'x>(
         self,
         x: impl Into<Operand<'x>>,

@@ -1,6 +1,7 @@
-//! Tensors of any rank in one list, as the operators on many tensors take them and give them back.
-//! Burn's macros know single tensors and structs of them; this is what they would have written for
-//! a list.
+//! Arguments of operators that are no single tensors: tensors of any rank in one list, as the
+//! operators on many tensors take them and give them back, and a tensor that may be missing. Burn's
+//! macros know single tensors, structs and enums of them; for a list this is what they would have
+//! written.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
@@ -78,5 +79,33 @@ impl<B: Backend> ExtensionType<B> for TensorList<B> {
 
     fn autodiff_context(target: &Self::Target) -> DispatchAutodiffContext {
         target.0.iter().fold(DispatchAutodiffContext::Disabled, |context, tensor| context.merge(tensor.autodiff))
+    }
+}
+
+/// A tensor that a call may be without.
+#[derive(Debug, Clone, ExtensionType)]
+pub(super) enum Optional<B: Backend> {
+    Given(FloatTensor<B>),
+    Missing,
+}
+
+impl<B: Backend> Optional<B> {
+    /// The tensor, if there is one.
+    pub(super) fn given(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::Given(tensor) => Some(tensor),
+            Self::Missing => None,
+        }
+    }
+
+    /// The result of `each` for the tensor, if there is one.
+    pub(super) fn map<A: Backend>(self, each: impl FnOnce(FloatTensor<B>) -> FloatTensor<A>) -> Optional<A> {
+        self.given().map_or(Optional::Missing, |tensor| Optional::Given(each(tensor)))
+    }
+}
+
+impl<const D: usize> From<Option<Tensor<D>>> for Optional<Dispatch> {
+    fn from(tensor: Option<Tensor<D>>) -> Self {
+        tensor.map_or(Self::Missing, |tensor| Self::Given(tensor.into_dispatch()))
     }
 }

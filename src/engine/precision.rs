@@ -1,6 +1,7 @@
 //! In which type a run computes: what `precision` asks for, against what the device has. Decided
-//! here and nowhere else; what is then rounded and what stays in f32 is `kiln_models::ops::compute`'s,
-//! and the loss scale of f16 is [`optim::scaler`](crate::optim::scaler)'s.
+//! here and nowhere else; what is then rounded and what stays in f32 is
+//! `kiln_models::ops::compute`'s, and the loss scale of f16 is
+//! [`optim::scaler`](crate::optim::scaler)'s.
 
 use burn::tensor::FloatDType;
 use kiln_core::error::{Error, Result};

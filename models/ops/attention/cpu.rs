@@ -11,7 +11,7 @@ use burn::backend::Flex;
 use burn::tensor::{FloatDType, TensorData};
 use rayon::prelude::*;
 
-use super::{AttentionKernel, Inputs, Parts, Rows, SavedOf, Settings};
+use super::{AttentionKernel, Inputs, Parts, Rows, Saved, Settings};
 use crate::ops::dropout::{Keep, KeepRow};
 use crate::ops::flex::{self, FlexTensor};
 use crate::ops::products::{Matrix, Output, Rounding, Shared, multiply_rows};
@@ -139,7 +139,7 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    fn new(inputs: &Inputs<FlexTensor, FlexTensor, FlexTensor>, qkv: &'a Parts<FlexTensor>) -> Self {
+    fn new(inputs: &Inputs<Flex>, qkv: &'a Parts<Flex>) -> Self {
         let settings = inputs.settings;
         let operand = |tensor: &'a FlexTensor, offset: usize| Operand {
             values: flex::values(tensor),
@@ -152,7 +152,7 @@ impl<'a> Call<'a> {
                 let d = width / 3;
                 ([rows, rows], d, [operand(all, 0), operand(all, d), operand(all, 2 * d)])
             }
-            Parts::Separate([q, k, v]) => {
+            Parts::Separate(q, k, v) => {
                 let ([queries, width], [rows, _]) = (flex::dims2(q), flex::dims2(k));
                 ([queries, rows], width, [operand(q, 0), operand(k, 0), operand(v, 0)])
             }
@@ -225,27 +225,13 @@ fn block(Sequence { queries, keys }: Sequence) -> usize {
     (BLOCK_ELEMENTS / keys.len.max(1)).clamp(16, 128).min(queries.len)
 }
 
-fn widened(qkv: &Parts<FlexTensor>) -> Parts<FlexTensor> {
-    match qkv {
-        Parts::Packed(all) => Parts::Packed(flex::widened(all.clone())),
-        Parts::Separate(parts) => Parts::Separate(parts.clone().map(flex::widened)),
-    }
-}
-
-/// The type of query, key and value.
-fn dtype(qkv: &Parts<FlexTensor>) -> FloatDType {
-    match qkv {
-        Parts::Packed(all) | Parts::Separate([all, _, _]) => all.dtype().into(),
-    }
-}
-
 /// Multiplies weights and values of a block of queries: it has memory for the product, and where
 /// its first element belongs in the result.
 type Multiply<'a> = dyn Fn(Matrix<'_>, Matrix<'_>, &mut [f32], usize) + Sync + 'a;
 
 impl AttentionKernel for Flex {
-    fn forward(inputs: &Inputs<FlexTensor, FlexTensor, FlexTensor>) -> (FlexTensor, FlexTensor) {
-        let (qkv, dtype) = (widened(&inputs.qkv), inputs.settings.dtype);
+    fn forward(inputs: &Inputs<Self>) -> (FlexTensor, FlexTensor) {
+        let (qkv, dtype) = (inputs.qkv.clone().map(flex::widened), inputs.settings.dtype);
         let call = Call::new(inputs, &qkv);
         let (Sizes { queries, heads, head_dim, .. }, rounding) = (call.sizes, call.rounding());
         let width = heads * head_dim;
@@ -305,8 +291,9 @@ impl AttentionKernel for Flex {
         (out, flex::tensor(lse, [heads * queries]))
     }
 
-    fn backward(saved: SavedOf<Self>, dout: FlexTensor) -> Parts<FlexTensor> {
-        let (qkv, dtype) = (widened(&saved.inputs.qkv), dtype(&saved.inputs.qkv));
+    fn backward(saved: Saved<Self>, dout: FlexTensor) -> Parts<Self> {
+        let qkv = &saved.inputs.qkv;
+        let (qkv, dtype) = (qkv.clone().map(flex::widened), FloatDType::from(qkv.first().dtype()));
         let gradient = |values: Vec<f32>, shape: [usize; 2]| flex::cast(flex::tensor(values, shape), dtype);
         let call = Call::new(&saved.inputs, &qkv);
         let Sizes { queries, keys: rows, heads, head_dim } = call.sizes;
@@ -339,7 +326,7 @@ impl AttentionKernel for Flex {
                 };
                 Parts::Packed(gradient(dqkv, [rows, 3 * width]))
             }
-            Parts::Separate(_) => {
+            Parts::Separate(..) => {
                 let (mut dk, mut dv) =
                     (Vec::<f32>::with_capacity(rows * width), Vec::<f32>::with_capacity(rows * width));
                 let dq = unsafe {
@@ -353,7 +340,7 @@ impl AttentionKernel for Flex {
                     dv.set_len(rows * width);
                 }
                 let [dk, dv] = [dk, dv].map(|values| gradient(values, [rows, width]));
-                Parts::Separate([gradient(dq, [queries, width]), dk, dv])
+                Parts::Separate(gradient(dq, [queries, width]), dk, dv)
             }
         }
     }

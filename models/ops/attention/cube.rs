@@ -12,7 +12,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{AttentionKernel, InputsOf, Parts, Rows, SavedOf};
+use super::{AttentionKernel, Inputs, Parts, Rows, Saved};
 use crate::ops::cube::rows::{cube_max, cube_sum};
 use crate::ops::cube::{
     Cube, FusedTensor, Kernels, addresses, buffer, by_row, bytes_at_a_time, element, empty_in, lanes, narrow, own_rows,
@@ -54,10 +54,10 @@ struct Split {
 }
 
 impl Split {
-    fn of(inputs: &InputsOf<Cube>) -> Self {
+    fn of(inputs: &Inputs<Cube>) -> Self {
         let settings = inputs.settings;
         let qkv = match &inputs.qkv {
-            Parts::Separate(parts) => parts.clone(),
+            Parts::Separate(query, key, value) => [query, key, value].map(FusedTensor::clone),
             Parts::Packed(qkv) => {
                 let d = qkv.shape()[1] / 3;
                 [0, 1, 2].map(|i| Cube::float_slice(qkv.clone(), &[Slice::full(), Slice::from(i * d..(i + 1) * d)]))
@@ -128,19 +128,12 @@ fn merge(x: FusedTensor) -> FusedTensor {
     Cube::float_reshape(Cube::float_swap_dims(x, 1, 2), Shape::from([batch * rows, heads * head_dim]))
 }
 
-/// The type of query, key and value.
-fn dtype(inputs: &InputsOf<Cube>) -> DType {
-    match &inputs.qkv {
-        Parts::Packed(all) | Parts::Separate([all, _, _]) => all.dtype(),
-    }
-}
-
 fn transposed(x: &FusedTensor) -> FusedTensor {
     Cube::float_swap_dims(x.clone(), 2, 3)
 }
 
 impl AttentionKernel for Cube {
-    fn forward(inputs: &InputsOf<Self>) -> (FusedTensor, FusedTensor) {
+    fn forward(inputs: &Inputs<Self>) -> (FusedTensor, FusedTensor) {
         let split = Split::of(inputs);
         let (mut outs, mut lses) = (Vec::new(), Vec::new());
         for &chunk in &split.chunks {
@@ -150,10 +143,10 @@ impl AttentionKernel for Cube {
             outs.push(Self::float_matmul(weights, value));
             lses.push(lse);
         }
-        (narrow(merge(together(outs)), dtype(inputs)), together(lses))
+        (narrow(merge(together(outs)), inputs.qkv.first().dtype()), together(lses))
     }
 
-    fn backward(saved: SavedOf<Self>, dout: FusedTensor) -> Parts<FusedTensor> {
+    fn backward(saved: Saved<Self>, dout: FusedTensor) -> Parts<Self> {
         // The scores are those of the forward to the last bit only by the same product of the same
         // layouts.
         let split = Split::of(&saved.inputs);
@@ -177,10 +170,11 @@ impl AttentionKernel for Cube {
         let [query, key, value] = gradients.map(|parts| merge(together(parts)));
         let scales = split.query_scale != 1.0;
         let query = if scales { Self::float_mul_scalar(query, split.query_scale.into()) } else { query };
-        let gradients = [query, key, value].map(|gradient| narrow(gradient, dtype(&saved.inputs)));
+        let dtype = saved.inputs.qkv.first().dtype();
+        let [query, key, value] = [query, key, value].map(|gradient| narrow(gradient, dtype));
         match saved.inputs.qkv {
-            Parts::Separate(_) => Parts::Separate(gradients),
-            Parts::Packed(_) => Parts::Packed(Self::float_cat(gradients.to_vec(), 1)),
+            Parts::Separate(..) => Parts::Separate(query, key, value),
+            Parts::Packed(_) => Parts::Packed(Self::float_cat(vec![query, key, value], 1)),
         }
     }
 }

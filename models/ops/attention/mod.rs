@@ -12,10 +12,10 @@ pub mod plain;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, autodiff::Autodiff, backend_extension};
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 
-use super::autodiff::{Differentiate, record};
+use super::autodiff::{Call, Differentiate};
 use super::compute::Operand;
 use super::contract::Contract;
 use super::device::DeviceKernels;
@@ -332,13 +332,13 @@ impl<'a> Attention<'a> {
         let scale = self.scale as f32;
         let settings = Settings { batch, heads, scale, causal, rows, dropout, products, dtype };
         let (seed, keys) = (self.rng.seed(dropout, &keys.device()).into_dispatch(), keys.into_dispatch());
-        Tensor::from_dispatch(match qkv {
-            Qkv::Packed(qkv) => <Dispatch as AttentionOp>::packed(qkv.into_dispatch(), keys, seed, settings),
+        let qkv = match qkv {
+            Qkv::Packed(qkv) => Parts::Packed(qkv.into_dispatch()),
             Qkv::Separate { query, key, value } => {
-                let (query, key, value) = (query.into_dispatch(), key.into_dispatch(), value.into_dispatch());
-                <Dispatch as AttentionOp>::separate(query, key, value, keys, seed, settings)
+                Parts::Separate(query.into_dispatch(), key.into_dispatch(), value.into_dispatch())
             }
-        })
+        };
+        Tensor::from_dispatch(<Dispatch as AttentionOp>::attention(Inputs { qkv, keys, seed, settings }))
     }
 }
 
@@ -359,116 +359,87 @@ pub(super) struct Settings {
     pub dtype: FloatDType,
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
-trait AttentionOp: Backend {
-    fn packed(
-        qkv: FloatTensor<Self>,
-        keys: BoolTensor<Self>,
-        seed: IntTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self>;
-
-    fn separate(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        keys: BoolTensor<Self>,
-        seed: IntTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self>;
+/// One tensor with query, key and value, or three tensors.
+#[derive(Debug, Clone, ExtensionType)]
+pub(super) enum Parts<B: Backend> {
+    Packed(FloatTensor<B>),
+    Separate(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>),
 }
 
-/// One tensor with all three, or three tensors.
-#[derive(Debug, Clone)]
-pub(super) enum Parts<F> {
-    Packed(F),
-    Separate([F; 3]),
+impl<B: Backend> Parts<B> {
+    /// The tensor with the queries.
+    fn first(&self) -> &FloatTensor<B> {
+        match self {
+            Self::Packed(first) | Self::Separate(first, ..) => first,
+        }
+    }
+
+    /// The results of `each` for every tensor.
+    fn map<A: Backend>(self, mut each: impl FnMut(FloatTensor<B>) -> FloatTensor<A>) -> Parts<A> {
+        match self {
+            Self::Packed(qkv) => Parts::Packed(each(qkv)),
+            Self::Separate(query, key, value) => Parts::Separate(each(query), each(key), each(value)),
+        }
+    }
 }
 
 /// The operator's inputs as a backend has them.
-#[derive(Debug, Clone)]
-pub(super) struct Inputs<F, I, B> {
-    pub qkv: Parts<F>,
-    pub keys: B,
-    pub seed: I,
+#[derive(Debug, Clone, ExtensionType)]
+pub(super) struct Inputs<B: Backend> {
+    #[extension_type]
+    pub qkv: Parts<B>,
+    pub keys: BoolTensor<B>,
+    pub seed: IntTensor<B>,
     pub settings: Settings,
 }
 
-pub(super) type InputsOf<B> = Inputs<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
+trait AttentionOp: Backend {
+    fn attention(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
+}
 
 /// The values that the backward needs.
 #[derive(Debug, Clone)]
-pub(super) struct Saved<F, I, B> {
-    pub inputs: Inputs<F, I, B>,
+pub(super) struct Saved<B: Backend> {
+    pub inputs: Inputs<B>,
     /// Logarithm of the sum of the exponentials of each row's scores, a number for each row of each
     /// head.
-    pub lse: F,
+    pub lse: FloatTensor<B>,
 }
-
-pub(super) type SavedOf<B> = Saved<FloatTensor<B>, IntTensor<B>, BoolTensor<B>>;
 
 /// The kernels that a backend supplies.
 pub(super) trait AttentionKernel: Backend {
     /// The result, and each row's log-sum-exp.
-    fn forward(inputs: &InputsOf<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
+    fn forward(inputs: &Inputs<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// The gradients, in the form of the inputs.
-    fn backward(saved: SavedOf<Self>, dout: FloatTensor<Self>) -> Parts<FloatTensor<Self>>;
+    fn backward(saved: Saved<Self>, dout: FloatTensor<Self>) -> Parts<Self>;
 }
 
 /// Without autodiff the operator is its kernel's forward.
 impl<B: AttentionKernel> AttentionOp for B {
-    fn packed(qkv: FloatTensor<B>, keys: BoolTensor<B>, seed: IntTensor<B>, settings: Settings) -> FloatTensor<B> {
-        B::forward(&Inputs { qkv: Parts::Packed(qkv), keys, seed, settings }).0
-    }
-
-    fn separate(
-        query: FloatTensor<B>,
-        key: FloatTensor<B>,
-        value: FloatTensor<B>,
-        keys: BoolTensor<B>,
-        seed: IntTensor<B>,
-        settings: Settings,
-    ) -> FloatTensor<B> {
-        B::forward(&Inputs { qkv: Parts::Separate([query, key, value]), keys, seed, settings }).0
+    fn attention(inputs: Inputs<B>) -> FloatTensor<B> {
+        B::forward(&inputs).0
     }
 }
 
 impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
-    fn packed(
-        qkv: FloatTensor<Self>,
-        keys: BoolTensor<Self>,
-        seed: IntTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([qkv], |[qkv], _| saved::<B>(Inputs { qkv: Parts::Packed(qkv), keys, seed, settings }))
-    }
-
-    fn separate(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        keys: BoolTensor<Self>,
-        seed: IntTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([query, key, value], |parts, _| {
-            saved::<B>(Inputs { qkv: Parts::Separate(parts), keys, seed, settings })
+    fn attention(inputs: Inputs<Self>) -> FloatTensor<Self> {
+        let mut call = Call::<B, C>::new();
+        let Inputs { qkv, keys, seed, settings } = inputs;
+        let inputs = Inputs { qkv: qkv.map(|part| call.input(part)), keys, seed, settings };
+        call.record(|_| {
+            let (out, lse) = B::forward(&inputs);
+            (out, Saved { inputs, lse })
         })
     }
 }
 
-/// The result, and what is saved for the backward.
-fn saved<B: AttentionKernel>(inputs: InputsOf<B>) -> (FloatTensor<B>, SavedOf<B>) {
-    let (out, lse) = B::forward(&inputs);
-    (out, Saved { inputs, lse })
-}
-
-impl<B: AttentionKernel> Differentiate<B> for SavedOf<B> {
+impl<B: AttentionKernel> Differentiate<B> for Saved<B> {
     fn gradients(self, dout: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         match B::backward(self, dout) {
             Parts::Packed(dqkv) => vec![Some(dqkv)],
-            Parts::Separate(parts) => parts.map(Some).into(),
+            Parts::Separate(dquery, dkey, dvalue) => vec![Some(dquery), Some(dkey), Some(dvalue)],
         }
     }
 }

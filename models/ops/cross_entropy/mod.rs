@@ -19,13 +19,14 @@ pub(super) mod cube;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use rayon::prelude::*;
 
-use super::autodiff::{Differentiate, record};
+use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
+use super::list::Optional;
 use super::products::{self, Factor, Matrix, Operands, Output, Rounding};
 use super::simd::{exp_shifted, max, sum, vectorised};
 use super::{Form, Operator, Ops};
@@ -72,13 +73,8 @@ impl CrossEntropy {
                 let row_weight = row_weight.unwrap_or_else(|| Tensor::ones([x.dims()[0]], &x.device()));
                 let row_weight = row_weight.into_dispatch();
                 let (x, weight, target) = (x.into_dispatch(), weight.into_dispatch(), target.into_dispatch());
-                Tensor::from_dispatch(match bias {
-                    None => <Dispatch as CrossEntropyOp>::tied(x, weight, target, row_weight, settings),
-                    Some(bias) => {
-                        let bias = bias.into_dispatch();
-                        <Dispatch as CrossEntropyOp>::biased(x, weight, bias, target, row_weight, settings)
-                    }
-                })
+                let inputs = Inputs { x, weight, bias: bias.into(), target, row_weight, settings };
+                Tensor::from_dispatch(<Dispatch as CrossEntropyOp>::cross_entropy(inputs))
             }
         }
     }
@@ -166,35 +162,21 @@ pub(super) struct Settings {
     pub operands: Operands,
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
-trait CrossEntropyOp: Backend {
-    fn tied(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        target: IntTensor<Self>,
-        row_weight: FloatTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self>;
-
-    fn biased(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        target: IntTensor<Self>,
-        row_weight: FloatTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self>;
+/// The operator's inputs as a backend has them.
+#[derive(Debug, Clone, ExtensionType)]
+pub(super) struct Inputs<B: Backend> {
+    pub x: FloatTensor<B>,
+    pub weight: FloatTensor<B>,
+    #[extension_type]
+    pub bias: Optional<B>,
+    pub target: IntTensor<B>,
+    pub row_weight: FloatTensor<B>,
+    pub settings: Settings,
 }
 
-/// The operator's inputs as a backend has them.
-#[derive(Debug, Clone)]
-pub(super) struct Inputs<F, I> {
-    pub x: F,
-    pub weight: F,
-    pub bias: Option<F>,
-    pub target: I,
-    pub row_weight: F,
-    pub settings: Settings,
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
+trait CrossEntropyOp: Backend {
+    fn cross_entropy(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
 }
 
 /// Gradients of the loss sum, in f32 whatever the type of the factors.
@@ -227,10 +209,7 @@ impl Wanted {
 /// The kernels that a backend supplies.
 pub(super) trait CrossEntropyKernel: Backend {
     /// The loss sum, and its gradients if any is wanted.
-    fn forward(
-        inputs: Inputs<FloatTensor<Self>, IntTensor<Self>>,
-        wanted: Wanted,
-    ) -> (FloatTensor<Self>, Option<Gradient<FloatTensor<Self>>>);
+    fn forward(inputs: Inputs<Self>, wanted: Wanted) -> (FloatTensor<Self>, Option<Gradient<FloatTensor<Self>>>);
 
     /// `gradient * upstream`, `upstream` being `[1]`.
     fn scale(gradient: FloatTensor<Self>, upstream: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -238,54 +217,23 @@ pub(super) trait CrossEntropyKernel: Backend {
 
 /// Without autodiff the operator is its kernel's forward.
 impl<B: CrossEntropyKernel> CrossEntropyOp for B {
-    fn tied(
-        x: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        target: IntTensor<B>,
-        row_weight: FloatTensor<B>,
-        settings: Settings,
-    ) -> FloatTensor<B> {
-        B::forward(Inputs { x, weight, bias: None, target, row_weight, settings }, Wanted::NONE).0
-    }
-
-    fn biased(
-        x: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        target: IntTensor<B>,
-        row_weight: FloatTensor<B>,
-        settings: Settings,
-    ) -> FloatTensor<B> {
-        B::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, settings }, Wanted::NONE).0
+    fn cross_entropy(inputs: Inputs<B>) -> FloatTensor<B> {
+        B::forward(inputs, Wanted::NONE).0
     }
 }
 
 impl<B: CrossEntropyKernel, C: CheckpointStrategy> CrossEntropyOp for Autodiff<B, C> {
-    fn tied(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        target: IntTensor<Self>,
-        row_weight: FloatTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self> {
-        let row_weight = row_weight.into_primitive();
-        record::<C, _, _, _>([x, weight], |[x, weight], tracked| {
-            B::forward(Inputs { x, weight, bias: None, target, row_weight, settings }, Wanted::of(&tracked))
-        })
-    }
-
-    fn biased(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        target: IntTensor<Self>,
-        row_weight: FloatTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self> {
-        let row_weight = row_weight.into_primitive();
-        record::<C, _, _, _>([x, weight, bias], |[x, weight, bias], tracked| {
-            B::forward(Inputs { x, weight, bias: Some(bias), target, row_weight, settings }, Wanted::of(&tracked))
-        })
+    fn cross_entropy(inputs: Inputs<Self>) -> FloatTensor<Self> {
+        let mut call = Call::<B, C>::new();
+        let inputs = Inputs {
+            x: call.input(inputs.x),
+            weight: call.input(inputs.weight),
+            bias: inputs.bias.map(|bias| call.input(bias)),
+            target: inputs.target,
+            row_weight: inputs.row_weight.into_primitive(),
+            settings: inputs.settings,
+        };
+        call.record(|tracked| B::forward(inputs, Wanted::of(tracked)))
     }
 }
 
@@ -314,10 +262,10 @@ fn chunk_rows(features: usize) -> usize {
 }
 
 impl CrossEntropyKernel for Flex {
-    fn forward(inputs: Inputs<FlexTensor, FlexTensor>, wanted: Wanted) -> (FlexTensor, Option<Gradient<FlexTensor>>) {
+    fn forward(inputs: Inputs<Self>, wanted: Wanted) -> (FlexTensor, Option<Gradient<FlexTensor>>) {
         let gradients = wanted.any;
         let (x, weight) = (flex::widened(inputs.x), flex::strided(inputs.weight));
-        let bias = inputs.bias.map(flex::row_major);
+        let bias = inputs.bias.given().map(flex::row_major);
         let ([n, features], [classes, _]) = (flex::dims2(&x), flex::dims2(&weight));
         let target = flex::integers(&inputs.target);
         let row_weight = flex::row_major(inputs.row_weight);

@@ -8,7 +8,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::DropoutKernel;
+use super::{DropoutKernel, Inputs};
 use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, empty};
 
 impl DropoutKernel for Cube {
@@ -16,13 +16,7 @@ impl DropoutKernel for Cube {
         Self::drop(x, seed, p)
     }
 
-    fn bias_drop_add(
-        x: FusedTensor,
-        bias: FusedTensor,
-        residual: FusedTensor,
-        seed: FusedTensor,
-        p: f64,
-    ) -> FusedTensor {
+    fn bias_drop_add(Inputs { x, bias, residual, seed, p }: Inputs<Self>) -> FusedTensor {
         <Self as Kernels>::bias_drop_add(x, bias, residual, seed, p)
     }
 

@@ -14,11 +14,11 @@ use std::mem::MaybeUninit;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use rayon::prelude::*;
 
-use super::autodiff::{Differentiate, record};
+use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::simd::{fma, vectorised};
@@ -141,9 +141,9 @@ pub fn bias_dropout_residual(
         Form::Fused => {
             let p = rng.probability(p);
             let seed = rng.seed(p, &x.device());
-            let (x, bias, residual, seed) =
-                (x.into_dispatch(), bias.into_dispatch(), residual.into_dispatch(), seed.into_dispatch());
-            Tensor::from_dispatch(<Dispatch as DropoutOp>::bias_dropout_residual(x, bias, residual, seed, p))
+            let (x, bias) = (x.into_dispatch(), bias.into_dispatch());
+            let inputs = Inputs { x, bias, residual: residual.into_dispatch(), seed: seed.into_dispatch(), p };
+            Tensor::from_dispatch(<Dispatch as DropoutOp>::bias_dropout_residual(inputs))
         }
     }
 }
@@ -226,17 +226,21 @@ fn mix(mut x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
+/// The inputs of [`bias_dropout_residual`] as a backend has them.
+#[derive(Debug, Clone, ExtensionType)]
+pub(super) struct Inputs<B: Backend> {
+    pub x: FloatTensor<B>,
+    pub bias: FloatTensor<B>,
+    pub residual: FloatTensor<B>,
+    pub seed: IntTensor<B>,
+    pub p: f64,
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait DropoutOp: Backend {
     fn dropout(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
 
-    fn bias_dropout_residual(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        seed: IntTensor<Self>,
-        p: f64,
-    ) -> FloatTensor<Self>;
+    fn bias_dropout_residual(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
 }
 
 /// The kernels that a backend supplies.
@@ -244,13 +248,7 @@ pub(in crate::ops) trait DropoutKernel: Backend {
     /// Zeroes or scales every element of `x`: the forward, and with the same seed the backward.
     fn masked(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
 
-    fn bias_drop_add(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        seed: IntTensor<Self>,
-        p: f64,
-    ) -> FloatTensor<Self>;
+    fn bias_drop_add(inputs: Inputs<Self>) -> FloatTensor<Self>;
 
     /// Sum over the rows of `dx`.
     fn bias_gradient(dx: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -262,32 +260,23 @@ impl<B: DropoutKernel> DropoutOp for B {
         B::masked(x, seed, p)
     }
 
-    fn bias_dropout_residual(
-        x: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        residual: FloatTensor<B>,
-        seed: IntTensor<B>,
-        p: f64,
-    ) -> FloatTensor<B> {
-        B::bias_drop_add(x, bias, residual, seed, p)
+    fn bias_dropout_residual(inputs: Inputs<B>) -> FloatTensor<B> {
+        B::bias_drop_add(inputs)
     }
 }
 
 impl<B: DropoutKernel, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
     fn dropout(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x], |[x], _| (B::masked(x, seed.clone(), p), Saved { seed, p }))
+        let mut call = Call::<B, C>::new();
+        let x = call.input(x);
+        call.record(|_| (B::masked(x, seed.clone(), p), Saved { seed, p }))
     }
 
-    fn bias_dropout_residual(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        seed: IntTensor<Self>,
-        p: f64,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x, bias, residual], |[x, bias, residual], _| {
-            (B::bias_drop_add(x, bias, residual, seed.clone(), p), Saved { seed, p })
-        })
+    fn bias_dropout_residual(Inputs { x, bias, residual, seed, p }: Inputs<Self>) -> FloatTensor<Self> {
+        let mut call = Call::<B, C>::new();
+        let (x, bias, residual) = (call.input(x), call.input(bias), call.input(residual));
+        let saved = Saved { seed: seed.clone(), p };
+        call.record(|_| (B::bias_drop_add(Inputs { x, bias, residual, seed, p }), saved))
     }
 }
 
@@ -325,7 +314,7 @@ impl DropoutKernel for Flex {
         flex::tensor(y, [rows, width])
     }
 
-    fn bias_drop_add(x: FlexTensor, bias: FlexTensor, residual: FlexTensor, seed: FlexTensor, p: f64) -> FlexTensor {
+    fn bias_drop_add(Inputs { x, bias, residual, seed, p }: Inputs<Self>) -> FlexTensor {
         let (bias, residual) = (flex::row_major(bias), flex::row_major(residual));
         let [_, width] = flex::dims2(&x);
         let block = flex::block_rows(width);

@@ -14,7 +14,7 @@ use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff,
 use burn::tensor::{DType, Int, Shape, Tensor};
 use rayon::prelude::*;
 
-use super::autodiff::{Differentiate, record};
+use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::{Form, Operator, Ops};
@@ -82,10 +82,10 @@ impl<B: EmbeddingKernel> EmbeddingOp for B {
 
 impl<B: EmbeddingKernel, C: CheckpointStrategy> EmbeddingOp for Autodiff<B, C> {
     fn lookup(table: FloatTensor<Self>, ids: IntTensor<Self>, padding_idx: Option<usize>) -> FloatTensor<Self> {
-        record::<C, _, _, _>([table], |[table], _| {
-            let saved = Saved { table: table.shape(), ids: ids.clone(), padding_idx };
-            (B::forward(table, ids), saved)
-        })
+        let mut call = Call::<B, C>::new();
+        let table = call.input(table);
+        let saved = Saved { table: table.shape(), ids: ids.clone(), padding_idx };
+        call.record(|_| (B::forward(table, ids), saved))
     }
 }
 

@@ -2,29 +2,22 @@
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::TensorMetadata;
-use burn::tensor::FloatDType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{Activation, CUBIC, GeluKernel, SQRT_2_OVER_PI};
+use super::{Activation, CUBIC, GeluKernel, Inputs, SQRT_2_OVER_PI};
 use crate::ops::cube::{
     Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, element, empty, narrow, rows_of,
 };
 
 impl GeluKernel for Cube {
-    fn forward(x: FusedTensor, bias: FusedTensor, kind: Activation, _: FloatDType) -> FusedTensor {
+    fn forward(Inputs { x, bias, kind, .. }: Inputs<Self>) -> FusedTensor {
         Self::gelu(x, bias, kind)
     }
 
-    fn backward(
-        x: FusedTensor,
-        bias: FusedTensor,
-        dy: FusedTensor,
-        kind: Activation,
-        _: FloatDType,
-    ) -> (FusedTensor, FusedTensor) {
+    fn backward(Inputs { x, bias, kind, .. }: Inputs<Self>, dy: FusedTensor) -> (FusedTensor, FusedTensor) {
         let dy = narrow(dy, x.dtype());
         let dx = Self::gelu_backward(x, bias, dy, kind);
         (dx.clone(), Self::column_sums(dx))

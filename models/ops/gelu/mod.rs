@@ -10,12 +10,12 @@ pub(super) mod cube;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use kiln_core::model_config::Activation;
 use rayon::prelude::*;
 
-use super::autodiff::{Differentiate, record};
+use super::autodiff::{Call, Differentiate};
 use super::compute::Operand;
 use super::contract::Contract;
 use super::device::DeviceKernels;
@@ -48,9 +48,9 @@ pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> T
     written(x.dtype().into(), x, bias, kind, ops)
 }
 
-/// [`bias_gelu`] for the matrix product that reads it, in whose type it is written. `x` must be what
-/// a product gives, and nothing else may read it: in the fused form on the CPU its gradient is also
-/// in that type.
+/// [`bias_gelu`] for the matrix product that reads it, in whose type it is written. `x` must be
+/// what a product gives, and nothing else may read it: in the fused form on the CPU its gradient is
+/// also in that type.
 ///
 /// # Panics
 /// When it is read, as [`bias_gelu`].
@@ -58,8 +58,8 @@ pub fn operand(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Ope
     Operand::written(Operator::Gelu, x.device(), move |dtype| written(dtype, x, bias, kind, ops))
 }
 
-/// [`bias_gelu`] with the result in `dtype`. Kernels of other devices than the CPU write the type of
-/// `x`.
+/// [`bias_gelu`] with the result in `dtype`. Kernels of other devices than the CPU write the type
+/// of `x`.
 pub(super) fn written(dtype: FloatDType, x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
     let form = ops.form(Operator::Gelu);
     let kernels = DeviceKernels::on(&x.device());
@@ -75,77 +75,60 @@ pub(super) fn written(dtype: FloatDType, x: Tensor<2>, bias: Tensor<1>, kind: Ac
     match form {
         Form::Plain => activate(x + bias.unsqueeze(), kind),
         Form::Fused => {
-            let y = <Dispatch as GeluOp>::bias_gelu(x.into_dispatch(), bias.into_dispatch(), kind, dtype);
-            Tensor::from_dispatch(y)
+            let inputs = Inputs { x: x.into_dispatch(), bias: bias.into_dispatch(), kind, dtype };
+            Tensor::from_dispatch(<Dispatch as GeluOp>::bias_gelu(inputs))
         }
     }
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
-trait GeluOp: Backend {
-    fn bias_gelu(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        kind: Activation,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self>;
+/// The operator's inputs as a backend has them: all that the backward needs.
+#[derive(Debug, Clone, ExtensionType)]
+pub(super) struct Inputs<B: Backend> {
+    pub x: FloatTensor<B>,
+    pub bias: FloatTensor<B>,
+    pub kind: Activation,
+    /// The type of the result and of the gradient of `x`: elsewhere than on the CPU that of `x`.
+    pub dtype: FloatDType,
 }
 
-/// The kernels that a backend supplies. `dtype` is that of the result and of `dx`: elsewhere than
-/// on the CPU that of `x`.
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
+trait GeluOp: Backend {
+    fn bias_gelu(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
+}
+
+/// The kernels that a backend supplies.
 pub(super) trait GeluKernel: Backend {
-    fn forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation, dtype: FloatDType)
-    -> FloatTensor<Self>;
+    fn forward(inputs: Inputs<Self>) -> FloatTensor<Self>;
 
     /// `(dx, dbias)`
-    fn backward(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-        kind: Activation,
-        dtype: FloatDType,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    fn backward(inputs: Inputs<Self>, dy: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
 /// Without autodiff the operator is its kernel's forward.
 impl<B: GeluKernel> GeluOp for B {
-    fn bias_gelu(x: FloatTensor<B>, bias: FloatTensor<B>, kind: Activation, dtype: FloatDType) -> FloatTensor<B> {
-        B::forward(x, bias, kind, dtype)
+    fn bias_gelu(inputs: Inputs<B>) -> FloatTensor<B> {
+        B::forward(inputs)
     }
 }
 
 impl<B: GeluKernel, C: CheckpointStrategy> GeluOp for Autodiff<B, C> {
-    fn bias_gelu(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        kind: Activation,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x, bias], |[x, bias], _| {
-            let saved = Saved { x: x.clone(), bias: bias.clone(), kind, dtype };
-            (B::forward(x, bias, kind, dtype), saved)
-        })
+    fn bias_gelu(inputs: Inputs<Self>) -> FloatTensor<Self> {
+        let mut call = Call::<B, C>::new();
+        let Inputs { x, bias, kind, dtype } = inputs;
+        let inputs = Inputs { x: call.input(x), bias: call.input(bias), kind, dtype };
+        call.record(|_| (B::forward(inputs.clone()), inputs))
     }
 }
 
-/// The values that the backward needs.
-#[derive(Debug, Clone)]
-struct Saved<F> {
-    x: F,
-    bias: F,
-    kind: Activation,
-    dtype: FloatDType,
-}
-
-impl<B: GeluKernel> Differentiate<B> for Saved<FloatTensor<B>> {
+impl<B: GeluKernel> Differentiate<B> for Inputs<B> {
     fn gradients(self, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
-        let (dx, dbias) = B::backward(self.x, self.bias, dy, self.kind, self.dtype);
+        let (dx, dbias) = B::backward(self, dy);
         vec![Some(dx), Some(dbias)]
     }
 }
 
 impl GeluKernel for Flex {
-    fn forward(x: FlexTensor, bias: FlexTensor, kind: Activation, dtype: FloatDType) -> FlexTensor {
+    fn forward(Inputs { x, bias, kind, dtype }: Inputs<Self>) -> FlexTensor {
         let (x, bias) = (flex::row_major(x), flex::row_major(bias));
         let [rows, width] = flex::dims2(&x);
         let block = flex::block_rows(width) * width;
@@ -159,13 +142,7 @@ impl GeluKernel for Flex {
         }
     }
 
-    fn backward(
-        x: FlexTensor,
-        bias: FlexTensor,
-        dy: FlexTensor,
-        kind: Activation,
-        dtype: FloatDType,
-    ) -> (FlexTensor, FlexTensor) {
+    fn backward(Inputs { x, bias, kind, dtype }: Inputs<Self>, dy: FlexTensor) -> (FlexTensor, FlexTensor) {
         let (x, bias) = (flex::row_major(x), flex::row_major(bias));
         let [rows, width] = flex::dims2(&x);
         let block = flex::block_rows(width) * width;

@@ -7,22 +7,16 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{LayerNormKernel, Saved};
+use super::{Inputs, LayerNormKernel, Saved};
 use crate::ops::cube::rows::{column_sums, cube_sum};
 use crate::ops::cube::{
     Cube, FusedTensor, Kernels, addresses, buffer, by_element, by_row, dims2, element, empty, empty_in, lanes,
 };
 
 impl LayerNormKernel for Cube {
-    fn forward(
-        x: FusedTensor,
-        residual: Option<FusedTensor>,
-        weight: FusedTensor,
-        bias: FusedTensor,
-        eps: f64,
-        dtype: FloatDType,
-    ) -> (FusedTensor, Saved<FusedTensor>) {
-        let (y, normalised, statistics) = match residual {
+    fn forward(inputs: Inputs<Self>) -> (FusedTensor, Saved<FusedTensor>) {
+        let Inputs { x, residual, weight, bias, eps, dtype } = inputs;
+        let (y, normalised, statistics) = match residual.given() {
             Some(residual) => Self::add_norm(x, residual, weight.clone(), bias, eps as f32),
             None => {
                 let (y, statistics) = Self::norm(x.clone(), weight.clone(), bias, eps as f32, dtype);

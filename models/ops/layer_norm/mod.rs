@@ -12,15 +12,16 @@ use std::mem::MaybeUninit;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 use rayon::prelude::*;
 
-use super::autodiff::{Differentiate, record};
+use super::autodiff::{Call, Differentiate};
 use super::compute::Operand;
 use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
+use super::list::Optional;
 use super::products::Shared;
 use super::simd::{fma, sum, sum_pairs, vectorised};
 use super::{Form, Operator, Ops};
@@ -81,12 +82,8 @@ fn normalised(
         (Form::Plain, Some(residual)) => plain(x + residual, weight, bias, eps),
         (Form::Fused, residual) => {
             let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-            Tensor::from_dispatch(match residual {
-                None => <Dispatch as LayerNormOp>::layer_norm(x, weight, bias, eps, dtype),
-                Some(residual) => {
-                    <Dispatch as LayerNormOp>::add_layer_norm(x, residual.into_dispatch(), weight, bias, eps)
-                }
-            })
+            let inputs = Inputs { x, residual: residual.into(), weight, bias, eps, dtype };
+            Tensor::from_dispatch(<Dispatch as LayerNormOp>::layer_norm(inputs))
         }
     }
 }
@@ -101,23 +98,22 @@ fn plain(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64) -> Tensor<2
     if dtype == FloatDType::F32 { y } else { y.cast(dtype) }
 }
 
+/// The operator's inputs as a backend has them.
+#[derive(Debug, Clone, ExtensionType)]
+pub(super) struct Inputs<B: Backend> {
+    pub x: FloatTensor<B>,
+    #[extension_type]
+    pub residual: Optional<B>,
+    pub weight: FloatTensor<B>,
+    pub bias: FloatTensor<B>,
+    pub eps: f64,
+    /// The type of the result: f32 where there is a residual, and f32 or bf16 on the CPU.
+    pub dtype: FloatDType,
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait LayerNormOp: Backend {
-    fn layer_norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        eps: f64,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self>;
-
-    fn add_layer_norm(
-        x: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        eps: f64,
-    ) -> FloatTensor<Self>;
+    fn layer_norm(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
 }
 
 /// The values that the backward needs.
@@ -132,16 +128,8 @@ pub(super) struct Saved<T> {
 
 /// The kernels that a backend supplies.
 pub(super) trait LayerNormKernel: Backend {
-    /// The result, in `dtype`, which is f32 where there is a residual and f32 or bf16 on the CPU,
-    /// and what is saved.
-    fn forward(
-        x: FloatTensor<Self>,
-        residual: Option<FloatTensor<Self>>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        eps: f64,
-        dtype: FloatDType,
-    ) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>);
+    /// The result, and what is saved.
+    fn forward(inputs: Inputs<Self>) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>);
 
     /// `(d normalised, dweight, dbias)`
     fn backward(saved: Saved<FloatTensor<Self>>, dy: FloatTensor<Self>) -> [FloatTensor<Self>; 3];
@@ -149,48 +137,23 @@ pub(super) trait LayerNormKernel: Backend {
 
 /// Without autodiff the operator is its kernel's forward.
 impl<B: LayerNormKernel> LayerNormOp for B {
-    fn layer_norm(
-        x: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        eps: f64,
-        dtype: FloatDType,
-    ) -> FloatTensor<B> {
-        B::forward(x, None, weight, bias, eps, dtype).0
-    }
-
-    fn add_layer_norm(
-        x: FloatTensor<B>,
-        residual: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        eps: f64,
-    ) -> FloatTensor<B> {
-        B::forward(x, Some(residual), weight, bias, eps, FloatDType::F32).0
+    fn layer_norm(inputs: Inputs<B>) -> FloatTensor<B> {
+        B::forward(inputs).0
     }
 }
 
 impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
-    fn layer_norm(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        eps: f64,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([weight, bias, x], |[weight, bias, x], _| B::forward(x, None, weight, bias, eps, dtype))
-    }
-
-    fn add_layer_norm(
-        x: FloatTensor<Self>,
-        residual: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        eps: f64,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([weight, bias, x, residual], |[weight, bias, x, residual], _| {
-            B::forward(x, Some(residual), weight, bias, eps, FloatDType::F32)
-        })
+    fn layer_norm(inputs: Inputs<Self>) -> FloatTensor<Self> {
+        let mut call = Call::<B, C>::new();
+        let inputs = Inputs {
+            weight: call.input(inputs.weight),
+            bias: call.input(inputs.bias),
+            x: call.input(inputs.x),
+            residual: inputs.residual.map(|residual| call.input(residual)),
+            eps: inputs.eps,
+            dtype: inputs.dtype,
+        };
+        call.record(|_| B::forward(inputs))
     }
 }
 
@@ -206,17 +169,11 @@ impl<B: LayerNormKernel> Differentiate<B> for Saved<FloatTensor<B>> {
 }
 
 impl LayerNormKernel for Flex {
-    fn forward(
-        x: FlexTensor,
-        residual: Option<FlexTensor>,
-        weight: FlexTensor,
-        bias: FlexTensor,
-        eps: f64,
-        dtype: FloatDType,
-    ) -> (FlexTensor, Saved<FlexTensor>) {
+    fn forward(inputs: Inputs<Self>) -> (FlexTensor, Saved<FlexTensor>) {
+        let Inputs { x, residual, weight, bias, eps, dtype } = inputs;
         let [rows, width] = flex::dims2(&x);
         let (weight, bias) = (flex::row_major(weight), flex::row_major(bias));
-        let normalised = match residual {
+        let normalised = match residual.given() {
             None => flex::row_major(x),
             Some(residual) => {
                 let residual = flex::row_major(residual);

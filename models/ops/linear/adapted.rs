@@ -8,13 +8,14 @@ use burn::backend::Dispatch;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, backend_extension};
+use burn::backend::{Backend, ExtensionType, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::LinearKernel;
-use crate::ops::autodiff::{Differentiate, record};
+use crate::ops::autodiff::{Call, Differentiate};
 use crate::ops::contract::Contract;
 use crate::ops::dropout::{self, DropoutKernel, DropoutRng};
+use crate::ops::list::Optional;
 use crate::ops::products::Operands;
 use crate::ops::{Form, Ops};
 
@@ -64,190 +65,100 @@ pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: Dropo
             let p = rng.probability(dropout);
             let seed = rng.seed(p, &x.device()).into_dispatch();
             let (x, weight, a, b) = (x.into_dispatch(), weight.into_dispatch(), a.into_dispatch(), b.into_dispatch());
-            Tensor::from_dispatch(match bias {
-                Some(bias) => {
-                    <Dispatch as AdaptedOp>::linear(x, weight, bias.into_dispatch(), a, b, seed, p, scaling, operands)
-                }
-                None => <Dispatch as AdaptedOp>::product(x, weight, a, b, seed, p, scaling, operands),
-            })
+            let inputs = Inputs { x, weight, bias: bias.into(), a, b, seed, p, scaling, operands };
+            Tensor::from_dispatch(<Dispatch as AdaptedOp>::adapted(inputs))
         }
     }
 }
 
-#[allow(clippy::too_many_arguments)] // a backend extension takes tensors one by one
-#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
-trait AdaptedOp: Backend {
-    fn product(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        seed: IntTensor<Self>,
-        p: f64,
-        scaling: f64,
-        operands: Operands,
-    ) -> FloatTensor<Self>;
-
-    fn linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        seed: IntTensor<Self>,
-        p: f64,
-        scaling: f64,
-        operands: Operands,
-    ) -> FloatTensor<Self>;
-}
-
-/// The inputs besides the bias, as a backend has them.
-#[derive(Debug, Clone)]
-struct Inputs<F, I> {
-    x: F,
-    weight: F,
-    a: F,
-    b: F,
-    dropout: Dropout<I>,
+/// The operator's inputs as a backend has them.
+#[derive(Debug, Clone, ExtensionType)]
+struct Inputs<B: Backend> {
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    #[extension_type]
+    bias: Optional<B>,
+    a: FloatTensor<B>,
+    b: FloatTensor<B>,
+    seed: IntTensor<B>,
+    p: f64,
     scaling: f64,
     operands: Operands,
 }
 
-/// The dropout of the adapter's input.
-#[derive(Debug, Clone)]
-struct Dropout<I> {
-    seed: I,
-    p: f64,
+#[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
+trait AdaptedOp: Backend {
+    fn adapted(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
 }
 
-impl<I> Dropout<I> {
-    /// `x` with elements dropped out; in the backward pass the gradient of that.
-    fn of<B: DropoutKernel + Backend<IntTensorPrimitive = I>>(&self, x: FloatTensor<B>) -> FloatTensor<B>
-    where
-        I: Clone,
-    {
-        if self.p > 0.0 { B::masked(x, self.seed.clone(), self.p) } else { x }
+/// `x`, an input of the adapter, with elements dropped out; in the backward pass the gradient of
+/// that.
+fn dropped<B: DropoutKernel>(x: FloatTensor<B>, seed: &IntTensor<B>, p: f64) -> FloatTensor<B> {
+    if p > 0.0 { B::masked(x, seed.clone(), p) } else { x }
+}
+
+impl<B: LinearKernel + DropoutKernel> Inputs<B> {
+    /// The result, and what is saved.
+    fn forward(mut self) -> (FloatTensor<B>, Saved<B>) {
+        let bias = std::mem::replace(&mut self.bias, Optional::Missing); // the backward needs none
+        let (x, weight, operands) = (self.x.clone(), self.weight.clone(), self.operands.clone());
+        let y = B::forward(super::Inputs { x, weight, bias, operands });
+        let dtype = self.operands.dtype;
+        let x = dropped::<B>(self.x.clone(), &self.seed, self.p);
+        let low = B::product(x, self.a.clone(), dtype.into());
+        let low = B::float_mul_scalar(low, self.scaling.into());
+        (B::add_product(y, low.clone(), self.b.clone(), dtype.into()), Saved { inputs: self, low })
     }
-}
-
-/// The layer's output without the adapter, `y`, with it; and `h`, `[n, r]`.
-fn forward<B: LinearKernel + DropoutKernel>(
-    y: FloatTensor<B>,
-    inputs: &Inputs<FloatTensor<B>, IntTensor<B>>,
-) -> (FloatTensor<B>, FloatTensor<B>) {
-    let low = <B as LinearKernel>::product(
-        inputs.dropout.of::<B>(inputs.x.clone()),
-        inputs.a.clone(),
-        inputs.operands.dtype.into(),
-    );
-    let low = B::float_mul_scalar(low, inputs.scaling.into());
-    (B::add_product(y, low.clone(), inputs.b.clone(), inputs.operands.dtype.into()), low)
-}
-
-fn projected<B: LinearKernel + DropoutKernel>(
-    inputs: &Inputs<FloatTensor<B>, IntTensor<B>>,
-) -> (FloatTensor<B>, FloatTensor<B>) {
-    forward::<B>(<B as LinearKernel>::product(inputs.x.clone(), inputs.weight.clone(), inputs.operands.clone()), inputs)
-}
-
-fn biased<B: LinearKernel + DropoutKernel>(
-    bias: FloatTensor<B>,
-    inputs: &Inputs<FloatTensor<B>, IntTensor<B>>,
-) -> (FloatTensor<B>, FloatTensor<B>) {
-    forward::<B>(
-        <B as LinearKernel>::forward(inputs.x.clone(), inputs.weight.clone(), bias, inputs.operands.clone()),
-        inputs,
-    )
 }
 
 /// Without autodiff the operator is its forward.
 impl<B: LinearKernel + DropoutKernel> AdaptedOp for B {
-    fn product(
-        x: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        a: FloatTensor<B>,
-        b: FloatTensor<B>,
-        seed: IntTensor<B>,
-        p: f64,
-        scaling: f64,
-        operands: Operands,
-    ) -> FloatTensor<B> {
-        projected::<B>(&Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, operands }).0
-    }
-
-    fn linear(
-        x: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        a: FloatTensor<B>,
-        b: FloatTensor<B>,
-        seed: IntTensor<B>,
-        p: f64,
-        scaling: f64,
-        operands: Operands,
-    ) -> FloatTensor<B> {
-        biased::<B>(bias, &Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, operands }).0
+    fn adapted(inputs: Inputs<B>) -> FloatTensor<B> {
+        inputs.forward().0
     }
 }
 
 impl<B: LinearKernel + DropoutKernel, C: CheckpointStrategy> AdaptedOp for Autodiff<B, C> {
-    fn product(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        seed: IntTensor<Self>,
-        p: f64,
-        scaling: f64,
-        operands: Operands,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x, weight, a, b], |[x, weight, a, b], _| {
-            let inputs = Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, operands };
-            let (y, low) = projected::<B>(&inputs);
-            (y, Saved::<_, _> { inputs, low })
-        })
-    }
-
-    fn linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        seed: IntTensor<Self>,
-        p: f64,
-        scaling: f64,
-        operands: Operands,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x, weight, a, b, bias], |[x, weight, a, b, bias], _| {
-            let inputs = Inputs { x, weight, a, b, dropout: Dropout { seed, p }, scaling, operands };
-            let (y, low) = biased::<B>(bias, &inputs);
-            (y, Saved { inputs, low })
-        })
+    fn adapted(inputs: Inputs<Self>) -> FloatTensor<Self> {
+        let mut call = Call::<B, C>::new();
+        let inputs = Inputs {
+            x: call.input(inputs.x),
+            weight: call.input(inputs.weight),
+            a: call.input(inputs.a),
+            b: call.input(inputs.b),
+            bias: inputs.bias.map(|bias| call.input(bias)),
+            seed: inputs.seed,
+            p: inputs.p,
+            scaling: inputs.scaling,
+            operands: inputs.operands,
+        };
+        call.record(|_| inputs.forward())
     }
 }
 
 /// The values that the backward needs: the mask of the dropout is computed again.
 #[derive(Debug, Clone)]
-struct Saved<F, I> {
-    inputs: Inputs<F, I>,
-    /// `h`
-    low: F,
+struct Saved<B: Backend> {
+    inputs: Inputs<B>,
+    /// `h`, `[n, r]`
+    low: FloatTensor<B>,
 }
 
-impl<B: LinearKernel + DropoutKernel> Differentiate<B> for Saved<FloatTensor<B>, IntTensor<B>> {
+impl<B: LinearKernel + DropoutKernel> Differentiate<B> for Saved<B> {
     /// The gradients of `x`, `weight`, `a`, `b`, and of the bias where there is one.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let is_tracked = |input: usize| tracked.get(input) == Some(&true);
-        let Self { inputs: Inputs { x, weight, a, b, dropout, scaling, operands: Operands { dtype, .. } }, low } = self;
+        let Self { inputs: Inputs { x, weight, a, b, seed, p, scaling, operands, .. }, low } = self;
+        let dtype = operands.dtype;
         let db = is_tracked(3).then(|| B::backward_weight(low, dy.clone(), dtype));
         let dbias = is_tracked(4).then(|| B::backward_bias(dy.clone()));
         let dweight = is_tracked(1).then(|| B::backward_weight(x.clone(), dy.clone(), dtype));
         let up = (is_tracked(0) || is_tracked(2))
             .then(|| B::float_mul_scalar(B::backward_x(b, dy.clone(), dtype), scaling.into())); // [n, r]
-        let da = up.clone().filter(|_| is_tracked(2)).map(|up| B::backward_weight(dropout.of::<B>(x), up, dtype));
+        let da =
+            up.clone().filter(|_| is_tracked(2)).map(|up| B::backward_weight(dropped::<B>(x, &seed, p), up, dtype));
         let dx = up.filter(|_| is_tracked(0)).map(|up| {
-            let through_a = dropout.of::<B>(B::backward_x(a, up, dtype));
+            let through_a = dropped::<B>(B::backward_x(a, up, dtype), &seed, p);
             B::add_backward_x(through_a, weight, dy, dtype)
         });
         vec![dx, dweight, da, db, dbias]

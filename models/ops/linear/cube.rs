@@ -6,19 +6,20 @@ use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{FloatDType, Shape};
 
-use super::LinearKernel;
+use super::{Inputs, LinearKernel};
 use crate::ops::cube::product::{plain, product, transposed};
 use crate::ops::cube::{Cube, FusedTensor, Kernels};
-use crate::ops::products::Operands;
 
 impl LinearKernel for Cube {
-    fn product(x: FusedTensor, weight: FusedTensor, _: Operands) -> FusedTensor {
-        product(plain(x), plain(weight))
-    }
-
-    fn forward(x: FusedTensor, weight: FusedTensor, bias: FusedTensor, _: Operands) -> FusedTensor {
-        let row = Shape::from([1, bias.shape()[0]]);
-        Self::float_add(product(plain(x), plain(weight)), Self::float_reshape(bias, row))
+    fn forward(Inputs { x, weight, bias, .. }: Inputs<Self>) -> FusedTensor {
+        let y = product(plain(x), plain(weight));
+        match bias.given() {
+            Some(bias) => {
+                let row = Shape::from([1, bias.shape()[0]]);
+                Self::float_add(y, Self::float_reshape(bias, row))
+            }
+            None => y,
+        }
     }
 
     fn backward_x(weight: FusedTensor, dy: FusedTensor, _: FloatDType) -> FusedTensor {

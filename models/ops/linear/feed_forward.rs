@@ -15,17 +15,18 @@ use std::mem::MaybeUninit;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use half::bf16;
 use kiln_core::model_config::Activation;
 
 use super::LinearKernel;
-use crate::ops::autodiff::{Differentiate, record};
+use crate::ops::autodiff::{Call, Differentiate};
 use crate::ops::contract::Contract;
 use crate::ops::device::DeviceKernels;
 use crate::ops::flex::{self, FlexTensor};
 use crate::ops::gelu::{self, GeluKernel};
+use crate::ops::list::Optional;
 use crate::ops::products::{self, BLOCK_ROWS, Operands, Rounding, Shared, Sums};
 use crate::ops::simd::vectorised;
 use crate::ops::{Form, Operator, Ops};
@@ -84,13 +85,8 @@ pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
             let (x, inner_bias) = (x.into_dispatch(), inner_bias.into_dispatch());
             let (first, second) = (first.into_dispatch(), second.into_dispatch());
             let settings = Settings { activation, operands };
-            Tensor::from_dispatch(match bias {
-                Some(bias) => {
-                    let bias = bias.into_dispatch();
-                    <Dispatch as FeedForwardOp>::biased(x, first, inner_bias, second, bias, settings)
-                }
-                None => <Dispatch as FeedForwardOp>::unbiased(x, first, inner_bias, second, settings),
-            })
+            let inputs = Inputs { x, first, inner_bias, second, bias: bias.into(), settings };
+            Tensor::from_dispatch(<Dispatch as FeedForwardOp>::feed_forward(inputs))
         }
     }
 }
@@ -102,24 +98,21 @@ pub(in crate::ops) struct Settings {
     operands: [Operands; 2],
 }
 
+/// The operator's inputs as a backend has them.
+#[derive(Debug, Clone, ExtensionType)]
+struct Inputs<B: Backend> {
+    x: FloatTensor<B>,
+    first: FloatTensor<B>,
+    inner_bias: FloatTensor<B>,
+    second: FloatTensor<B>,
+    #[extension_type]
+    bias: Optional<B>,
+    settings: Settings,
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait FeedForwardOp: Backend {
-    fn unbiased(
-        x: FloatTensor<Self>,
-        first: FloatTensor<Self>,
-        inner_bias: FloatTensor<Self>,
-        second: FloatTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self>;
-
-    fn biased(
-        x: FloatTensor<Self>,
-        first: FloatTensor<Self>,
-        inner_bias: FloatTensor<Self>,
-        second: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self>;
+    fn feed_forward(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
 }
 
 /// The kernels that a backend supplies; the default ones are compositions of others.
@@ -134,9 +127,9 @@ pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
         settings: &Settings,
         wanted: bool,
     ) -> (Option<FloatTensor<Self>>, FloatTensor<Self>) {
-        let u = <Self as LinearKernel>::product(x, weight, settings.operands[0].clone());
-        let h = <Self as GeluKernel>::forward(u.clone(), bias, settings.activation, FloatDType::F32);
-        (wanted.then_some(u), h)
+        let u = Self::product(x, weight, settings.operands[0].clone());
+        let of_gelu = gelu::Inputs { x: u.clone(), bias, kind: settings.activation, dtype: FloatDType::F32 };
+        (wanted.then_some(u), <Self as GeluKernel>::forward(of_gelu))
     }
 
     /// The gradients of `x W1` and `b1`, of what [`inner`](Self::inner) has kept and the gradient
@@ -149,77 +142,33 @@ pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
         settings: &Settings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let dh = Self::backward_x(weight, dy, settings.operands[1].dtype);
-        <Self as GeluKernel>::backward(u, bias, dh, settings.activation, FloatDType::F32)
+        let of_gelu = gelu::Inputs { x: u, bias, kind: settings.activation, dtype: FloatDType::F32 };
+        <Self as GeluKernel>::backward(of_gelu, dh)
     }
 }
 
 #[cfg(feature = "compiler")]
 impl FeedForwardKernel for crate::ops::cube::Cube {}
 
-/// `h W2`, or `h W2 + b2`.
-fn outer<B: FeedForwardKernel>(
-    h: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    bias: Option<FloatTensor<B>>,
-    settings: &Settings,
-) -> FloatTensor<B> {
-    let operands = settings.operands[1].clone();
-    match bias {
-        Some(bias) => <B as LinearKernel>::forward(h, weight, bias, operands),
-        None => <B as LinearKernel>::product(h, weight, operands),
-    }
-}
-
 /// Without autodiff the operator is its kernels' forward.
 impl<B: FeedForwardKernel> FeedForwardOp for B {
-    fn unbiased(
-        x: FloatTensor<B>,
-        first: FloatTensor<B>,
-        inner_bias: FloatTensor<B>,
-        second: FloatTensor<B>,
-        settings: Settings,
-    ) -> FloatTensor<B> {
-        let (_, h) = B::inner(x, first, inner_bias, &settings, false);
-        outer::<B>(h, second, None, &settings)
-    }
-
-    fn biased(
-        x: FloatTensor<B>,
-        first: FloatTensor<B>,
-        inner_bias: FloatTensor<B>,
-        second: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        settings: Settings,
-    ) -> FloatTensor<B> {
-        let (_, h) = B::inner(x, first, inner_bias, &settings, false);
-        outer::<B>(h, second, Some(bias), &settings)
+    fn feed_forward(inputs: Inputs<B>) -> FloatTensor<B> {
+        inputs.forward(&[false; 4]).0
     }
 }
 
 impl<B: FeedForwardKernel, C: CheckpointStrategy> FeedForwardOp for Autodiff<B, C> {
-    fn unbiased(
-        x: FloatTensor<Self>,
-        first: FloatTensor<Self>,
-        inner_bias: FloatTensor<Self>,
-        second: FloatTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x, first, inner_bias, second], |[x, first, inner_bias, second], tracked| {
-            Saved::<FloatTensor<B>>::of::<B>([x, first, inner_bias, second], None, settings, &tracked)
-        })
-    }
-
-    fn biased(
-        x: FloatTensor<Self>,
-        first: FloatTensor<Self>,
-        inner_bias: FloatTensor<Self>,
-        second: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        settings: Settings,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x, first, inner_bias, second, bias], |[x, first, inner_bias, second, bias], tracked| {
-            Saved::<FloatTensor<B>>::of::<B>([x, first, inner_bias, second], Some(bias), settings, &tracked)
-        })
+    fn feed_forward(inputs: Inputs<Self>) -> FloatTensor<Self> {
+        let mut call = Call::<B, C>::new();
+        let inputs = Inputs::<B> {
+            x: call.input(inputs.x),
+            first: call.input(inputs.first),
+            inner_bias: call.input(inputs.inner_bias),
+            second: call.input(inputs.second),
+            bias: inputs.bias.map(|bias| call.input(bias)),
+            settings: inputs.settings,
+        };
+        call.record(|tracked| inputs.forward(tracked))
     }
 }
 
@@ -238,21 +187,18 @@ struct Saved<F> {
     settings: Settings,
 }
 
-impl<F: Clone> Saved<F> {
-    /// The result, and what is saved; of `[x, first, inner_bias, second]` those that are `tracked`
-    /// have a gradient.
-    fn of<B: FeedForwardKernel + Backend<FloatTensorPrimitive = F>>(
-        [x, first, inner_bias, second]: [F; 4],
-        bias: Option<F>,
-        settings: Settings,
-        tracked: &[bool],
-    ) -> (F, Self) {
+impl<B: FeedForwardKernel> Inputs<B> {
+    /// The result, and what is saved; of `x`, `W1`, `b1` and `W2` those that are `tracked` have a
+    /// gradient.
+    fn forward(self, tracked: &[bool]) -> (FloatTensor<B>, Saved<FloatTensor<B>>) {
+        let Self { x, first, inner_bias, second, bias, settings } = self;
         let kept = tracked[1].then(|| x.clone());
         let is_wanted = tracked[..3].contains(&true);
         let (u, h) = B::inner(x, first.clone(), inner_bias.clone(), &settings, is_wanted);
         let saved_h = tracked[3].then(|| h.clone());
-        let y = outer::<B>(h, second.clone(), bias, &settings);
-        (y, Self { x: kept, weights: [first, second], inner_bias, u, h: saved_h, settings })
+        let operands = settings.operands[1].clone();
+        let y = <B as LinearKernel>::forward(super::Inputs { x: h, weight: second.clone(), bias, operands });
+        (y, Saved { x: kept, weights: [first, second], inner_bias, u, h: saved_h, settings })
     }
 }
 

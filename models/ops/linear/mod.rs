@@ -13,13 +13,14 @@ mod feed_forward;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::autodiff::{Differentiate, record};
+use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
+use super::list::Optional;
 use super::products::{self, Operands, Output};
 use super::{Form, Operator, Ops};
 pub use adapted::{Adapted, adapted};
@@ -51,11 +52,8 @@ pub fn linear(
     match (form, bias) {
         (Form::Plain, bias) => plain(dtype, x, weight, bias),
         (Form::Fused, bias) => {
-            let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-            Tensor::from_dispatch(match bias {
-                Some(bias) => <Dispatch as LinearOp>::linear(x, weight, bias.into_dispatch(), operands),
-                None => <Dispatch as LinearOp>::product(x, weight, operands),
-            })
+            let inputs = Inputs { x: x.into_dispatch(), weight: weight.into_dispatch(), bias: bias.into(), operands };
+            Tensor::from_dispatch(<Dispatch as LinearOp>::linear(inputs))
         }
     }
 }
@@ -90,30 +88,30 @@ fn factors(contract: &Contract, dtype: FloatDType, x: &Tensor<2>, weight: &Tenso
     width
 }
 
+/// The operator's inputs as a backend has them.
+#[derive(Debug, Clone, ExtensionType)]
+pub(super) struct Inputs<B: Backend> {
+    pub x: FloatTensor<B>,
+    pub weight: FloatTensor<B>,
+    #[extension_type]
+    pub bias: Optional<B>,
+    pub operands: Operands,
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait LinearOp: Backend {
-    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self>;
-
-    fn linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        operands: Operands,
-    ) -> FloatTensor<Self>;
+    fn linear(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
 }
 
 /// The kernels that a backend supplies, with operands of the products in the type that is given: on
 /// other devices than the CPU always f32.
 pub(super) trait LinearKernel: Backend {
-    /// `x W`
-    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self>;
+    fn forward(inputs: Inputs<Self>) -> FloatTensor<Self>;
 
-    fn forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        operands: Operands,
-    ) -> FloatTensor<Self>;
+    /// `x W`
+    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self> {
+        Self::forward(Inputs { x, weight, bias: Optional::Missing, operands })
+    }
 
     /// `dy W^T`
     fn backward_x(weight: FloatTensor<Self>, dy: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self>;
@@ -131,7 +129,7 @@ pub(super) trait LinearKernel: Backend {
         weight: FloatTensor<Self>,
         operands: Operands,
     ) -> FloatTensor<Self> {
-        Self::float_add(y, <Self as LinearKernel>::product(x, weight, operands))
+        Self::float_add(y, Self::product(x, weight, operands))
     }
 
     /// `dx + dy W^T`
@@ -147,32 +145,24 @@ pub(super) trait LinearKernel: Backend {
 
 /// Without autodiff the operator is its kernel's forward.
 impl<B: LinearKernel> LinearOp for B {
-    fn product(x: FloatTensor<B>, weight: FloatTensor<B>, operands: Operands) -> FloatTensor<B> {
-        <B as LinearKernel>::product(x, weight, operands)
-    }
-
-    fn linear(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>, operands: Operands) -> FloatTensor<B> {
-        B::forward(x, weight, bias, operands)
+    fn linear(inputs: Inputs<B>) -> FloatTensor<B> {
+        B::forward(inputs)
     }
 }
 
 impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
-    fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x, weight], |[x, weight], tracked| {
-            let saved = Saved::new(&x, &weight, tracked[1], operands.dtype);
-            (<B as LinearKernel>::product(x, weight, operands), saved)
-        })
-    }
-
-    fn linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        operands: Operands,
-    ) -> FloatTensor<Self> {
-        record::<C, _, _, _>([x, weight, bias], |[x, weight, bias], tracked| {
-            let saved = Saved::new(&x, &weight, tracked[1], operands.dtype);
-            (B::forward(x, weight, bias, operands), saved)
+    fn linear(inputs: Inputs<Self>) -> FloatTensor<Self> {
+        let mut call = Call::<B, C>::new();
+        let inputs = Inputs::<B> {
+            x: call.input(inputs.x),
+            weight: call.input(inputs.weight),
+            bias: inputs.bias.map(|bias| call.input(bias)),
+            operands: inputs.operands,
+        };
+        call.record(|tracked| {
+            let (x, weight) = (tracked[1].then(|| inputs.x.clone()), inputs.weight.clone());
+            let saved = Saved { x, weight, dtype: inputs.operands.dtype };
+            (B::forward(inputs), saved)
         })
     }
 }
@@ -183,12 +173,6 @@ struct Saved<F> {
     x: Option<F>,
     weight: F,
     dtype: FloatDType,
-}
-
-impl<F: Clone> Saved<F> {
-    fn new(x: &F, weight: &F, learns: bool, dtype: FloatDType) -> Self {
-        Self { x: learns.then(|| x.clone()), weight: weight.clone(), dtype }
-    }
 }
 
 impl<B: LinearKernel> Differentiate<B> for Saved<FloatTensor<B>> {
@@ -202,29 +186,20 @@ impl<B: LinearKernel> Differentiate<B> for Saved<FloatTensor<B>> {
     }
 }
 
-/// `a b` and, where there is one, a bias.
-fn multiplied(a: FlexTensor, b: FlexTensor, bias: Option<FlexTensor>, operands: &Operands) -> FlexTensor {
-    let (a, b, bias) = (flex::strided(a), flex::strided(b), bias.map(flex::row_major));
-    let (left, right) = (flex::factor(&a), flex::right_factor(&b, operands));
-    let y = products::product(left, right, bias.as_ref().map(flex::values), operands.dtype.into());
-    flex::tensor(y, [flex::dims2(&a)[0], flex::dims2(&b)[1]])
-}
-
 impl LinearKernel for Flex {
-    fn product(x: FlexTensor, weight: FlexTensor, operands: Operands) -> FlexTensor {
-        multiplied(x, weight, None, &operands)
-    }
-
-    fn forward(x: FlexTensor, weight: FlexTensor, bias: FlexTensor, operands: Operands) -> FlexTensor {
-        multiplied(x, weight, Some(bias), &operands)
+    fn forward(Inputs { x, weight, bias, operands }: Inputs<Self>) -> FlexTensor {
+        let (x, weight, bias) = (flex::strided(x), flex::strided(weight), bias.given().map(flex::row_major));
+        let (left, right) = (flex::factor(&x), flex::right_factor(&weight, &operands));
+        let y = products::product(left, right, bias.as_ref().map(flex::values), operands.dtype.into());
+        flex::tensor(y, [flex::dims2(&x)[0], flex::dims2(&weight)[1]])
     }
 
     fn backward_x(weight: FlexTensor, dy: FlexTensor, dtype: FloatDType) -> FlexTensor {
-        multiplied(dy, Self::float_transpose(weight), None, &dtype.into())
+        Self::product(dy, Self::float_transpose(weight), dtype.into())
     }
 
     fn backward_weight(x: FlexTensor, dy: FlexTensor, dtype: FloatDType) -> FlexTensor {
-        multiplied(Self::float_transpose(x), dy, None, &dtype.into())
+        Self::product(Self::float_transpose(x), dy, dtype.into())
     }
 
     fn backward_bias(dy: FlexTensor) -> FlexTensor {
