@@ -24,7 +24,6 @@ use kiln_models::ops::Form;
 use kiln_models::{Operator, Ops};
 pub use outline::{Found, outline};
 pub use parts::Part;
-pub use print::thousands;
 use sections::model_config;
 pub use sections::{
     DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, MemoryPlan, ModelPlan, OptimizerPlan, RunSettings, SamplePlan,

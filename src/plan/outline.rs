@@ -1,7 +1,9 @@
 //! The part of a plan that follows from what has been found, when not all is there that the config
 //! names.
 
-use super::print::{Lines, thousands, update};
+use kiln_core::words::thousands;
+
+use super::print::{Lines, update};
 use super::{BatchPlan, DeviceFacts, EnginePlan, ModelFacts, RunSettings, automatic_logging};
 use crate::config::{EvalStrategy, Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize};
 use crate::optim::schedule::Schedule;

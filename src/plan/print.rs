@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use kiln_core::error::{Result, one_line};
+use kiln_core::words::thousands;
 use kiln_data::hub;
 use kiln_models::LoraBias;
 
@@ -344,22 +345,5 @@ impl EnginePlan {
             }
             None => {}
         }
-    }
-}
-
-/// `1234567` as `1,234,567`.
-pub fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
-    groups.collect::<Vec<_>>().join(",")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::thousands;
-
-    #[test]
-    fn numbers_are_grouped() {
-        assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
     }
 }

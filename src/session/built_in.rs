@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_core::error::{Error, Result, printable};
 use kiln_core::signals;
 use kiln_data::collate::Collator;
-use kiln_data::labels::label_names;
+use kiln_data::labels::{LabelNames, label_names};
 use kiln_data::padding::Padding;
 use kiln_data::tokenizer::{NamedFile, Tokenizer};
 use kiln_data::{Batch, Dataset, Example};
@@ -181,6 +181,11 @@ impl TrainingTask for BuiltIn {
 
     fn config(&self) -> serde_json::Value {
         self.model_config.to_json("")
+    }
+
+    fn class_names(&self) -> Result<Option<Vec<String>>> {
+        let names = LabelNames::of_model(self.model_config.labels())?;
+        Ok(names.map(|names| names.names().to_vec()))
     }
 
     fn files(&self, model: &Model) -> Result<Vec<NamedFile>> {

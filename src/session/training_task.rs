@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 use kiln_core::error::Result;
-use kiln_data::tokenizer::NamedFile;
+use kiln_core::files::NamedFile;
 use kiln_data::{Dataset, Fingerprint};
 use kiln_models::weights::StateDict;
 use kiln_models::{Compute, Pass};
@@ -122,6 +122,15 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// equal one. By default the [name](Self::name) as `model_type`.
     fn config(&self) -> serde_json::Value {
         serde_json::json!({ "model_type": self.name() })
+    }
+
+    /// The names of the classes of a classification, in the order of their ids, for its confusion
+    /// matrix; by default none, and the classes have numbers.
+    ///
+    /// # Errors
+    /// Names that cannot be told apart.
+    fn class_names(&self) -> Result<Option<Vec<String>>> {
+        Ok(None)
     }
 
     /// The files beside the weights in a saved folder of `model`: `config.json`, which a checkpoint

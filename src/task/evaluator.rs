@@ -255,7 +255,7 @@ impl Evaluator<Batch> for Predictions {
         self.loss += values[0];
         self.nll += values[1];
         self.correct += values[2];
-        self.count += batch.num_terms(self.task);
+        self.count += self.task.num_terms(batch);
         self.expected.add(&batch.labels, (batch.rows, batch.examples), self.task);
         match (&batch.labels, self.task) {
             (Labels::Tokens(labels), Task::TokenClassification) => {

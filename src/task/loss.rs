@@ -172,7 +172,7 @@ impl LossOptions {
                 valid.filter_map(|&label| weights.get(label as usize)).sum()
             }
             _ if self.counts_first_labels => batch.num_labels() as f64,
-            _ => batch.num_terms(task) as f64,
+            _ => task.num_terms(batch) as f64,
         }
     }
 }

@@ -14,10 +14,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_core::error::{Error, ErrorKind, Result};
-use kiln_core::files::{free_beside, is_blocked, read_regular, set_aside_damaged, write_folder, write_whole};
+use kiln_core::files::{
+    free_beside, is_blocked, read_regular, set_aside_damaged, write_files, write_folder, write_whole,
+};
 use kiln_core::metrics::{self, MetricsFile, Record};
 use kiln_core::variables;
-use kiln_data::tokenizer::write_files;
 use kiln_models::weights::{StateDict, save};
 
 use super::checkpoint::{self, Checkpoint, State};

@@ -9,7 +9,6 @@ use burn::module::Module;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{write_json, write_whole};
 use kiln_core::signals;
-use kiln_data::labels::LabelNames;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -76,12 +75,9 @@ impl<T: TrainingTask> Trainer<T> {
         let Some(confusion) = confusion.filter(|confusion| confusion.num_labels() <= MOST_CLASSES) else {
             return Ok(());
         };
-        let names = match &self.session.plan().model.config {
-            Some(config) => LabelNames::of_model(config.labels())?,
-            None => None,
-        };
+        let names = self.session.task.class_names()?;
         let classes = 0..confusion.num_labels();
-        let name = |class: usize| names.as_ref().and_then(|names| names.names().get(class)).cloned();
+        let name = |class: usize| names.as_ref().and_then(|names| names.get(class)).cloned();
         let kept = ConfusionFile {
             step,
             labels: classes.clone().map(|class| name(class).unwrap_or_else(|| format!("LABEL_{class}"))).collect(),

@@ -26,10 +26,9 @@
 
 use std::collections::BTreeMap;
 
+use kiln_core::dataset::digest::digest;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::hex;
-use kiln_data::digest::digest;
-use kiln_data::stream::Streamed;
 use kiln_models::Operator;
 use kiln_models::ops::Form;
 use serde::{Deserialize, Serialize};
@@ -205,7 +204,7 @@ impl Promise {
         }
         settings.insert("device.kind".into(), json!(plan.engine.device.kind.as_str()));
         // Of a stream, as many as the length of the run needs.
-        if Streamed::of(&**session.train()).is_none() {
+        if session.train().stream().is_none() {
             settings.insert(EXAMPLES.into(), json!(plan.data.train_examples));
             settings.insert("training tokens".into(), json!(plan.data.train_tokens));
         }

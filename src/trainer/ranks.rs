@@ -5,10 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
+use kiln_core::dataset::loader::Share;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_regular, write_whole};
 use kiln_core::metrics;
-use kiln_data::loader::Share;
+use kiln_core::words::thousands;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::{self, Checkpoint};
@@ -19,7 +20,6 @@ use super::{Purpose, Trainer};
 #[cfg(feature = "cuda")]
 use crate::config::DdpBackend;
 use crate::distributed::{Shard, World, weights_checksum};
-use crate::plan::thousands;
 use crate::session::TrainingTask;
 
 /// The folder of the logs of the ranks besides 0, in the run folder.

@@ -6,10 +6,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
+use kiln_core::dataset::loader::Position;
 use kiln_core::error::{Error, Result};
-use kiln_data::Dataset as _;
-use kiln_data::loader::Position;
-use kiln_data::stream::Streamed;
 use kiln_models::weights::{StateDict, export_saved, load_saved};
 
 use super::Trainer;
@@ -150,8 +148,8 @@ impl<T: TrainingTask> Trainer<T> {
             }
             control.should_training_stop = evaluating.best.is_exhausted();
             position = state.position;
-            if let (Some(streamed), Some(place)) = (Streamed::of(&**self.session.train()), &state.stream) {
-                streamed.seek(place).map_err(|error| error.at(checkpoint.path.display()))?;
+            if let (Some(stream), Some(place)) = (self.session.train().stream(), &state.stream) {
+                stream.seek(place).map_err(|error| error.at(checkpoint.path.display()))?;
             }
             losses = Losses::restored(state.losses, device);
             evaluating.is_pending = state.pending_evaluation;
@@ -293,11 +291,11 @@ impl<T: TrainingTask> Trainer<T> {
         folder.metrics.sync()?;
         let progress = run.progress;
         let elapsed = run.clock.start.elapsed().as_secs_f64();
-        let (position, stream) = match Streamed::of(&**self.session.train()) {
-            Some(streamed) => {
+        let (position, stream) = match self.session.train().stream() {
+            Some(stream) => {
                 // Counted over all passes: how many examples one has is not known.
-                let index = run.position.epoch * streamed.len() as u64 + run.position.index;
-                (Position { epoch: 0, index }, Some(streamed.position(index)?))
+                let index = run.position.epoch * self.session.train().len() as u64 + run.position.index;
+                (Position { epoch: 0, index }, Some(stream.position(index)?))
             }
             None => (run.position, None),
         };

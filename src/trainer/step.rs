@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
+use kiln_core::dataset::loader::Loader;
 use kiln_core::device_error::device_error;
 use kiln_core::error::{Error, Result};
 use kiln_core::random::seed_for;
-use kiln_data::loader::Loader;
 
 use super::Trainer;
 #[cfg(feature = "compiler")]

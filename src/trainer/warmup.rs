@@ -16,14 +16,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kiln_core::dataset::padding::{Batches, Padding};
+use kiln_core::dataset::sampler::Order;
+use kiln_core::dataset::subset::Subset;
+use kiln_core::dataset::{Dataset, Fingerprint};
 use kiln_core::error::{ErrorKind, Result};
 use kiln_core::metrics::Record;
 use kiln_core::process::scratch;
 use kiln_core::signals;
-use kiln_data::padding::{Batches, Padding};
-use kiln_data::sampler::Order;
-use kiln_data::subset::Subset;
-use kiln_data::{Dataset, Fingerprint};
 use kiln_models::Ops;
 
 use crate::config::{BatchSection, CompilerMode, EvalStrategy, LearningRateSection, Sampler, Switch};
@@ -302,7 +302,7 @@ pub fn rehearsal<T: TrainingTask>(session: &Session<T>, ops: Ops, folder: &Path)
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use kiln_data::lengths::Lengths;
+    use kiln_core::dataset::lengths::Lengths;
     use kiln_models::ModelConfig;
 
     use super::*;

@@ -56,6 +56,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "saved_dataset",
             "stats",
             "variables",
+            "dataset",
             "model_config",
         ],
     ),

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -407,6 +408,24 @@ pub fn sha256(path: &Path) -> io::Result<(u64, String)> {
 /// The operating system's.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     whole_file::write(path, bytes).map_err(|error| Error::io(format!("write {}", path.display()), &error))
+}
+
+/// A file by its name in a folder, with what is in it.
+pub type NamedFile = (String, Arc<[u8]>);
+
+/// Writes `files` into `folder`, and makes the folders that their names have.
+///
+/// # Errors
+/// The operating system's.
+pub fn write_files(folder: &Path, files: &[NamedFile]) -> Result<()> {
+    for (name, bytes) in files {
+        let path = folder.join(name);
+        let above = path.parent().unwrap_or(folder);
+        std::fs::create_dir_all(above)
+            .and_then(|()| std::fs::write(&path, bytes))
+            .map_err(|error| Error::io(format!("write {}", path.display()), &error))?;
+    }
+    Ok(())
 }
 
 /// Writes `value` as indented JSON that ends with a line feed, in which names and texts of the

@@ -1,7 +1,8 @@
 //! Foundations of the crates of [Kiln](https://docs.rs/kiln), without tensors and training:
 //! [errors](error) with their exit codes, [`files`] that are written whole, [records](metrics) of
 //! metrics, seeds, signals, processes, facts about the machine, [tables of names](names) that other
-//! programs write, and the [configurations of models](model_config).
+//! programs write, the [configurations of models](model_config), and [datasets](dataset) with the
+//! order and the batches of their examples.
 //!
 //! ```
 //! use kiln_core::model_config::{ModelConfig, ModelType};
@@ -37,6 +38,7 @@ pub mod told;
 pub mod saved_dataset;
 pub mod stats;
 pub mod variables;
+pub mod dataset;
 pub mod model_config;
 
 pub use caught::caught;

@@ -120,6 +120,13 @@ pub fn shortened(value: &impl fmt::Display) -> String {
     }
 }
 
+/// `1234567` as `1,234,567`.
+pub fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
+    groups.collect::<Vec<_>>().join(",")
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -173,5 +180,10 @@ mod tests {
         let value = serde_json::json!({ "count": "x" });
         let said = json_words(&serde_json::from_value::<Value>(value).unwrap_err());
         assert_eq!(said, "expected a whole number that is not negative, got string \"x\"");
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
     }
 }

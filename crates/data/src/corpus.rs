@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use kiln_core::dataset::subset::first_of;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{Decoded, ending, read_error, without_mark};
 use kiln_core::random::{seed_for, uniform};
@@ -343,24 +344,6 @@ pub(crate) fn split_off(len: usize, share: f64, seed: u64) -> Option<Vec<bool>> 
     Some(chosen)
 }
 
-/// How many of `rows` rows the first `percent` of 100 are, by the rule of `load_dataset(..,
-/// split="train[:5%]")`: the nearest whole number, of two equally near ones the even one.
-///
-/// # Errors
-/// A percentage that leaves one side without a row.
-pub(crate) fn first_of(rows: usize, percent: f64) -> Result<usize> {
-    let count = (percent * rows as f64 / 100.0).round_ties_even() as usize;
-    match count {
-        0 => Err("none"),
-        count if count >= rows => Err("all"),
-        count => Ok(count),
-    }
-    .map_err(|taken| {
-        Error::data(format!("data.validation = \"train[:{percent}%]\": of {rows} rows it takes {taken}"))
-            .help("name validation files, or set another percentage (validation_split_percentage)")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -412,15 +395,8 @@ mod tests {
         }
     }
 
-    /// The numbers of rows are those of `datasets` 4: see `make_scripts.py`.
     #[test]
-    fn the_first_rows_are_split_off_as_datasets_does_it() {
-        for (rows, percent, count) in
-            [(10, 5.0, None), (11, 5.0, Some(1)), (30, 5.0, Some(2)), (50, 5.0, Some(2)), (150, 7.0, Some(10))]
-        {
-            assert_eq!(first_of(rows, percent).ok(), count, "{percent} % of {rows}");
-        }
-        assert!(first_of(10, 99.0).unwrap_err().to_string().contains("it takes all"));
+    fn the_first_rows_are_split_off() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         fs::write(&path, (0..20).map(|i| format!("line {i}\n\n")).collect::<String>()).unwrap();

@@ -12,6 +12,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use kiln_core::dataset::Stream;
 use kiln_core::error::{Error, Result};
 use kiln_core::random::{seed_for, uniform};
 use sha2::{Digest, Sha256};
@@ -160,6 +161,10 @@ impl Dataset for Masked {
 
     fn max_len(&self) -> usize {
         self.data.max_len()
+    }
+
+    fn stream(&self) -> Option<&dyn Stream> {
+        self.data.stream()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The settings of data that are one name out of a few.
 
 use kiln_core::choices;
-use kiln_core::error::Error;
+pub use kiln_core::dataset::{PaddingStrategy, Sampler};
 
 choices! {
     /// How the data files are written.
@@ -82,42 +82,11 @@ choices! {
     }
 }
 
-choices! {
-    /// To which length the rows of a batch are padded.
-    PaddingStrategy("padding", no_padding) {
-        /// The longest row of the batch.
-        Longest = "longest",
-        /// `max_length` for tables, else the longest example of the data: every batch has one
-        /// shape.
-        MaxLength = "max_length",
-        /// The next of a few lengths that are chosen from the data.
-        Buckets = "buckets",
-    }
-}
-
-fn no_padding(given: &str) -> Option<Result<PaddingStrategy, Error>> {
-    (given == "do_not_pad").then(|| {
-        Err(Error::config("`do_not_pad` is not available: the rows of a batch have one length")
-            .help("`longest` pads least"))
-    })
-}
-
-choices! {
-    /// The order in which training samples are drawn.
-    Sampler("sampler") {
-        /// A new seeded permutation in every epoch.
-        Random = "random",
-        /// The order of the files.
-        Sequential = "sequential",
-        /// A random order in which the examples of a step have similar lengths, so that little is
-        /// padding.
-        GroupByLength = "group_by_length",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use kiln_core::error::Error;
+
     use super::*;
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use kiln_core::dataset::{Batch, Labels, shifted, valid_labels};
 use kiln_core::error::{Error, Result};
 use kiln_core::model_config::Head;
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,14 @@ impl Task {
         match self {
             Self::TokenClassification => ("tokens", "ner_tags"),
             _ => (DEFAULT_TEXT_COLUMN, DEFAULT_LABEL_COLUMN),
+        }
+    }
+
+    /// How many terms the loss sum of `batch` has: predicted tokens, rows or spans.
+    pub fn num_terms(self, batch: &Batch) -> usize {
+        match (&batch.labels, self) {
+            (Labels::Tokens(labels), Self::Clm) => valid_labels(&shifted(labels, batch.seq_len)),
+            _ => batch.num_labels(),
         }
     }
 

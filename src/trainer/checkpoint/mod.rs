@@ -26,12 +26,10 @@ pub use folder::{
     IsOwn, is_own, is_unfinished, list, mark_suspect, name, remove_superseded, remove_unfinished, rotate, supersede,
 };
 use folder::{entries, suspicion, write_aside};
+use kiln_core::dataset::loader::Position;
 use kiln_core::error::{Error, Result, printable};
-use kiln_core::files::{hex, is_plain_name, sha256, sync_folder, write_whole};
+use kiln_core::files::{NamedFile, hex, is_plain_name, sha256, sync_folder, write_files, write_whole};
 use kiln_core::words::json_words;
-use kiln_data::loader::Position;
-use kiln_data::stream::StreamPosition;
-use kiln_data::tokenizer::{NamedFile, write_files};
 use kiln_models::weights::{ADAPTER_FILE, MODEL_FILE as MODEL, NamedTensor, safetensors_words, write_safetensors};
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
@@ -94,7 +92,7 @@ pub struct State {
     pub position: Position,
     /// Where in the files, for data that are streamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stream: Option<StreamPosition>,
+    pub stream: Option<serde_json::Value>,
     /// Sums of the losses of the steps.
     pub losses: LossSums,
     /// Rows of `metrics.jsonl` that belong to the run up to here.

@@ -6,7 +6,8 @@ use console::style;
 
 use super::fitted;
 use kiln::config::CompilerMode;
-use kiln::plan::{RunPlan, thousands};
+use kiln::plan::RunPlan;
+use kiln_core::words::thousands;
 
 /// Columns of a line's name and the space after it.
 const NAME: usize = 8;

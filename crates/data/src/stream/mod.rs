@@ -6,7 +6,7 @@
 //!
 //! A [`Streamed`] is a dataset whose examples come in the order of their indices:
 //! [`get`](Dataset::get) of the next one costs little, of one before it the reading of a buffer's
-//! worth of examples. Its [`StreamPosition`] in a checkpoint tells where each example of the buffer
+//! worth of examples. Its [position](Stream::position) in a checkpoint tells where each example of the buffer
 //! stands in the files, so that a run goes on with the same examples without reading what was
 //! before.
 
@@ -18,12 +18,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kiln_core::dataset::Stream;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{hex, read_error};
 use kiln_core::random::{seed_for, uniform};
+use kiln_core::words::json_words;
 pub use readers::{Encode, blocks, rows};
 pub(super) use readers::{PIECE_BYTES, Unit};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::masking::Masked;
@@ -56,11 +59,11 @@ type Source = dyn Fn(Mark) -> Examples + Send + Sync;
 
 /// Where a stream stands: `state.json` of a checkpoint has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StreamPosition {
+struct StreamPosition {
     /// Examples handed out in all.
-    pub index: u64,
+    index: u64,
     /// Passes over the files that are over.
-    pub pass: u64,
+    pass: u64,
     /// Examples of this pass that were handed out.
     drawn: u64,
     /// Examples of this pass that were read.
@@ -210,42 +213,9 @@ impl Streamed {
         self.len.store(len.max(1), Ordering::Relaxed);
     }
 
-    /// SHA-256, in hexadecimal digits, of the settings that decide the examples and of the size,
-    /// the beginning and the end of each file: reading all of them could take longer than the run.
-    pub fn digest(&self) -> String {
-        hex(&self.digest)
-    }
-
     /// Whether every example has as many tokens as the longest.
     pub fn is_exact(&self) -> bool {
         self.is_exact
-    }
-
-    /// The position before the example at `index`.
-    ///
-    /// # Errors
-    /// Data that cannot be read.
-    pub fn position(&self, index: u64) -> Result<StreamPosition> {
-        let mut states = self.states();
-        let States { main, aside } = &mut *states;
-        // Another process has had the examples in between.
-        while main.index() < index {
-            self.next(main)?;
-        }
-        let known = main.position(index, &self.shuffle).or_else(|| aside.position(index, &self.shuffle));
-        // Of examples that are so far back the place is not known any more: they are read again
-        // from the beginning.
-        Ok(known.unwrap_or_else(|| StreamPosition::start(0, 0)))
-    }
-
-    /// Goes on at `position`.
-    ///
-    /// # Errors
-    /// Files that do not have the examples of the position.
-    pub fn seek(&self, position: &StreamPosition) -> Result<()> {
-        let main = self.at(position)?;
-        *self.states() = States { main, aside: State::default() };
-        Ok(())
     }
 
     fn states(&self) -> MutexGuard<'_, States> {
@@ -412,6 +382,35 @@ impl State {
     }
 }
 
+impl Stream for Streamed {
+    /// SHA-256 of the settings that decide the examples and of the size, the beginning and the end
+    /// of each file.
+    fn digest(&self) -> String {
+        hex(&self.digest)
+    }
+
+    fn position(&self, index: u64) -> Result<Value> {
+        let mut states = self.states();
+        let States { main, aside } = &mut *states;
+        // Another process has had the examples in between.
+        while main.index() < index {
+            self.next(main)?;
+        }
+        let known = main.position(index, &self.shuffle).or_else(|| aside.position(index, &self.shuffle));
+        // Of examples that are so far back the place is not known any more: they are read again
+        // from the beginning.
+        let position = known.unwrap_or_else(|| StreamPosition::start(0, 0));
+        serde_json::to_value(position).map_err(|error| bad_position(&error))
+    }
+
+    fn seek(&self, position: &Value) -> Result<()> {
+        let position = StreamPosition::deserialize(position).map_err(|error| bad_position(&error))?;
+        let main = self.at(&position)?;
+        *self.states() = States { main, aside: State::default() };
+        Ok(())
+    }
+}
+
 impl Dataset for Streamed {
     fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
@@ -455,6 +454,14 @@ impl Dataset for Streamed {
     fn num_tokens(&self) -> u64 {
         if self.is_exact { self.len() as u64 * self.longest as u64 } else { 0 }
     }
+
+    fn stream(&self) -> Option<&dyn Stream> {
+        Some(self)
+    }
+}
+
+fn bad_position(error: &serde_json::Error) -> Error {
+    Error::data(format!("the position in the streamed files: {}", json_words(error)))
 }
 
 /// Adds the size of `file`, and its beginning and its end, to `hash`.

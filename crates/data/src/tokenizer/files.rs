@@ -5,10 +5,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use kiln_core::error::{Error, Result};
-use kiln_core::files::{read_error, read_regular};
+use kiln_core::files::{NamedFile, read_error, read_regular};
 use kiln_core::model_config::{ModelConfig, ModelType};
 use kiln_core::words::{json_words, shortened};
 use serde_json::{Map, Value};
@@ -17,9 +16,6 @@ use tokenizers::{AddedToken, TruncationDirection};
 use super::Tokenizer;
 use super::classes::{Arguments, Class, Named, named};
 use super::names::{CONFIG, CONFIG_NAMES, END_OF_TEXT, JSON_NAMES, SPECIAL, SPECIAL_NAMES};
-
-/// A file by its name in the folder, with what is in it.
-pub type NamedFile = (String, Arc<[u8]>);
 
 /// Every file of a folder that can belong to its tokenizer.
 pub const FILES: [&str; 14] = [
@@ -150,21 +146,6 @@ pub fn read_file(folder: &Path, name: &str) -> Result<Option<NamedFile>> {
     }
     let bytes = read_regular(&path).map_err(|error| read_error(&path, &error))?;
     Ok(Some((name.into(), bytes.into())))
-}
-
-/// Writes `files` into `folder`.
-///
-/// # Errors
-/// The operating system's.
-pub fn write_files(folder: &Path, files: &[NamedFile]) -> Result<()> {
-    for (name, bytes) in files {
-        let path = folder.join(name);
-        let above = path.parent().unwrap_or(folder);
-        fs::create_dir_all(above)
-            .and_then(|()| fs::write(&path, bytes))
-            .map_err(|error| Error::io(format!("write {}", path.display()), &error))?;
-    }
-    Ok(())
 }
 
 /// A special token of a role.

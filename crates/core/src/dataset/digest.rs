@@ -5,12 +5,11 @@
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kiln_core::error::Result;
-use kiln_core::files::hex;
-use kiln_core::signals;
+use crate::error::Result;
+use crate::files::hex;
+use crate::signals;
 use sha2::{Digest, Sha256};
 
-use super::stream::Streamed;
 use super::{Dataset, Example, Fingerprint, Label};
 
 /// Examples are hashed in groups of so many, on all cores, and then the digests of the groups in
@@ -18,13 +17,13 @@ use super::{Dataset, Example, Fingerprint, Label};
 const GROUP: usize = 4096;
 
 /// SHA-256 over all examples of `data`, in hexadecimal digits; of a stream, [its
-/// own](Streamed::digest).
+/// own](super::Stream::digest).
 ///
 /// # Errors
 /// Data that cannot be read; a signal.
 pub fn digest<E: Fingerprint>(data: &dyn Dataset<E>) -> Result<String> {
-    if let Some(streamed) = Streamed::of(data) {
-        return Ok(streamed.digest());
+    if let Some(stream) = data.stream() {
+        return Ok(stream.digest());
     }
     let (next, groups) = (AtomicUsize::new(0), data.len().div_ceil(GROUP));
     let work = || {

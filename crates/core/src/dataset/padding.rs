@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::sampler::Order;
 use super::{Dataset, Fingerprint};
-use crate::settings::PaddingStrategy;
+use crate::choices;
+use crate::error::Error;
 
 /// `buckets` chooses at most so many lengths.
 const MAX_BUCKETS: usize = 4;
@@ -17,6 +18,26 @@ const MULTIPLE: usize = 8;
 
 /// Batches that are looked at: more say nothing new.
 const MAX_BATCHES: usize = 4096;
+
+choices! {
+    /// To which length the rows of a batch are padded.
+    PaddingStrategy("padding", no_padding) {
+        /// The longest row of the batch.
+        Longest = "longest",
+        /// `max_length` for tables, else the longest example of the data: every batch has one
+        /// shape.
+        MaxLength = "max_length",
+        /// The next of a few lengths that are chosen from the data.
+        Buckets = "buckets",
+    }
+}
+
+fn no_padding(given: &str) -> Option<Result<PaddingStrategy, Error>> {
+    (given == "do_not_pad").then(|| {
+        Err(Error::config("`do_not_pad` is not available: the rows of a batch have one length")
+            .help("`longest` pads least"))
+    })
+}
 
 /// The lengths that batches are padded to, ascending; none: the longest row of each batch.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -170,7 +191,7 @@ fn buckets(counts: &[(usize, usize)]) -> Vec<usize> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::lengths::Lengths;
+    use crate::dataset::lengths::Lengths;
 
     const BATCHES: Batches = Batches { size: 2, order: Order::SEQUENTIAL, drop_last: false };
 

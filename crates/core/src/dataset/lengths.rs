@@ -1,6 +1,6 @@
 //! A dataset of which only the lengths matter, for tests.
 
-use kiln_core::error::Result;
+use crate::error::Result;
 
 use super::{Dataset, Example, Label};
 

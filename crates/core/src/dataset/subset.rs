@@ -4,11 +4,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kiln_core::error::{Error, Result};
-use kiln_core::random::seed_for;
+use crate::error::{Error, Result};
+use crate::random::seed_for;
 use sha2::Sha256;
 
-use super::corpus::first_of;
 use super::sampler::shuffled;
 use super::{Dataset, Example, Fingerprint};
 
@@ -106,11 +105,29 @@ impl<E: Fingerprint> Dataset<E> for Subset<E> {
     }
 }
 
+/// How many of `rows` rows the first `percent` of 100 are, by the rule of `load_dataset(..,
+/// split="train[:5%]")`: the nearest whole number, of two equally near ones the even one.
+///
+/// # Errors
+/// A percentage that leaves one side without a row.
+pub fn first_of(rows: usize, percent: f64) -> Result<usize> {
+    let count = (percent * rows as f64 / 100.0).round_ties_even() as usize;
+    match count {
+        0 => Err("none"),
+        count if count >= rows => Err("all"),
+        count => Ok(count),
+    }
+    .map_err(|taken| {
+        Error::data(format!("data.validation = \"train[:{percent}%]\": of {rows} rows it takes {taken}"))
+            .help("name validation files, or set another percentage (validation_split_percentage)")
+    })
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::Label;
+    use crate::dataset::Label;
 
     struct Numbers(usize);
 
@@ -138,6 +155,17 @@ mod tests {
 
     fn ids(subset: &Subset) -> Vec<i32> {
         (0..subset.len()).map(|index| subset.get(index, 0).unwrap().input_ids[0]).collect()
+    }
+
+    /// The numbers of rows are those of `datasets` 4: see `make_scripts.py`.
+    #[test]
+    fn the_first_rows_are_split_off_as_datasets_does_it() {
+        for (rows, percent, count) in
+            [(10, 5.0, None), (11, 5.0, Some(1)), (30, 5.0, Some(2)), (50, 5.0, Some(2)), (150, 7.0, Some(10))]
+        {
+            assert_eq!(first_of(rows, percent).ok(), count, "{percent} % of {rows}");
+        }
+        assert!(first_of(10, 99.0).unwrap_err().to_string().contains("it takes all"));
     }
 
     #[test]

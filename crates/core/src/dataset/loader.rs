@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kiln_core::error::{Error, Result};
-use kiln_core::panics;
+use crate::error::{Error, Result};
+use crate::panics;
 use serde::{Deserialize, Serialize};
 
 use super::sampler::{Order, Walk};
@@ -264,10 +264,10 @@ impl<B> Drop for Ahead<B> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::collate::Collator;
-    use crate::padding::Padding;
-    use crate::sampler::Sampler;
-    use crate::{Example, Label};
+    use crate::dataset::collate::Collator;
+    use crate::dataset::padding::Padding;
+    use crate::dataset::sampler::Sampler;
+    use crate::dataset::{Example, Label};
 
     struct Numbers(usize);
 
@@ -345,7 +345,7 @@ mod tests {
         let mut loader = load(10, Padding::default(), options(2, false)).unwrap();
         let mut seen = Vec::new();
         while let Some(loaded) = loader.next_batch().unwrap() {
-            let crate::Labels::Classes(classes) = loaded.batch.labels else { panic!("classes expected") };
+            let crate::dataset::Labels::Classes(classes) = loaded.batch.labels else { panic!("classes expected") };
             seen.extend(classes);
         }
         seen.sort_unstable();

@@ -3,11 +3,10 @@
 
 use std::borrow::Cow;
 
-use kiln_core::error::{Error, Result};
+use crate::error::{Error, Result};
 
 use super::padding::Padding;
-use super::{Batch, Example, Label, Labels};
-use crate::IGNORED;
+use super::{Batch, Example, IGNORED, Label, Labels};
 
 /// Makes batches of tokens, as a [`Loader`](super::loader::Loader) wants them.
 #[derive(Debug, Clone, PartialEq)]

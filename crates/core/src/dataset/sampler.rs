@@ -5,11 +5,22 @@
 
 use std::cmp::Reverse;
 
-use kiln_core::random::seed_for;
-
-use super::stream::Streamed;
 use super::{Dataset, Fingerprint};
-pub use crate::settings::Sampler;
+use crate::choices;
+use crate::random::seed_for;
+
+choices! {
+    /// The order in which training samples are drawn.
+    Sampler("sampler") {
+        /// A new seeded permutation in every epoch.
+        Random = "random",
+        /// The order of the files.
+        Sequential = "sequential",
+        /// A random order in which the examples of a step have similar lengths, so that little is
+        /// padding.
+        GroupByLength = "group_by_length",
+    }
+}
 
 /// Groups are of so many batches at the most, as in transformers' `LengthGroupedSampler`.
 const MOST_BATCHES: u64 = 50;
@@ -58,7 +69,7 @@ impl Walk {
         let (Order { sampler, seed, .. }, len) = (self.order, data.len() as u64);
         let index = match sampler {
             // A stream has its own order.
-            _ if Streamed::of(data).is_some() => position,
+            _ if data.stream().is_some() => position,
             Sampler::Sequential => position,
             Sampler::Random => shuffled(seed, epoch, len, position),
             Sampler::GroupByLength => self.by_length(data, epoch, position),
@@ -124,7 +135,7 @@ fn permute(key: u64, len: u64, position: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lengths::Lengths;
+    use crate::dataset::lengths::Lengths;
 
     #[test]
     fn every_epoch_is_a_permutation() {
