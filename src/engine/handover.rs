@@ -398,8 +398,8 @@ mod compiled {
 
     use burn::BurnConfig;
     use burn::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, autotune, cache::CacheConfig};
+    use kiln_core::cache;
     use kiln_core::error::{Error, Result};
-    use kiln_data::cache;
 
     use super::{BURN_VERSION, Settings};
     use crate::config::AutotuneLevel;

@@ -8,7 +8,6 @@ pub mod cuda;
 mod cuda_versions;
 pub mod device;
 pub mod handover;
-pub mod kernel_archive;
 pub mod launches;
 pub mod operators;
 pub mod precision;

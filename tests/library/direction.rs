@@ -46,6 +46,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "panics",
             "caught",
             "clock",
+            "cache",
             "device_error",
             "files",
             "host",

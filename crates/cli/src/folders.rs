@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use kiln::engine::device;
-use kiln::engine::kernel_archive::{self as archive, Manifest};
 use kiln::trainer::runs::{self, Run};
 use kiln_core::error::{Error, Result};
 use kiln_data::cache;
 
+use super::kernel_archive::{self as archive, Manifest};
 use super::terminal::show;
 use super::{say, terminal};
 

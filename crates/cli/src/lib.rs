@@ -10,6 +10,7 @@ mod faults;
 mod folders;
 mod help;
 mod job;
+mod kernel_archive;
 mod metrics;
 mod models;
 mod ranks;

@@ -28,6 +28,7 @@ pub mod whole_file;
 pub mod panics;
 mod caught;
 pub mod clock;
+pub mod cache;
 pub mod device_error;
 pub mod files;
 pub mod host;

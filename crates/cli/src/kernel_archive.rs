@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
+use kiln::build_info::BURN_VERSION;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::hex;
 use kiln_core::host;
@@ -20,8 +21,6 @@ use kiln_core::words::json_words;
 use kiln_data::cache::{KERNELS, list};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-
-use crate::build_info::BURN_VERSION;
 
 /// The manifest's name in the archive.
 const MANIFEST: &str = "kiln-cache.json";
