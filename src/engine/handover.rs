@@ -400,6 +400,7 @@ mod compiled {
     use burn::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, autotune, cache::CacheConfig};
     use kiln_core::cache;
     use kiln_core::error::{Error, Result};
+    use serde_json::json;
 
     use super::{BURN_VERSION, Settings};
     use crate::config::AutotuneLevel;
@@ -429,8 +430,8 @@ mod compiled {
         let model = "";
         cubecl.environment.name = format!("kiln-{}-burn-{BURN_VERSION}{model}", env!("CARGO_PKG_VERSION"));
         let most = if settings.fusion { settings.max_explorations } else { Some(0) };
-        let text = most.map_or_else(String::new, |most| format!("[fusion.beam_search]\nmax_explorations = {most}"));
-        let burn: BurnConfig = toml::from_str(&text).expect("the texts are valid");
+        let fusion = json!({ "fusion": { "beam_search": { "max_explorations": most } } });
+        let burn: BurnConfig = serde_json::from_value(fusion).expect("Burn has this field, which may be none");
         if !CubeClRuntimeConfig::try_set(cubecl.override_from_env()) || !BurnConfig::try_set(burn.override_from_env()) {
             return Err(too_late("Burn's own"));
         }
