@@ -7,7 +7,6 @@ use std::time::Duration;
 use clap::Args;
 use kiln::config::{Precision, RunConfig};
 use kiln::distributed::World;
-use kiln::engine::handover;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_json;
 use kiln_core::signals;
@@ -16,6 +15,7 @@ use kiln_measure::bench::run::{Options, Peer, Subject, Variant, run};
 use kiln_measure::bench::suite::Suite;
 use kiln_measure::bench::table;
 use kiln_measure::collectives;
+use kiln_measure::engines;
 use kiln_measure::turns::worker;
 
 use super::training::{ConfigArgs, open};
@@ -90,7 +90,7 @@ pub(super) struct WorkerArgs {
 
 pub(super) fn run_worker(args: &WorkerArgs) -> Result<()> {
     let config = args.config.load()?;
-    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let session = open(config)?;
     if args.operators { worker::serve_operators(&session) } else { worker::serve_steps(session, args.model) }
 }

@@ -8,8 +8,6 @@ use clap::{Args, ValueEnum};
 use kiln::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
 use kiln::engine::compiler::columns;
 use kiln::engine::compiler::decision::Decision;
-use kiln::engine::handover;
-use kiln::engine::handover::in_a_process;
 use kiln::session::Session;
 use kiln::trainer::warmup;
 use kiln_core::error::{Error, Result};
@@ -17,6 +15,7 @@ use kiln_core::files::{read_json, write_json};
 use kiln_core::process::{scratch, this_program};
 use kiln_core::signals;
 use kiln_data::cache;
+use kiln_measure::engines::{self, in_a_process};
 use kiln_measure::proof::bisect::{Finding, bisect};
 use kiln_measure::proof::parity::parity;
 use kiln_measure::proof::probe::{Look, Probe};
@@ -60,7 +59,7 @@ pub(super) struct ProbeArgs {
 /// Makes a probe, for the process that asked for it.
 pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
     let config = RunConfig::load(&args.file)?;
-    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let session = open(config)?;
     let look = match args.look {
         LookArg::Figures => Look::Figures,
@@ -121,7 +120,7 @@ pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> 
     };
     stopped()?;
     if kind != DeviceKind::Cpu {
-        handover::become_engine(decision.engine(), kind, &["--decision".to_owned(), decision.to_json()?])?;
+        engines::become_engine(decision.engine(), kind, &["--decision".to_owned(), decision.to_json()?])?;
     }
     session.decided(decision)
 }
@@ -130,7 +129,7 @@ pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> 
 pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
     let mut config = args.load()?;
     config.set_compiler(CompilerMode::Compiled);
-    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let forced = config.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
     let session = open(config)?;
     if session.plan().engine.device.kind == DeviceKind::Cpu && !forced {

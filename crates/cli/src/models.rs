@@ -11,8 +11,8 @@ use kiln::config::{
     CompilerMode, DataFormat, DeviceKind, GenerateOptions, GenerationSection, Precision, RunConfig, Task,
     TrainingCompilerConfig,
 };
+use kiln::engine::device;
 use kiln::engine::precision::PrecisionPlan;
-use kiln::engine::{device, handover};
 use kiln::inference::forward::forward_to_file;
 use kiln::inference::predict::{PredictOptions, format_of, predict};
 use kiln::session::adapter::task_of_architecture;
@@ -27,6 +27,7 @@ use kiln_core::signals;
 use kiln_core::whole_file::WholeFile;
 use kiln_data::tokenized::{Limits, read_batch};
 use kiln_data::tokenizer::Tokenizer;
+use kiln_measure::engines;
 use kiln_models::Compute;
 use serde_json::json;
 
@@ -197,7 +198,7 @@ pub(super) struct ExportArgs {
 fn device(args: &DeviceArgs, precision: Precision) -> Result<(Device, Compute)> {
     let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
     let compiler = TrainingCompilerConfig { enabled: args.compiler, ..TrainingCompilerConfig::default() };
-    handover::hand_over(Some(&compiler), kind)?;
+    engines::hand_over(Some(&compiler), kind)?;
     let found = device::select(kind, args.device_index)?;
     let facts = found.facts();
     let ops = device::ops(Some(&compiler), &facts)?;

@@ -14,8 +14,6 @@ use kiln::config::{CompilerMode, DataFormat, OnExisting, Precision, RunConfig, S
 use kiln::distributed::World;
 use kiln::engine::compiler::decision::Decision;
 use kiln::engine::compiler::start_up_lines;
-use kiln::engine::handover;
-use kiln::engine::handover::in_a_process;
 use kiln::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use kiln::inference::predict::{PredictOptions, format_of};
 use kiln::plan::{RunPlan, RunSettings};
@@ -30,6 +28,7 @@ use kiln_core::{signals, variables};
 use kiln_data::hub::{self, HubSettings};
 use kiln_data::table::Columns;
 use kiln_data::{paths, store};
+use kiln_measure::engines::{self, in_a_process};
 use kiln_measure::proof::verify_resume::{Part, Report, across_modes, verify};
 use kiln_measure::proof::{auto, verify_resume};
 use kiln_measure::report;
@@ -306,7 +305,7 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
         config.set_compiler(mode);
     }
     config.precision = args.precision.unwrap_or(config.precision);
-    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let world = ranks::world(&mut config)?;
     let open = |config: &RunConfig| world.first_of_a_machine_first(|| open_evaluation(config));
     let (record, confusion) = evaluate_folder(&world, config, args.model.as_deref(), &open)?;
@@ -340,7 +339,7 @@ fn of_run(args: &ConfigArgs) -> Result<RunConfig> {
 /// The config of `args`, in the engine that it asks for.
 fn load(args: &ConfigArgs) -> Result<RunConfig> {
     let config = args.load()?;
-    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
     Ok(config)
 }
 
@@ -437,7 +436,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         };
         compiler.fusion = Switch::Off;
     }
-    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let talk = Talk::new(args.log_format, config.trainer.log_level);
     let Ranks { world, other } = ranks::join(&mut config)?;
     if !config.trainer.do_train {
@@ -608,7 +607,7 @@ pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
 /// Trains a part, for the process that asked for it.
 pub(super) fn run_part(args: &PartArgs) -> Result<()> {
     let config = RunConfig::load(&args.file)?;
-    handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
     let PartArgs { before_stop, without_dropout, .. } = *args;
     verify_resume::train(&Part { config, before_stop, without_dropout }, &open)
 }

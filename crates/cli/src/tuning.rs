@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use clap::Args;
 use kiln::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
-use kiln::engine::handover;
-use kiln::engine::handover::{Identity, in_a_process};
 use kiln::plan::batch::micro_batch;
 use kiln::session::batch_sizes::{Outcome, Stored, Trial, size_of_run};
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_json, write_json};
 use kiln_core::process::{scratch, this_program};
+use kiln_measure::engines::{self, Identity, in_a_process};
 use kiln_measure::tune_batch;
 use kiln_measure::tune_batch::{DEFAULT_RESERVE, Event, TuneOptions, measured, parse_mib, trial, tune};
 
@@ -118,7 +117,7 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     let two_engines = config.device.kind != DeviceKind::Cpu && Identity::this().devices.len() > 1;
     if let ([mode], true) = (&modes[..], two_engines) {
         config.set_compiler(*mode);
-        handover::hand_over(config.compiler.as_ref(), config.device.kind)?;
+        engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
     }
     let elsewhere = two_engines && modes.len() > 1;
     let search = |mode: &CompilerMode| {

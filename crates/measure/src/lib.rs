@@ -5,6 +5,7 @@
 //! record of the measurements ([`figures`]), the comparison of two participants by time ([`stats`])
 //! and by loss ([`loss_parity`]), and the forms of a report ([`report`]).
 
+pub mod engines;
 pub mod proof;
 pub mod bench;
 pub mod collectives;

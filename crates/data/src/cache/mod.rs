@@ -10,9 +10,7 @@ use std::time::{Duration, SystemTime};
 use std::{fmt, fs};
 
 use indicatif::HumanBytes;
-pub use kiln_core::cache::{
-    BATCH_SIZES, KERNELS, ROWS, TOKENIZED, TOKENIZERS, TOKENS, WINDOWS, folder, folder_of,
-};
+pub use kiln_core::cache::{BATCH_SIZES, KERNELS, ROWS, TOKENIZED, TOKENIZERS, TOKENS, WINDOWS, folder, folder_of};
 use kiln_core::error::{Error, Result};
 use kiln_core::whole_file::is_being_written;
 

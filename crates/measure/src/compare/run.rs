@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use kiln::config::{CompilerMode, DeviceKind, EvalStrategy, RunConfig, SaveStrategy, Switch};
 use kiln::engine::device;
-use kiln::engine::handover::{Engine, Programs, in_a_process};
+use kiln::engine::handover::Engine;
 use kiln::plan::RunPlan;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_json;
@@ -19,6 +19,7 @@ use super::analyse::analyse;
 use super::arms::{PlannedArm, Wanted, arms, run_config};
 use super::verdict::Word;
 use super::{EXPERIMENT_SCHEMA, Experiment, Report, Role, WholeRun, repeat};
+use crate::engines::{Programs, in_a_process};
 use crate::figures::Window;
 use crate::turns::participant::{Answer, Participant};
 use crate::{gemm, output, report};
