@@ -8,10 +8,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The files and folders that the program is built from.
+/// Where this package stands in the repository.
+const PLACE: &str = "";
+
+/// The files and folders of the repository that the program is built from.
 const SOURCES: [&str; 6] = ["src", "models", "crates", "Cargo.toml", "Cargo.lock", "build.rs"];
 
 fn main() {
+    let here = std::env::current_dir().expect("cargo runs build scripts in the folder of their package");
+    let top = here.ancestors().nth(Path::new(PLACE).components().count()).unwrap_or(&here);
     // Every change that compiles the crate anew also looks up the commit anew. Crates above this
     // one change without it: builds for tests do not compile it for them, and name the commit of
     // its own last change.
@@ -19,33 +24,35 @@ fn main() {
     let above = ["crates/measure", "crates/cli"];
     let crates = ["crates/core", "crates/data"].into_iter().chain(above.into_iter().filter(|_| is_release));
     let others = SOURCES.into_iter().filter(|source| *source != "crates");
-    for source in others.chain(crates).filter(|source| Path::new(source).exists()) {
-        println!("cargo::rerun-if-changed={source}");
+    for source in others.chain(crates).map(|source| top.join(source)).filter(|source| source.exists()) {
+        println!("cargo::rerun-if-changed={}", source.display());
     }
-    println!("cargo::rustc-env=KILN_COMMIT={}", commit().unwrap_or_else(|| "unknown".into()));
+    println!("cargo::rustc-env=KILN_COMMIT={}", commit(&here, top).unwrap_or_else(|| "unknown".into()));
     // A commit of what is built already changes only its name. Builds that are measured take it up;
     // builds for tests would compile everything again for it.
     if is_release
-        && let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists())
+        && let Some(log) = git(top, &["rev-parse", "--git-path", "logs/HEAD"]).map(|log| top.join(log))
+        && log.exists()
     {
-        println!("cargo::rerun-if-changed={log}");
+        println!("cargo::rerun-if-changed={}", log.display());
     }
 }
 
-fn commit() -> Option<String> {
+fn commit(here: &Path, top: &Path) -> Option<String> {
     // A package that lies within somebody else's repository is none of its commits.
-    let (top, here) = (PathBuf::from(git(&["rev-parse", "--show-toplevel"])?), std::env::current_dir().ok()?);
-    if top.canonicalize().ok()? != here.canonicalize().ok()? {
+    let found = PathBuf::from(git(top, &["rev-parse", "--show-toplevel"])?).canonicalize().ok()?;
+    if found != top.canonicalize().ok()? || found.join(PLACE) != here.canonicalize().ok()? {
         return None;
     }
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let commit = git(top, &["rev-parse", "--short=12", "HEAD"])?;
     let mut status = vec!["status", "--porcelain", "--"];
     status.extend(SOURCES);
-    Some(if git(&status)?.is_empty() { commit } else { format!("{commit}-modified") })
+    Some(if git(top, &status)?.is_empty() { commit } else { format!("{commit}-modified") })
 }
 
-/// The output of git with these arguments; none where there is no git, or it fails.
-fn git(arguments: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+/// The output of git in `folder` with these arguments; none where there is no git, or it fails.
+fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").current_dir(folder).args(arguments).output().ok();
+    let output = output.filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }
