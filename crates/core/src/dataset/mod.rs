@@ -125,8 +125,8 @@ pub trait Dataset<E: Fingerprint = Example>: Send + Sync + Any {
     }
 }
 
-/// What a run has to know of data that are read in their own order as they are needed, and are kept
-/// nowhere.
+/// Data that are read in their own order as they are needed, and are kept nowhere, as far as a run
+/// has to know them.
 pub trait Stream {
     /// SHA-256, in hexadecimal digits, of what decides the examples: reading all of them could take
     /// longer than the run.
