@@ -7,8 +7,8 @@
 //! A [`Streamed`] is a dataset whose examples come in the order of their indices:
 //! [`get`](Dataset::get) of the next one costs little, of one before it the reading of a buffer's
 //! worth of examples. Its [position](Stream::position) in a checkpoint tells where each example of
-//! the buffer stands in the files, so that a run goes on with the same examples without reading what
-//! was before.
+//! the buffer stands in the files, so that a run goes on with the same examples without reading
+//! what was before.
 
 mod readers;
 
