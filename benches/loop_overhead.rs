@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
-use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, Task, TrainerSection};
+use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, Task, TrainingArguments};
 use kiln::data::collate::Collator;
 use kiln::data::loader::{Loader, LoaderOptions, Share};
 use kiln::data::padding::Padding;
@@ -36,19 +36,19 @@ fn main() {
         let model = [("n_layer", 4), ("n_head", 4), ("n_embd", 256), ("n_positions", 128), ("vocab_size", 2048)];
         let model =
             model.into_iter().fold(ModelSection::new(ModelKind::Gpt2), |m, (field, value)| m.with(field, value));
-        let config = RunConfig::builder(folder.path().join("run"))
-            .on_existing(OnExisting::Overwrite)
+        let arguments = TrainingArguments {
+            on_existing: OnExisting::Overwrite,
+            max_steps: Some(STEPS),
+            logging_steps: Some(10.into()),
+            // A checkpoint is no part of a step.
+            save_strategy: SaveStrategy::No,
+            ..TrainingArguments::new(folder.path().join("run"))
+        };
+        let config = RunConfig::builder(arguments)
             .model(model)
             .data(DataSection {
                 sampler: Sampler::Sequential,
                 ..DataSection::tokenized(Task::Clm, [data.display().to_string()])
-            })
-            .trainer(TrainerSection {
-                max_steps: Some(STEPS),
-                logging_steps: Some(10.into()),
-                // A checkpoint is no part of a step.
-                save_strategy: SaveStrategy::No,
-                ..TrainerSection::default()
             })
             .build()
             .unwrap();

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Task, TokenizerSection, TrainerSection};
+use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Task, TokenizerSection, TrainingArguments};
 use kiln::core::metrics::Record;
 use kiln::trainer::step_closures::{StepClosures, When};
 use kiln::trainer::{Callback, Control, DeviceValues, Progress};
@@ -46,17 +46,17 @@ impl<M> Callback<M> for StopBelow {
 fn main() -> Result<()> {
     let model = ModelSection::new(ModelKind::Gpt2);
     let model = model.with("n_layer", 1).with("n_head", 2).with("n_embd", 32).with("n_positions", 64);
-    let config = RunConfig::builder("runs/example-callback")
-        .on_existing(OnExisting::Overwrite)
+    let arguments = TrainingArguments {
+        on_existing: OnExisting::Overwrite,
+        max_steps: Some(60),
+        learning_rate: 1e-2,
+        logging_steps: Some(5.into()),
+        ..TrainingArguments::new("runs/example-callback")
+    };
+    let config = RunConfig::builder(arguments)
         .model(model)
         .data(DataSection { block_size: Some(32), ..DataSection::text(Task::Clm, ["src/optim/*.rs"]) })
         .tokenizer(TokenizerSection::train(300))
-        .trainer(TrainerSection {
-            max_steps: Some(60),
-            learning_rate: 1e-2,
-            logging_steps: Some(5.into()),
-            ..TrainerSection::default()
-        })
         .build()?;
 
     let largest = Arc::new(Mutex::new(0.0));

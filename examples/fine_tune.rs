@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 
 use kiln::config::{
-    DataFormat, DataSection, EvalStrategy, ModelKind, ModelSection, OnExisting, Task, TokenizerSection, TrainerSection,
-    Validation,
+    DataFormat, DataSection, EvalStrategy, ModelKind, ModelSection, OnExisting, Task, TokenizerSection,
+    TrainingArguments, Validation,
 };
 use kiln::{Error, Result, RunConfig, Session, Trainer};
 
@@ -17,12 +17,16 @@ use kiln::{Error, Result, RunConfig, Session, Trainer};
 fn pretrain(folder: &Path) -> Result<String> {
     let model = ModelSection::new(ModelKind::Gpt2);
     let model = model.with("n_layer", 2).with("n_head", 2).with("n_embd", 48).with("n_positions", 64);
-    let config = RunConfig::builder(folder)
-        .on_existing(OnExisting::Overwrite)
+    let arguments = TrainingArguments {
+        on_existing: OnExisting::Overwrite,
+        max_steps: Some(20),
+        learning_rate: 5e-3,
+        ..TrainingArguments::new(folder)
+    };
+    let config = RunConfig::builder(arguments)
         .model(model)
         .data(DataSection { block_size: Some(48), ..DataSection::text(Task::Clm, ["src/optim/*.rs"]) })
         .tokenizer(TokenizerSection::train(400))
-        .trainer(TrainerSection { max_steps: Some(20), learning_rate: 5e-3, ..TrainerSection::default() })
         .build()?;
     Trainer::new(Session::open(config)?)?.train()?;
     Ok(folder.join("model").display().to_string())
@@ -45,20 +49,20 @@ fn main() -> Result<()> {
     let pretrained = pretrain(Path::new("runs/example-fine-tune-pretrained"))?;
     let table = Path::new("runs/example-fine-tune.jsonl");
     write_table(table)?;
-    let config = RunConfig::builder("runs/example-fine-tune")
-        .on_existing(OnExisting::Overwrite)
+    let arguments = TrainingArguments {
+        on_existing: OnExisting::Overwrite,
+        max_steps: Some(60),
+        learning_rate: 3e-3,
+        eval_strategy: EvalStrategy::Epoch,
+        ..TrainingArguments::new("runs/example-fine-tune")
+    };
+    let config = RunConfig::builder(arguments)
         .model(ModelSection::from_pretrained(pretrained))
         .data(DataSection {
             format: DataFormat::Jsonl,
             max_length: Some(24),
             validation: Some(Validation::Share(0.2)),
             ..DataSection::text(Task::SequenceClassification, [table.display().to_string()])
-        })
-        .trainer(TrainerSection {
-            max_steps: Some(60),
-            learning_rate: 3e-3,
-            eval_strategy: EvalStrategy::Epoch,
-            ..TrainerSection::default()
         })
         .build()?;
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu};
-use kiln::config::{CompilerMode, OnExisting, TrainerSection, TrainingCompilerConfig};
-use kiln::{Result, RunConfig, Session, Trainer, TrainingTask, data::Dataset, session::BatchSize};
+use kiln::config::{CompilerMode, OnExisting, TrainingArguments};
+use kiln::{Result, Session, Trainer, TrainingTask, data::Dataset, session::BatchSize};
 use kiln_models::layers::{Embedding, Linear, uninitialized};
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::{cross_entropy::CrossEntropy, dropout::dropout};
@@ -137,13 +137,15 @@ impl TrainingTask for NextNumber {
 
 fn main() -> Result<()> {
     for mode in [CompilerMode::Native, CompilerMode::Compiled] {
-        let config = RunConfig::builder(format!("runs/example-own-model-{mode}"))
-            .on_existing(OnExisting::Overwrite)
-            .trainer(TrainerSection { max_steps: Some(50), learning_rate: 1e-2, ..TrainerSection::default() })
-            .compiler(TrainingCompilerConfig { enabled: mode, ..TrainingCompilerConfig::default() })
-            .build_own()?;
+        let arguments = TrainingArguments {
+            on_existing: OnExisting::Overwrite,
+            max_steps: Some(50),
+            learning_rate: 1e-2,
+            compiler: Some(mode.into()),
+            ..TrainingArguments::new(format!("runs/example-own-model-{mode}"))
+        };
         let (train, validation) = (Arc::new(Progressions(0..256)), Arc::new(Progressions(256..288)));
-        let mut trainer = Trainer::new(Session::new(config, NextNumber, train, Some(validation))?)?;
+        let mut trainer = Trainer::new(Session::new(arguments, NextNumber, train, Some(validation))?)?;
         trainer.train()?;
         let found = trainer.evaluate()?;
         println!("{mode}: loss {:.3}, accuracy {:.3}", found.metric("loss"), found.metric("accuracy"));

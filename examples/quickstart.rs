@@ -5,7 +5,7 @@
 
 use kiln::config::Task;
 use kiln::config::{
-    DataSection, GenerationSection, ModelKind, ModelSection, OnExisting, TokenizerSection, TrainerSection,
+    DataSection, GenerationSection, ModelKind, ModelSection, OnExisting, TokenizerSection, TrainingArguments,
 };
 use kiln::core::metrics::Record;
 use kiln::trainer::{Callback, Progress};
@@ -26,8 +26,13 @@ impl Callback for ShowLoss {
 }
 
 fn main() -> Result<()> {
-    let config = RunConfig::builder("runs/example-quickstart")
-        .on_existing(OnExisting::Overwrite)
+    let arguments = TrainingArguments {
+        on_existing: OnExisting::Overwrite,
+        max_steps: Some(60),
+        learning_rate: 3e-3,
+        ..TrainingArguments::new("runs/example-quickstart")
+    };
+    let config = RunConfig::builder(arguments)
         .model(
             ModelSection::new(ModelKind::Gpt2)
                 .with("n_layer", 2)
@@ -37,7 +42,6 @@ fn main() -> Result<()> {
         )
         .data(DataSection { block_size: Some(64), ..DataSection::text(Task::Clm, ["src/**/*.rs"]) })
         .tokenizer(TokenizerSection::train(1024))
-        .trainer(TrainerSection { max_steps: Some(60), learning_rate: 3e-3, ..TrainerSection::default() })
         .generation(GenerationSection { max_new_tokens: 40, temperature: 0.7, ..GenerationSection::new("pub fn ") })
         .build()?;
 

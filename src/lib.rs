@@ -30,6 +30,7 @@ pub mod distributed;
 
 // The run as it is written, and what is learned.
 pub mod config;
+pub mod arguments;
 pub mod task;
 
 // How it is computed.

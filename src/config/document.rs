@@ -6,51 +6,22 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use kiln_core::complaint::Complaint;
 use kiln_core::error::{Error, ErrorKind, Result, nearest, printable};
 use kiln_core::words::shortened;
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
+use super::file::{RunFile, RunSection};
 use super::hf_args::Unused;
 use super::hugging_face::place;
-use super::sections::{
-    DataSection, DeviceSection, DistributedSection, GenerationSection, RunSection, TokenizerSection,
-    TrainingCompilerConfig,
-};
 use super::settings::Setting;
 use super::toml_words::{plain_words, toml_error};
-use super::trainer::TrainerSection;
-use super::{BatchSection, LearningRateSection, LoraSection, OptimArgs, RunConfig, SchedulerKwargs};
-
-/// A mistake in one key, before it is known where in which file that key stands.
-#[derive(Debug)]
-pub(crate) struct Complaint {
-    key: String,
-    error: Error,
-}
-
-impl Complaint {
-    /// `message` says what was expected and what was given.
-    pub(crate) fn new(key: &str, message: impl Into<String>) -> Self {
-        Self::of(key, Error::config(message))
-    }
-
-    /// An error of a value that knows no key.
-    pub(crate) fn of(key: &str, error: Error) -> Self {
-        Self { key: key.to_owned(), error }
-    }
-
-    pub(crate) fn help(self, help: impl Into<String>) -> Self {
-        Self { error: self.error.help(help), ..self }
-    }
-}
-
-impl From<Complaint> for Error {
-    fn from(Complaint { key, error }: Complaint) -> Self {
-        error.at(if key.is_empty() { "\"\"" } else { &key })
-    }
-}
+use super::{
+    BatchArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection, LearningRateScaling,
+    LoraSection, OptimArgs, RunConfig, SchedulerKwargs, TokenizerSection, TrainingArguments, TrainingCompilerConfig,
+};
 
 /// Keys that stand above the sections. In code their section is called "".
 const TOP_LEVEL: [&str; 1] = ["precision"];
@@ -434,7 +405,7 @@ pub fn quoted(text: &str) -> String {
 
 /// The names of all sections, in the order of a config file.
 pub fn sections() -> Vec<&'static str> {
-    field_names::<RunConfig>().iter().copied().filter(|name| !TOP_LEVEL.contains(name)).collect()
+    field_names::<RunFile>().iter().copied().filter(|name| !TOP_LEVEL.contains(name)).collect()
 }
 
 /// The keys of `[section]`; none for `[model]`, whose fields the models know, and for a section
@@ -444,11 +415,11 @@ pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
         "run" => field_names::<RunSection>(),
         "data" => field_names::<DataSection>(),
         "tokenizer" => field_names::<TokenizerSection>(),
-        "trainer" => field_names::<TrainerSection>(),
-        "batch" => field_names::<BatchSection>(),
-        "learning_rate" => field_names::<LearningRateSection>(),
-        "device" => field_names::<DeviceSection>(),
-        "distributed" => field_names::<DistributedSection>(),
+        "trainer" => field_names::<TrainingArguments>(),
+        "batch" => field_names::<BatchArguments>(),
+        "learning_rate" => field_names::<LearningRateScaling>(),
+        "device" => field_names::<DeviceArguments>(),
+        "distributed" => field_names::<DistributedArguments>(),
         "compiler" => field_names::<TrainingCompilerConfig>(),
         "generation" => field_names::<GenerationSection>(),
         "lora" => field_names::<LoraSection>(),

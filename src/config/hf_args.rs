@@ -10,11 +10,11 @@ use kiln_core::words::{json_words, shortened};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use super::OptimizerName;
-use super::document::{Complaint, Document, Place, field_names, full_key};
+use super::document::{Document, Place, field_names, full_key};
 use super::hugging_face::{ARGUMENTS, SWITCHES, Standing, Switch, argument};
-use super::names::SERVICES;
-use super::trainer::TrainerSection;
+use super::{OptimizerName, TrainingArguments};
+use crate::arguments::SERVICES;
+use kiln_core::complaint::Complaint;
 
 /// The settings of a config that change nothing, for people.
 #[derive(Debug, Default)]
@@ -418,7 +418,7 @@ impl Document {
 
     /// Takes out what has no effect, and refuses what is not honoured.
     fn take_out(&mut self) -> Result<()> {
-        let known = field_names::<TrainerSection>();
+        let known = field_names::<TrainingArguments>();
         let given = self.table.get("trainer").and_then(Value::as_table).into_iter().flatten();
         let others = given.map(|(key, _)| key.clone()).filter(|key| !known.contains(&key.as_str()));
         for key in others.collect::<Vec<_>>() {

@@ -6,10 +6,9 @@
 use std::fmt::Write as _;
 
 use serde_json::Value as Json;
-use toml::Value;
+use toml::{Table, Value};
 
-use super::document::Complaint;
-use super::optimizer::table_of;
+use kiln_core::complaint::Complaint;
 
 /// The treatment of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -616,6 +615,27 @@ pub(crate) const ARGUMENTS: &[Argument] = {
     ]
 };
 
+/// Hugging Face's `"key=value,key=value"` as a table; values are read as TOML, `True` and `False`
+/// as Python writes them.
+///
+/// # Errors
+/// A part without `=`, and a key that comes twice.
+fn table_of(text: &str) -> Result<Table, String> {
+    let mut table = Table::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (key, value) = part.split_once('=').ok_or_else(|| format!("expected key=value, got `{part}`"))?;
+        let value = match value.trim() {
+            "True" => Value::Boolean(true),
+            "False" => Value::Boolean(false),
+            text => text.parse::<Value>().unwrap_or_else(|_| Value::String(text.to_owned())),
+        };
+        if table.insert(key.trim().to_owned(), value).is_some() {
+            return Err(format!("`{}` is given twice", key.trim()));
+        }
+    }
+    Ok(table)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -673,5 +693,14 @@ mod tests {
         }
         let written = std::fs::read_to_string(path).unwrap();
         assert!(written == hugging_face_arguments(), "{path} is stale: run this test with KILN_WRITE_DOCS=1");
+    }
+
+    #[test]
+    fn arguments_of_an_optimizer_are_read_from_text() {
+        let read = table_of("momentum=0.9, nesterov=True,adjust_lr_fn=original").unwrap();
+        assert_eq!(read, toml::from_str("momentum = 0.9\nnesterov = true\nadjust_lr_fn = 'original'").unwrap());
+        assert!(table_of("momentum").unwrap_err().contains("expected key=value"));
+        assert!(table_of("momentum=1,momentum=2").unwrap_err().contains("twice"));
+        assert!(table_of("").unwrap().is_empty());
     }
 }

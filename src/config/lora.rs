@@ -3,7 +3,7 @@
 use kiln_models::{LoraBias, LoraConfig, LoraInit};
 use serde::{Deserialize, Serialize};
 
-use super::values::{count, strings};
+use kiln_core::values::{count, strings};
 
 /// `[lora]`: adapters of low rank beside frozen weights. It needs `model.from` (LoRA, Hu et al.
 /// 2021): the weights of the model stay as they are; the adapters learn, with a new head where the

@@ -5,35 +5,28 @@
 //! Defaults are Hugging Face's and stand in the `Default` implementations of the sections. Every
 //! mistake is one error with the file, the line, the key, what was expected and what was given.
 
-mod batch;
 mod builder;
 mod check;
-mod compiler;
 mod document;
+mod file;
 mod hf_args;
 mod generate;
 mod hugging_face;
 mod lora;
-pub(crate) mod names;
-mod optimizer;
-pub(crate) mod scheduler;
 mod sections;
 pub mod settings;
 pub mod toml_words;
-mod trainer;
-mod training_only;
 mod values;
 
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-pub use batch::{BatchScaling, BatchScope, BatchSection, LearningRateSection, LrScaling, ScaledRate, TrainBatchSize};
 pub use builder::RunConfigBuilder;
-pub use compiler::{FusedOps, Verify};
 use document::Document;
 pub use document::{field_names, quoted};
+use file::RunFile;
 pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
 use kiln_core::error::{Error, Result};
@@ -41,62 +34,40 @@ use kiln_core::files::{MAX_CONFIG, read_given, utf16, without_mark};
 pub use kiln_data::settings::{DataFormat, DocumentEnd, Documents, PaddingStrategy, Sampler};
 pub use kiln_data::task::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, Task};
 pub use lora::LoraSection;
-pub use names::{
-    Accumulation, ActivationCheckpointing, AutotuneLevel, CompilerMode, DdpBackend, DeviceKind, EvalStrategy,
-    Integration, LogLevel, LoggingStrategy, ModelKind, OnExisting, Precision, SaveStrategy, Switch,
-};
-pub use optimizer::{AdjustLr, OptimArgs, OptimizerName};
-pub use scheduler::{Ramp, SchedulerKwargs, SchedulerType};
-pub use sections::{
-    DataSection, DeviceSection, DistributedSection, GenerationSection, ModelSection, RunSection, TokenizerSection,
-    TrainingCompilerConfig,
-};
+pub use sections::{DataSection, GenerationSection, ModelKind, ModelSection, TokenizerSection};
 use serde::{Deserialize, Serialize};
-pub use trainer::{RunLength, TrainerSection};
-pub use values::{ClassWeights, Interval, StepSize, Validation};
+pub use values::Validation;
 
-use crate::distributed::Devices;
+pub use crate::arguments::{
+    BatchArguments, BatchScaling, BatchScope, ClassWeights, DdpBackend, DistributedArguments, EvalStrategy,
+    Integration, Interval, LearningRateScaling, LogLevel, LoggingStrategy, LrScaling, OnExisting, RunLength,
+    SaveStrategy, ScaledRate, StepSize, TrainBatchSize, TrainingArguments,
+};
+pub use crate::engine::compiler::settings::{FusedOps, TrainingCompilerConfig, Verify};
+pub use crate::engine::settings::{AutotuneLevel, CompilerMode, DeviceArguments, DeviceKind, Precision, Switch};
+pub use crate::optim::arguments::{AdjustLr, OptimArgs, OptimizerName};
+pub use crate::optim::backward::ActivationCheckpointing;
+pub use crate::optim::loss::Accumulation;
+pub use crate::optim::scheduler::{Ramp, SchedulerKwargs, SchedulerType};
 
-/// A config file: one field per section, after the keys that stand above them.
+/// A run as a config file describes it: the arguments of the Trainer, and the model, the data and
+/// the tokenizer that it trains with. Its serialised form is the file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(from = "RunFile", into = "RunFile")]
 pub struct RunConfig {
-    /// The type of matrix products, in training and evaluation. Default: `f32`.
-    pub precision: Precision,
-    /// `[run]`: where the results go.
-    pub run: RunSection,
     /// `[model]`: which model, and where its weights come from.
     pub model: ModelSection,
-    /// `[lora]`: adapters beside frozen weights. Left out: the whole model learns.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// `[lora]`: adapters beside frozen weights. None: the whole model learns.
     pub lora: Option<LoraSection>,
     /// `[data]`: what is learned from.
     pub data: DataSection,
     /// `[tokenizer]`: how text becomes ids.
     pub tokenizer: TokenizerSection,
-    /// `[trainer]`: the hyperparameters.
-    pub trainer: TrainerSection,
-    /// `[batch]`: the batch of an optimizer step.
-    pub batch: BatchSection,
-    /// `[learning_rate]`: how the learning rate follows the batch.
-    pub learning_rate: LearningRateSection,
-    /// `[device]`: where the run computes.
-    pub device: DeviceSection,
-    /// `[distributed]`: how the devices of a run share its work.
-    pub distributed: DistributedSection,
-    /// `[compiler]`: the training compiler. Left out: native.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub compiler: Option<TrainingCompilerConfig>,
-    /// `[generation]`: a sample of text at the end. Left out: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The arguments of the Trainer: `[trainer]`, and the sections that say where, how and in which
+    /// folder it computes.
+    pub trainer: TrainingArguments,
+    /// `[generation]`: a sample of text at the end, if any.
     pub generation: Option<GenerationSection>,
-    /// The devices that the run computes on, one process each: as a launcher has started them, and
-    /// no setting of the file.
-    #[serde(skip)]
-    pub devices: Devices,
-    /// The settings of the file that have no effect, for people; the plan shows them.
-    #[serde(skip)]
-    pub no_effect: Vec<String>,
 }
 
 impl RunConfig {
@@ -150,8 +121,8 @@ impl RunConfig {
     }
 
     /// Starts a config for people who write scripts; see [`RunConfigBuilder`].
-    pub fn builder(output_dir: impl Into<std::path::PathBuf>) -> RunConfigBuilder {
-        RunConfigBuilder::new(output_dir)
+    pub fn builder(arguments: TrainingArguments) -> RunConfigBuilder {
+        RunConfigBuilder::new(arguments)
     }
 
     /// Checks the values and how they go together, as far as the config alone can tell.
@@ -162,26 +133,19 @@ impl RunConfig {
         Ok(check::check(self)?)
     }
 
-    /// Checks the config of a run whose model, data and loss a program brings along
-    /// ([`Session::new`](crate::Session::new)).
-    ///
-    /// # Errors
-    /// A config error with the first rule that is broken.
-    pub fn validate_own(&self) -> Result<()> {
-        Ok(check::check_own(self)?)
+    /// The arguments of the Trainer, with those that a config has among the settings of the data.
+    pub fn arguments(&self) -> TrainingArguments {
+        TrainingArguments { sampler: self.data.sampler, padding: self.data.padding, ..self.trainer.clone() }
     }
 
-    /// Switches the training compiler on (its settings stay those of the file), off, or to `auto`.
-    pub fn set_compiler(&mut self, mode: CompilerMode) {
-        match mode {
-            CompilerMode::Native => self.compiler.iter_mut().for_each(|compiler| compiler.enabled = mode),
-            CompilerMode::Compiled | CompilerMode::Auto => self.compiler.get_or_insert_default().enabled = mode,
-        }
-    }
-
-    /// Whether the run is compiled; `native` without a section.
-    pub fn compiler_mode(&self) -> CompilerMode {
-        self.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled)
+    /// The training of this run in the folder `output_dir` and nothing else
+    /// ([`TrainingArguments::training_only`]), without a sample of text.
+    #[must_use]
+    pub fn training_only(&self, output_dir: impl Into<PathBuf>, logging_steps: usize) -> Self {
+        let trainer = self.trainer.training_only(output_dir, logging_steps);
+        // The validation data stay: a part of the training data may be held out for them.
+        let data = DataSection { test: None, ..self.data.clone() };
+        Self { trainer, data, generation: None, ..self.clone() }
     }
 
     /// The config as a file: every key that has a value, defaults included. Reading it gives an
@@ -213,7 +177,7 @@ impl RunConfig {
         if let Some(stem) = stem
             && document.table.get("run").and_then(|run| run.get("output_dir")).is_none()
         {
-            config.run.output_dir = Path::new("runs").join(stem);
+            config.trainer.output_dir = Path::new("runs").join(stem);
         }
         if config.data.dataset_name.is_some()
             && document.table.get("data").and_then(|data| data.get("format")).is_none()
@@ -228,7 +192,7 @@ impl RunConfig {
             };
         }
         check::check(&config).map_err(|complaint| document.locate(complaint))?;
-        config.no_effect = document.unused.lines();
+        config.trainer.no_effect = document.unused.lines();
         Ok(config)
     }
 }
@@ -272,7 +236,7 @@ fn with_neighbours(error: Error, folder: &Path) -> Error {
     let entries = [folder.to_path_buf(), folder.join("configs")].map(|folder| std::fs::read_dir(folder).into_iter());
     let entries = entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path());
     let others = ["Cargo.toml", "rustfmt.toml", "clippy.toml"];
-    let is_config = |path: &std::path::PathBuf| {
+    let is_config = |path: &PathBuf| {
         path.extension().is_some_and(|extension| extension == "toml")
             && !others.iter().any(|other| path.ends_with(other))
     };

@@ -2,42 +2,42 @@
 //! doc says what it means and its default; the default itself stands in the `Default`
 //! implementation below the struct and nowhere else.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use kiln_core::choices;
 use kiln_core::choices::unknown_name;
 use kiln_core::saved_dataset::is_saved;
+use kiln_core::values::{count, seed, some_count, strings};
 use kiln_core::variables::expand_text;
 use kiln_data::settings::{DataFormat, DocumentEnd, Documents, PaddingStrategy, Sampler};
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
-use super::compiler::{FusedOps, Verify, read_enabled, write_enabled};
-use super::names::{AutotuneLevel, CompilerMode, DdpBackend, DeviceKind, ModelKind, OnExisting, Switch};
-use super::values::{Validation, count, seed, some_count, strings};
+use super::values::Validation;
 use crate::config::Task;
 
-/// `[run]`: where the results go.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct RunSection {
-    /// The run folder. Default: `runs/NAME` for a config file `NAME.toml`; required without a file.
-    pub output_dir: PathBuf,
-    /// The treatment of a run folder that exists. Default: `fail`.
-    pub on_existing: OnExisting,
-    /// A name for people, shown in the plan and by `kiln describe`. Default: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The checkpoint to continue from, with `on_existing = "resume"`, also `--resume-from`: one in
-    /// this run's folder, such as `runs/x/checkpoints/step-000100`, or for a run folder that does
-    /// not exist yet, one of another run, which is copied there. It belongs to a call and not to
-    /// the run, so that plan.toml does not repeat it. Default: the newest.
-    #[serde(skip_serializing)]
-    pub resume_from_checkpoint: Option<PathBuf>,
-}
-
-impl Default for RunSection {
-    fn default() -> Self {
-        Self { output_dir: PathBuf::new(), on_existing: OnExisting::Fail, name: None, resume_from_checkpoint: None }
+choices! {
+    /// The model family, Hugging Face's `model_type`.
+    ModelKind("model kind") {
+        /// GPT-2: a decoder for causal language modelling and sequence classification.
+        Gpt2 = "gpt2",
+        /// GPT-Neo: GPT-2 in which every other layer attends to the last tokens only.
+        GptNeo = "gpt_neo",
+        /// BERT: an encoder for masked language modelling, classification, regression and question
+        /// answering.
+        Bert = "bert",
+        /// RoBERTa: BERT with positions of its own and no use for token types.
+        Roberta = "roberta",
+        /// CamemBERT: RoBERTa for French.
+        Camembert = "camembert",
+        /// XLM-RoBERTa: RoBERTa for a hundred languages.
+        XlmRoberta = "xlm-roberta",
+        /// DistilBERT: half of BERT's layers, no token types.
+        DistilBert = "distilbert",
+        /// ELECTRA: BERT with small embeddings; the published discriminators are fine-tuned.
+        Electra = "electra",
+        /// ALBERT: BERT with small embeddings and one layer that is used many times.
+        Albert = "albert",
     }
 }
 
@@ -367,108 +367,6 @@ impl TokenizerSection {
     }
 }
 
-/// `[compiler]`: the training compiler. Left out: the run is native. A section without keys
-/// switches it on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct TrainingCompilerConfig {
-    /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial.
-    /// Default: true.
-    #[serde(deserialize_with = "read_enabled", serialize_with = "write_enabled")]
-    pub enabled: CompilerMode,
-    /// Writes what the compiler did into `compiler/` of the run folder and shows a table of it at
-    /// the end. Looking takes time, so the run's times are marked as not comparable. Default:
-    /// false.
-    pub debug: bool,
-    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` takes all
-    /// that the device and the precision have. Default: `auto`.
-    pub fused_ops: FusedOps,
-    /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every
-    /// row. Default: `auto`.
-    pub fusion: Switch,
-    /// Burn's fusion explores at most so many sequences of operations. The sequences that it knows
-    /// by then stay fused, and every other one is computed operation by operation, where shapes
-    /// that never come again would be explored without end. Default: no limit.
-    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
-    pub max_explorations: Option<usize>,
-    /// How much Burn tunes on wgpu and CUDA: auto, minimal, balanced, extensive or full. Default:
-    /// `auto`.
-    pub autotune: AutotuneLevel,
-    /// Steps captured and replayed, on wgpu and CUDA, in runs that can have it
-    /// ([`RunPlan::captures`](crate::RunPlan::captures) says why not); `on` is refused in others.
-    /// Default: `auto`.
-    pub graph: Switch,
-    /// Whether a compiled run begins with a stage in which every batch shape is computed once and
-    /// thrown away, so that kernels are compiled and tuned before step 1. `auto` is on for wgpu and
-    /// CUDA and off on the CPU, where nothing is compiled or tuned. Default: `auto`.
-    pub warmup: Switch,
-    /// When a compiled run is checked against native, with exit code 6 when they differ: `off`,
-    /// `start` (before step 1), or a number of steps: then also from the weights that the run has
-    /// after every so many. Default: off in training, `start` in `kiln compare`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub verify: Option<Verify>,
-}
-
-impl Default for TrainingCompilerConfig {
-    fn default() -> Self {
-        Self {
-            enabled: CompilerMode::Compiled,
-            debug: false,
-            fused_ops: Switch::Auto.into(),
-            fusion: Switch::Auto,
-            max_explorations: None,
-            autotune: AutotuneLevel::Auto,
-            graph: Switch::Auto,
-            warmup: Switch::Auto,
-            verify: None,
-        }
-    }
-}
-
-/// `[device]`: where the run computes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct DeviceSection {
-    /// The kind of device. Default: `auto`.
-    pub kind: DeviceKind,
-    /// Which one of several of that kind, from 0. Default: 0.
-    #[serde(deserialize_with = "count")]
-    pub index: usize,
-}
-
-/// `[distributed]`: how the devices of a run share its work. A run on one device does all of it,
-/// whatever stands here.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct DistributedSection {
-    /// Divides the optimizer among the devices (ZeRO, stage 1): each has the moments of an equal
-    /// part of the parameters, updates that part and hands it to the others; otherwise each has all
-    /// moments. On the CPU the run computes the same to the bit, on a GPU up to rounding, and its
-    /// checkpoints are the same. With an element-wise optimizer (AdamW, Adam, SGD, Lion); steps are
-    /// not captured. Default: false.
-    pub optimizer_sharding: bool,
-    /// Sums the gradients of a block over the devices while the backward pass computes those of the
-    /// blocks before it; otherwise all are summed after the backward pass. On the CPU the run
-    /// computes the same to the bit, on a GPU up to rounding. Not with `optimizer_sharding`; steps
-    /// are not captured. Default: false.
-    pub overlap_communication: bool,
-    /// The library that sums the gradients of the devices. Left out: `nccl` on CUDA, `mpi`
-    /// elsewhere and where one of the keys above is true.
-    pub ddp_backend: Option<DdpBackend>,
-}
-
-impl DistributedSection {
-    /// The library that sums the gradients of devices of this kind.
-    pub fn backend(&self, kind: DeviceKind) -> DdpBackend {
-        let by_default = if kind != DeviceKind::Cuda || self.optimizer_sharding || self.overlap_communication {
-            DdpBackend::Mpi
-        } else {
-            DdpBackend::Nccl
-        };
-        self.ddp_backend.unwrap_or(by_default)
-    }
-}
-
 /// `[generation]`: samples of text, written when training ends and, with `every`, on the way; only
 /// for causal language models. Left out: none. Names and defaults are those of Hugging Face's
 /// `GenerationConfig`, except that Kiln samples unless the temperature is 0, and that
@@ -536,5 +434,18 @@ impl GenerationSection {
     /// A continuation of `prompt`.
     pub fn new(prompt: impl Into<String>) -> Self {
         Self { prompt: vec![prompt.into()], ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::ModelKind;
+
+    #[test]
+    fn a_kind_of_model_is_read_by_its_name() {
+        assert_eq!("gpt2".parse::<ModelKind>().unwrap(), ModelKind::Gpt2);
+        let error = "gpt-2".parse::<ModelKind>().unwrap_err();
+        assert!(error.to_string().contains("did you mean `gpt2`?"), "{error}");
     }
 }

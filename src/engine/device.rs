@@ -11,9 +11,10 @@ use kiln_models::ops::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::config::{CompilerMode, DeviceKind, Precision, TrainingCompilerConfig};
 use crate::distributed::World;
+use crate::engine::compiler::settings::TrainingCompilerConfig;
 use crate::engine::handover::Engine;
+use crate::engine::settings::{CompilerMode, DeviceKind, Precision};
 use crate::engine::{handover, operators};
 use crate::reads::read_scalars;
 

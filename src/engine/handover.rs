@@ -9,7 +9,8 @@ use std::fmt;
 use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{AutotuneLevel, CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
+use crate::engine::compiler::settings::TrainingCompilerConfig;
+use crate::engine::settings::{AutotuneLevel, CompilerMode, DeviceKind, Switch};
 
 /// Which of the two a build is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,7 +129,7 @@ mod compiled {
 
     use super::Settings;
     use crate::build_info::BURN_VERSION;
-    use crate::config::AutotuneLevel;
+    use crate::engine::settings::AutotuneLevel;
 
     static SETTLED: Mutex<Option<Settings>> = Mutex::new(None);
 

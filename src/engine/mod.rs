@@ -11,3 +11,4 @@ pub mod handover;
 pub mod launches;
 pub mod operators;
 pub mod precision;
+pub mod settings;

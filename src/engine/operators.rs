@@ -5,7 +5,8 @@ use burn::tensor::FloatDType;
 use kiln_models::Operator;
 use kiln_models::ops::{Availability, DTYPES, Target};
 
-use crate::config::{DeviceKind, FusedOps, Switch};
+use crate::engine::compiler::settings::FusedOps;
+use crate::engine::settings::{DeviceKind, Switch};
 
 /// The operators that `fused_ops` fuses on a device of kind `kind` in a run whose matrix products
 /// are in `dtype`.

@@ -10,9 +10,10 @@ use kiln_models::ops::products::{self, Unit};
 use kiln_models::{Operator, Ops};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DeviceKind, FusedOps, Precision, Switch};
+use crate::engine::compiler::settings::FusedOps;
 use crate::engine::device::DeviceFacts;
 use crate::engine::operators;
+use crate::engine::settings::{DeviceKind, Precision, Switch};
 
 /// The precision of a run, and why it is this one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

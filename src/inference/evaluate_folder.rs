@@ -33,7 +33,7 @@ pub fn evaluate_folder(
     let mut config = config;
     let folder = match model {
         Some(model) => model_folder(model)?,
-        None => config.output_dir()?.join("model"),
+        None => config.trainer.expanded_output_dir()?.join("model"),
     };
     if model.is_none() && !folder.join("config.json").is_file() {
         return Err(Error::data(format!("{}: expected a model folder, found no config.json in it", folder.display()))

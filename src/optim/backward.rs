@@ -9,12 +9,26 @@
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
+use kiln_core::choices;
 use kiln_core::error::{Error, Result};
 use kiln_core::random::seed_for;
 use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds};
 use kiln_models::{Compute, Copies, Pass};
 
-use crate::config::ActivationCheckpointing;
+choices! {
+    /// The results that the backward pass computes again instead of keeping them from the forward
+    /// pass. Gradients are the same, up to rounding.
+    ActivationCheckpointing("activation checkpointing") {
+        /// Nothing: everything is kept.
+        None = "none",
+        /// Element-wise operations, which cost little to compute and much to keep. Results of
+        /// matrix products, sums and lookups are kept.
+        Balanced = "balanced",
+        /// Whole layers: between forward and backward pass only what passes from one to the next is
+        /// kept.
+        Blocks = "blocks",
+    }
+}
 
 /// How the loss and the gradients of a micro-batch are computed.
 #[derive(Debug, Clone, Copy)]

@@ -11,7 +11,7 @@ use kiln_core::error::{Error, Result};
 use kiln_models::weights::{Depth, Parameter, StateDict, parameters};
 use serde::{Deserialize, Serialize};
 
-use crate::config::TrainerSection;
+use crate::arguments::TrainingArguments;
 
 /// The settings of each parameter of a model besides the step's learning rate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ impl ParameterGroups {
     /// # Errors
     /// A pattern that is none or that no tensor has, more frozen layers than there are, nothing
     /// left to train.
-    pub fn of(trainer: &TrainerSection, parameters: &[Parameter]) -> Result<Self> {
+    pub fn of(trainer: &TrainingArguments, parameters: &[Parameter]) -> Result<Self> {
         let layers = parameters.iter().filter_map(|parameter| match parameter.depth() {
             Depth::Layer(number) => Some(number + 1),
             _ => None,

@@ -6,12 +6,15 @@
 //! others than PyTorch's, Adafactor, Lion and LAMB are missing, and the state has no names under
 //! which a checkpoint could hold it.
 
+pub mod arguments;
 pub mod backward;
 pub mod gradient;
 pub mod groups;
+pub mod loss;
 pub mod outliers;
 pub mod scaler;
 pub mod schedule;
+pub mod scheduler;
 
 mod adafactor;
 mod adam;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::adam::AdamConfig;
 use super::{State, Update};
-use crate::config::AdjustLr;
+use crate::optim::arguments::AdjustLr;
 
 /// Settings of Muon for all parameters and steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -21,9 +21,10 @@ use super::muon::{self, MuonConfig};
 use super::sgd::{self, SgdConfig};
 use super::skip::{Skip, Tables};
 use super::step::Step;
-use crate::config::{AdjustLr, OptimizerName, TrainerSection};
+use crate::arguments::TrainingArguments;
 use crate::distributed::Shard;
 use crate::engine::precision::PrecisionPlan;
+use crate::optim::arguments::{AdjustLr, OptimizerName};
 use crate::optim::scaler::Verdict;
 use crate::reads::read_values;
 
@@ -54,9 +55,9 @@ impl Default for OptimizerConfig {
     }
 }
 
-impl From<&TrainerSection> for OptimizerConfig {
+impl From<&TrainingArguments> for OptimizerConfig {
     /// The optimizer that `[trainer]` asks for.
-    fn from(trainer: &TrainerSection) -> Self {
+    fn from(trainer: &TrainingArguments) -> Self {
         let args = &trainer.optim_args;
         let (beta1, beta2) = (trainer.adam_beta1, trainer.adam_beta2);
         let adam = AdamConfig { beta1, beta2, epsilon: trainer.adam_epsilon };

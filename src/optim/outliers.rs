@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::TrainerSection;
+use crate::arguments::TrainingArguments;
 
 /// The values that a mean and a standard deviation are taken of.
 pub const WINDOW: usize = 128;
@@ -24,7 +24,7 @@ pub struct OutlierLimits {
 
 impl OutlierLimits {
     /// The limits that `[trainer]` asks for; none if there is no limit.
-    pub fn of(trainer: &TrainerSection) -> Option<Self> {
+    pub fn of(trainer: &TrainingArguments) -> Option<Self> {
         let limit = |limit: Option<f64>| limit.filter(|limit| *limit > 0.0);
         let (loss, grad_norm) = (limit(trainer.skip_update_lossz), limit(trainer.skip_update_gradz));
         (loss.is_some() || grad_norm.is_some()).then_some(Self { loss, grad_norm })

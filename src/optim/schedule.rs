@@ -8,8 +8,8 @@ use std::f64::consts::PI;
 use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::config::scheduler::DEFAULT_LR_END;
-pub use crate::config::{Ramp, SchedulerKwargs, SchedulerType};
+use crate::optim::scheduler::DEFAULT_LR_END;
+pub use crate::optim::scheduler::{Ramp, SchedulerKwargs, SchedulerType};
 
 /// A learning-rate schedule over a run of known length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ impl Schedule {
 
     /// The schedule `kind` with peak `base_lr` over `total_steps` optimizer steps, of which the
     /// first `warmup_steps` warm up (a ratio is resolved by
-    /// [`Interval::resolve`](crate::config::Interval::resolve)).
+    /// [`Interval::resolve`](crate::arguments::Interval::resolve)).
     ///
     /// # Errors
     /// A config error when the peak is not a number above 0, the run has no steps, the warm-up is
@@ -237,7 +237,7 @@ fn cosine(num_cycles: f64, progress: f64, min_rate: f64) -> f64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::config::{Interval, StepSize};
+    use crate::arguments::{Interval, StepSize};
 
     #[derive(serde::Deserialize)]
     struct Fixture {

@@ -13,7 +13,8 @@ use kiln_models::weights::{NamedTensor, Parameter, StateDict, export, parameters
 
 use super::gradient::global_norm;
 use super::{Optimizer, OptimizerConfig, ParameterGroups};
-use crate::config::{OptimizerName, TrainerSection};
+use crate::arguments::TrainingArguments;
+use crate::optim::arguments::OptimizerName;
 use crate::optim::scaler::{LossScaler, ScalerConfig};
 
 type Values = BTreeMap<String, Vec<f64>>;
@@ -33,7 +34,7 @@ struct Case {
     name: String,
     steps: Vec<Values>,
     #[serde(flatten)]
-    trainer: TrainerSection,
+    trainer: TrainingArguments,
 }
 
 /// The layers of the fixture: 3 -> 5 -> 2.
@@ -126,7 +127,7 @@ fn gradients(model: &Layers, grads: &Values) -> (GradientsParams, Tensor<1>) {
     (gradients.grads, Tensor::from_floats([0.5], &device))
 }
 
-fn optimizer(trainer: &TrainerSection, model: &Layers) -> Optimizer {
+fn optimizer(trainer: &TrainingArguments, model: &Layers) -> Optimizer {
     Optimizer::new(trainer.into(), &ParameterGroups::of(trainer, &parameters(model)).unwrap(), model)
 }
 
@@ -242,7 +243,7 @@ fn the_state_has_the_names_of_the_reference() {
     let bias = parameters.iter().find(|parameter| parameter.name == "h.0.bias").unwrap();
     let state = |name: &str, args: &str, parameter: &Parameter| {
         let text = format!("optim = \"{name}\"\n[optim_args]\n{args}");
-        OptimizerConfig::from(&toml::from_str::<TrainerSection>(&text).unwrap()).state(parameter)
+        OptimizerConfig::from(&toml::from_str::<TrainingArguments>(&text).unwrap()).state(parameter)
     };
     assert_eq!(state("adamw_torch", "", weight), [("exp_avg", 15), ("exp_avg_sq", 15)]);
     assert_eq!(state("adafactor", "", weight), [("exp_avg_sq_row", 3), ("exp_avg_sq_col", 5)]);
@@ -264,7 +265,7 @@ fn bert() -> Vec<Parameter> {
 
 #[test]
 fn rates_fall_from_the_head_to_the_embeddings() {
-    let trainer = TrainerSection { layer_wise_lr_decay: Some(0.5), ..Default::default() };
+    let trainer = TrainingArguments { layer_wise_lr_decay: Some(0.5), ..Default::default() };
     let parameters = bert();
     let groups = ParameterGroups::of(&trainer, &parameters).unwrap();
     for (name, factor) in [
@@ -313,7 +314,7 @@ fn what_is_frozen_and_what_cannot_be() {
 #[test]
 fn a_layer_moves_by_its_own_rate() {
     let fixture = fixture();
-    let trainer: TrainerSection = toml::from_str("optim = 'sgd'\nlayer_wise_lr_decay = 0.5").unwrap();
+    let trainer: TrainingArguments = toml::from_str("optim = 'sgd'\nlayer_wise_lr_decay = 0.5").unwrap();
     let model = initial(&fixture);
     let mut optimizer = optimizer(&trainer, &model);
     let model = step(&mut optimizer, model, &fixture.grads[0], 0.1);

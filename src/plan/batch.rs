@@ -44,11 +44,11 @@ impl BatchPlan {
             )
             .help("`kiln tune-batch FILE` finds one")),
         };
-        let accumulation = match config.batch.global_batch_size {
+        let accumulation = match config.trainer.batch.global_batch_size {
             None => trainer.gradient_accumulation_steps,
-            Some(global) => accumulation(global, micro, config.devices, trainer.gradient_accumulation_steps)?,
+            Some(global) => accumulation(global, micro, config.trainer.devices, trainer.gradient_accumulation_steps)?,
         };
-        let devices = config.devices;
+        let devices = config.trainer.devices;
         let global = micro.saturating_mul(accumulation).saturating_mul(devices.count);
         Ok(Self { micro, accumulation, devices, global, seq_len: 0, note })
     }
@@ -128,13 +128,13 @@ fn largest_divisor(global: usize, most: usize) -> Option<usize> {
 /// The examples of a stated global batch that each device has in a step; none where it is not
 /// stated.
 pub fn part_of_device(config: &RunConfig) -> Option<usize> {
-    config.batch.global_batch_size.map(|global| global / config.devices.count)
+    config.trainer.batch.global_batch_size.map(|global| global / config.trainer.devices.count)
 }
 
 /// The micro-batch for a device on which `fits` examples fit: all of them where the batch grows,
 /// else the largest number that divides its part of the global batch.
 pub fn micro_batch(config: &RunConfig, fits: usize) -> usize {
-    match (config.batch.scaling, part_of_device(config)) {
+    match (config.trainer.batch.scaling, part_of_device(config)) {
         (BatchScaling::Fixed, Some(part)) => largest_divisor(part, fits).unwrap_or(1),
         _ => fits,
     }
@@ -144,16 +144,16 @@ pub fn micro_batch(config: &RunConfig, fits: usize) -> usize {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::config::{BatchSection, TrainerSection};
+    use crate::config::{BatchArguments, TrainingArguments};
 
     fn config(micro: usize, accumulation: usize, global: Option<usize>) -> RunConfig {
         RunConfig {
-            trainer: TrainerSection {
+            trainer: TrainingArguments {
                 per_device_train_batch_size: micro.into(),
                 gradient_accumulation_steps: accumulation,
+                batch: BatchArguments { global_batch_size: global, ..Default::default() },
                 ..Default::default()
             },
-            batch: BatchSection { global_batch_size: global, ..Default::default() },
             ..Default::default()
         }
     }
@@ -208,14 +208,14 @@ mod tests {
     fn what_fits_becomes_a_divisor_or_the_batch() {
         let mut config = config(1, 1, Some(480));
         assert_eq!([1, 13, 47, 500].map(|fits| micro_batch(&config, fits)), [1, 12, 40, 480]);
-        config.devices = Devices { count: 4, nodes: 2 };
+        config.trainer.devices = Devices { count: 4, nodes: 2 };
         let sizes = [1, 13, 47, 500].map(|fits| micro_batch(&config, fits));
         assert_eq!(sizes, [1, 12, 40, 120], "each of 4 devices has 120 of 480 examples");
         for micro in sizes {
             config.trainer.per_device_train_batch_size = micro.into();
             assert_eq!(BatchPlan::of(&config, None).unwrap().global, 480);
         }
-        config.batch = BatchSection { scaling: BatchScaling::Grow, global_batch_size: None };
+        config.trainer.batch = BatchArguments { scaling: BatchScaling::Grow, global_batch_size: None };
         assert_eq!(micro_batch(&config, 13), 13);
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{EnginePlan, ModelPlan, OptimizerPlan, RunPlan};
 use crate::config::{
-    ActivationCheckpointing, CompilerMode, DeviceKind, DistributedSection, Switch, TrainingCompilerConfig,
+    ActivationCheckpointing, CompilerMode, DeviceKind, DistributedArguments, Switch, TrainingCompilerConfig,
 };
 use crate::engine::handover::Engine;
 
@@ -54,7 +54,7 @@ impl EnginePlan {
         compiler: Option<&TrainingCompilerConfig>,
         model: &ModelPlan,
         optimizer: &OptimizerPlan,
-        shared: Option<DistributedSection>,
+        shared: Option<DistributedArguments>,
     ) -> std::result::Result<(), NotCaptured> {
         let Some(compiler) = compiler else { return Err(NotCaptured::run("the run is native")) };
         let fused = |operator| self.ops.fused_operators().contains(&operator);

@@ -32,9 +32,9 @@ pub use sections::{
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
-    ActivationCheckpointing, BatchScaling, CompilerMode, DataFormat, DdpBackend, DeviceKind, DistributedSection,
+    ActivationCheckpointing, BatchScaling, CompilerMode, DataFormat, DdpBackend, DeviceKind, DistributedArguments,
     Documents, EvalStrategy, GenerateOptions, Interval, LoggingStrategy, RunConfig, RunLength, Sampler, SaveStrategy,
-    StepSize, Task, TrainerSection, TrainingCompilerConfig,
+    StepSize, Task, TrainingArguments, TrainingCompilerConfig,
 };
 use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::{checks, warms_up};
@@ -71,7 +71,7 @@ pub struct RunPlan {
     pub batch: BatchPlan,
     /// How the devices share the work.
     #[serde(default)]
-    pub distributed: DistributedSection,
+    pub distributed: DistributedArguments,
     /// Step arithmetic.
     pub steps: StepPlan,
     /// How gradients become new weights.
@@ -123,8 +123,11 @@ impl RunPlan {
         let mut steps = step_plan(config, &batch, &data)?;
         let step_size = steps.step_size(&batch, data.train_tokens);
         steps.intervals = interval_notes(config, step_size);
-        let learning_rate =
-            config.learning_rate.scaled(trainer.learning_rate, batch.global / batch.devices.count, batch.devices);
+        let learning_rate = config.trainer.learning_rate_scaling.scaled(
+            trainer.learning_rate,
+            batch.global / batch.devices.count,
+            batch.devices,
+        );
         let schedule = Schedule::new(
             trainer.lr_scheduler_type,
             learning_rate.rate,
@@ -147,10 +150,10 @@ impl RunPlan {
         let (evaluation, logging, saving) = work(config, step_size)?;
         let engine = EnginePlan::of(config, &facts.device, facts.decision.clone())?;
         update.check_precision(&engine.precision, trainer.optim.as_str())?;
-        if config.distributed.optimizer_sharding {
+        if config.trainer.distributed.optimizer_sharding {
             update.check_sharding(trainer.optim.as_str())?;
         }
-        if config.distributed.ddp_backend == Some(DdpBackend::Nccl)
+        if config.trainer.distributed.ddp_backend == Some(DdpBackend::Nccl)
             && batch.devices.count > 1
             && facts.device.kind != DeviceKind::Cuda
         {
@@ -173,7 +176,7 @@ impl RunPlan {
             loss,
         };
         let compiler = compiler(config, facts.decision.as_ref());
-        let shared = (batch.devices.count > 1).then_some(config.distributed);
+        let shared = (batch.devices.count > 1).then_some(config.trainer.distributed);
         let captured = engine.can_capture(compiler.as_ref(), &model, &optimizer, shared);
         let engine = engine.with_capture(compiler.as_ref(), captured.err());
         let plan = Self {
@@ -183,7 +186,7 @@ impl RunPlan {
             model,
             data,
             batch,
-            distributed: config.distributed,
+            distributed: config.trainer.distributed,
             steps,
             optimizer,
             engine,
@@ -215,18 +218,18 @@ impl RunPlan {
         trainer.per_device_train_batch_size = self.batch.micro.into();
         trainer.gradient_accumulation_steps = self.batch.accumulation;
         let can_state =
-            config.batch.scaling == BatchScaling::Fixed && self.optimizer.loss.reduction == Reduction::Exact;
+            trainer.batch.scaling == BatchScaling::Fixed && self.optimizer.loss.reduction == Reduction::Exact;
         if self.batch.devices.count > 1 && can_state {
             // The same run on any number of devices: the accumulation follows.
             trainer.gradient_accumulation_steps = 1;
-            config.batch.global_batch_size = Some(self.batch.global);
+            trainer.batch.global_batch_size = Some(self.batch.global);
         }
         trainer.logging_steps = Some(self.logging.steps.into());
         if trainer.eval_strategy == EvalStrategy::Steps {
             trainer.eval_steps = Some(self.evaluation.steps.into());
         }
         trainer.save_steps = self.saving.steps.into();
-        config.precision = self.engine.precision.precision;
+        config.trainer.precision = self.engine.precision.precision;
         config.data.block_size = self.data.block_size.or(config.data.block_size);
         config.data.max_length = self.data.max_length;
         config.data.version_2_with_negative = self.data.version_2_with_negative;
@@ -291,11 +294,11 @@ impl EnginePlan {
             ))
             .help("set device.kind = \"cpu\", where every run is deterministic, or leave it out"));
         }
-        let ops = device::ops(config.compiler.as_ref(), device)?;
-        checks::allowed(config.compiler.as_ref(), device.kind)?;
+        let ops = device::ops(config.trainer.compiler.as_ref(), device)?;
+        checks::allowed(config.trainer.compiler.as_ref(), device.kind)?;
         let chosen_native = decision.as_ref().is_some_and(|decision| decision.mode != CompilerMode::Compiled);
         let ops = if chosen_native { Ops::Plain } else { ops };
-        let precision = PrecisionPlan::new(config.precision, device, ops)?;
+        let precision = PrecisionPlan::new(config.trainer.precision, device, ops)?;
         let ops = precision.ops(ops, device.kind);
         let settings = compiler(config, decision.as_ref());
         let mode = settings.as_ref().map_or(CompilerMode::Native, |settings| settings.enabled);
@@ -308,7 +311,7 @@ impl EnginePlan {
             _ => "the run is native".into(),
         };
         let plain = Operator::ALL.into_iter().filter(|operator| ops.form(*operator) == Form::Plain);
-        let asked = config.compiler.as_ref().filter(|compiler| compiler.enabled != CompilerMode::Native);
+        let asked = config.trainer.compiler.as_ref().filter(|compiler| compiler.enabled != CompilerMode::Native);
         let plan = Self {
             device: device.clone(),
             mode,
@@ -325,7 +328,7 @@ impl EnginePlan {
             debug: asked.is_some_and(|compiler| compiler.debug),
             parts: Vec::new(),
         };
-        let not_captured = NotCaptured::yet(device.kind, config.compiler_mode() == CompilerMode::Native);
+        let not_captured = NotCaptured::yet(device.kind, config.trainer.compiler_mode() == CompilerMode::Native);
         Ok(plan.with_capture(settings.as_ref(), Some(not_captured)))
     }
 
@@ -341,7 +344,7 @@ impl EnginePlan {
 /// The compiler's settings in `config`, with the mode that was chosen where they leave that to a
 /// trial; none in a run without.
 fn compiler(config: &RunConfig, decision: Option<&Decision>) -> Option<TrainingCompilerConfig> {
-    let compiler = config.compiler.clone()?;
+    let compiler = config.trainer.compiler.clone()?;
     let enabled = decision.map_or(compiler.enabled, |decision| decision.mode);
     Some(TrainingCompilerConfig { enabled, ..compiler })
 }
@@ -525,7 +528,7 @@ fn interval_notes(config: &RunConfig, step: StepSize) -> Vec<String> {
 }
 
 /// The figure that says which model is best has to be one of the evaluation's.
-fn check_metric(trainer: &TrainerSection, model: &ModelFacts) -> Result<()> {
+fn check_metric(trainer: &TrainingArguments, model: &ModelFacts) -> Result<()> {
     let (metric, figures) = (trainer.best_metric(), model.metrics);
     let task = model.built_in.as_ref().map_or(model.kind.as_str(), |(_, task)| task.name());
     let name = metric.trim_start_matches("eval_");
@@ -541,7 +544,7 @@ fn check_metric(trainer: &TrainerSection, model: &ModelFacts) -> Result<()> {
 }
 
 /// Lengths that are counted in tokens need data that tells how long its examples are.
-fn check_tokens(trainer: &TrainerSection, train_tokens: u64) -> Result<()> {
+fn check_tokens(trainer: &TrainingArguments, train_tokens: u64) -> Result<()> {
     let in_tokens = |interval: Option<Interval>| matches!(interval, Some(Interval::Tokens(_)));
     let lengths = [
         ("max_tokens", matches!(trainer.length(), RunLength::Tokens(_))),

@@ -122,15 +122,17 @@ fn steps_unit(interval: Interval) -> &'static str {
 /// on the data.
 fn describe_rate(config: &RunConfig, batch: Option<&BatchPlan>, steps: Option<usize>, text: &mut Lines) {
     let trainer = &config.trainer;
-    let scales = config.learning_rate.reference_batch.is_some();
+    let scales = config.trainer.learning_rate_scaling.reference_batch.is_some();
     let peak = match batch {
-        Some(batch) => {
-            config.learning_rate.scaled(trainer.learning_rate, batch.global / batch.devices.count, batch.devices)
-        }
+        Some(batch) => config.trainer.learning_rate_scaling.scaled(
+            trainer.learning_rate,
+            batch.global / batch.devices.count,
+            batch.devices,
+        ),
         None if scales => {
             return text.line("learning rate", format!("{}, its peak follows the batch", trainer.lr_scheduler_type));
         }
-        None => config.learning_rate.scaled(trainer.learning_rate, 1, config.devices),
+        None => config.trainer.learning_rate_scaling.scaled(trainer.learning_rate, 1, config.trainer.devices),
     };
     let warmup = match (trainer.warmup_steps, steps, batch) {
         (Interval::Steps(steps), ..) => Some(steps),

@@ -17,7 +17,7 @@ use super::{BatchPlan, NotCaptured, Part};
 use crate::config::{
     Accumulation, ActivationCheckpointing, CompilerMode, EvalStrategy, GenerateOptions, Integration, LogLevel,
     LoggingStrategy, OnExisting, OptimizerName, PaddingStrategy, RunConfig, Sampler, SaveStrategy, ScaledRate,
-    StepSize, Task, TrainerSection, Verify,
+    StepSize, Task, TrainingArguments, Verify,
 };
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device::DeviceFacts;
@@ -53,17 +53,17 @@ pub struct RunSettings {
 impl RunSettings {
     /// The settings that `config` has for its run.
     pub fn of(config: &RunConfig) -> Self {
-        let (run, trainer) = (&config.run, &config.trainer);
+        let trainer = &config.trainer;
         Self {
-            name: run.name.clone(),
-            output_dir: run.output_dir.clone(),
-            on_existing: run.on_existing,
-            resume_from_checkpoint: run.resume_from_checkpoint.clone(),
+            name: trainer.run_name.clone(),
+            output_dir: trainer.output_dir.clone(),
+            on_existing: trainer.on_existing,
+            resume_from_checkpoint: trainer.resume_from_checkpoint.clone(),
             seed: trainer.seed,
             trains: trainer.do_train,
             test: config.data.test.clone(),
             log_level: trainer.log_level,
-            no_effect: config.no_effect.clone(),
+            no_effect: config.trainer.no_effect.clone(),
         }
     }
 }
@@ -423,7 +423,7 @@ pub struct SavingPlan {
 impl SavingPlan {
     /// The plan of saving that `[trainer]` asks for, with `steps` optimizer steps between
     /// checkpoints.
-    pub fn of(trainer: &TrainerSection, steps: usize) -> Self {
+    pub fn of(trainer: &TrainingArguments, steps: usize) -> Self {
         Self {
             strategy: trainer.save_strategy,
             steps,
@@ -469,16 +469,6 @@ impl DataPlan {
     pub fn drawn(&self, batch: &BatchPlan) -> Batches {
         let order = Order { sampler: self.sampler, seed: self.seed, step: batch.global };
         Batches { size: batch.micro, order, drop_last: self.drop_last }
-    }
-}
-
-impl RunConfig {
-    /// The run folder, with `~` and `${VAR}` expanded.
-    ///
-    /// # Errors
-    /// A path with an environment variable that is not set.
-    pub fn output_dir(&self) -> Result<PathBuf> {
-        variables::expand(&self.run.output_dir.to_string_lossy()).map_err(|error| error.at("run.output_dir"))
     }
 }
 

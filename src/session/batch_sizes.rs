@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::build_info::BURN_VERSION;
-use crate::config::{BatchSection, CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
+use crate::config::{BatchArguments, CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
 use crate::engine::device::DeviceFacts;
 use crate::plan::batch::{micro_batch, part_of_device};
 use crate::plan::{FoundBatch, RunPlan};
@@ -52,7 +52,7 @@ impl Key {
     /// # Errors
     /// A model that is not Kiln's.
     pub fn of(config: &RunConfig, plan: &RunPlan) -> Result<Self> {
-        let (mode, (model_config, task)) = (config.compiler_mode(), plan.model.built_in()?);
+        let (mode, (model_config, task)) = (config.trainer.compiler_mode(), plan.model.built_in()?);
         let operators = match (mode, plan.engine.ops) {
             (CompilerMode::Compiled, Ops::Plain) => ", without Kiln's operators",
             _ => "",
@@ -77,7 +77,7 @@ impl Key {
                 trainer.per_device_eval_batch_size,
                 if accumulates(config) { "accumulates" } else { "one micro-batch a step" },
                 if trainer.save_strategy == SaveStrategy::No { "no checkpoints" } else { "checkpoints" },
-                match (config.devices.count, config.distributed.optimizer_sharding) {
+                match (config.trainer.devices.count, config.trainer.distributed.optimizer_sharding) {
                     (1, _) => String::new(),
                     (devices, false) => format!(", gradients of {devices} devices"),
                     (devices, true) => format!(", gradients and optimizer of {devices} devices"),
@@ -101,7 +101,7 @@ impl Key {
 
 /// The processes of a run that share the memory of a machine, where it is that of the processor.
 pub fn sharers(config: &RunConfig, kind: DeviceKind) -> usize {
-    if kind == DeviceKind::Cpu { config.devices.count.div_ceil(config.devices.nodes) } else { 1 }
+    if kind == DeviceKind::Cpu { config.trainer.devices.count.div_ceil(config.trainer.devices.nodes) } else { 1 }
 }
 
 /// The part of a key that counts the ranks of a machine, which share its memory; empty for one.
@@ -114,7 +114,7 @@ fn shared(config: &RunConfig, plan: &RunPlan) -> String {
 
 /// Whether gradients of several micro-batches are added up, which takes memory for them.
 pub fn accumulates(config: &RunConfig) -> bool {
-    config.batch.global_batch_size.is_some() || config.trainer.gradient_accumulation_steps > 1
+    config.trainer.batch.global_batch_size.is_some() || config.trainer.gradient_accumulation_steps > 1
 }
 
 /// The outcome of a trial.
@@ -237,7 +237,7 @@ pub fn probe(config: &RunConfig) -> RunConfig {
     probe.trainer.gradient_accumulation_steps = 1;
     probe.trainer.load_best_model_at_end = false;
     probe.trainer.dataloader_drop_last = false;
-    probe.batch = BatchSection::default();
+    probe.trainer.batch = BatchArguments::default();
     probe
 }
 
@@ -257,7 +257,7 @@ pub(crate) fn found(config: &RunConfig, inputs: &Inputs, device: &DeviceFacts) -
     let probed = probe(config);
     let (.., facts) = inputs.facts(&probed, device.clone(), None)?;
     let probe = RunPlan::derive(&probed, &facts)?;
-    let mode = config.compiler_mode();
+    let mode = config.trainer.compiler_mode();
     let Some(stored) = Stored::find(&Key::of(config, &probe)?, useful(config, &probe))? else {
         return Err(Error::config(format!(
             "trainer.per_device_train_batch_size = \"auto\": no size has been found yet for this run on this machine, {mode}"
@@ -284,8 +284,8 @@ pub fn useful(config: &RunConfig, probe: &RunPlan) -> usize {
 
 /// The micro-batch of the run that `config` continues; none when it begins one.
 pub fn size_of_run(config: &RunConfig) -> Result<Option<usize>> {
-    let file = config.output_dir()?.join("plan.toml");
-    if config.run.on_existing != OnExisting::Resume || !file.is_file() {
+    let file = config.trainer.expanded_output_dir()?.join("plan.toml");
+    if config.trainer.on_existing != OnExisting::Resume || !file.is_file() {
         return Ok(None);
     }
     Ok(RunConfig::load(&file)?.trainer.per_device_train_batch_size.size())

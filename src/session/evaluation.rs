@@ -47,8 +47,8 @@ impl EvaluationSession {
         if config.data.validation.is_none() && config.data.dataset_name.is_none() {
             return Err(no_validation());
         }
-        handover::settle(config.compiler.as_ref(), config.device.kind)?;
-        let found = device::select(config.device.kind, config.device.index)?;
+        handover::settle(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
+        let found = device::select(config.trainer.device.kind, config.trainer.device.index)?;
         let engine = EnginePlan::of(config, &found.facts(), None)?;
         let inputs = Inputs::open(config, Use::Evaluation, progress)?;
         let validation = inputs.validation(config).ok_or_else(no_validation)?;

@@ -36,7 +36,8 @@ use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict
 use training_task::model_facts;
 pub use training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask};
 
-use crate::config::{ModelSection, RunConfig};
+use crate::arguments::{TrainBatchSize, TrainingArguments};
+use crate::config::{DataSection, ModelSection, RunConfig};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::{device, handover};
 use crate::plan::{self, BatchPlan, DataFacts, Facts, Found, RunPlan};
@@ -262,22 +263,37 @@ impl<T: TrainingTask> Session<T> {
     }
 }
 
+/// Refuses the arguments that are about runs of the command.
+fn of_a_program(arguments: &TrainingArguments) -> Result<()> {
+    let given = [("trainer.do_predict", arguments.do_predict), ("trainer.do_train", !arguments.do_train)];
+    if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
+        let message = format!("{key}: has no effect on a run whose model, data and loss the program brings along");
+        return Err(Error::config(message).help("remove it"));
+    }
+    if arguments.per_device_train_batch_size == TrainBatchSize::Auto {
+        let message = "trainer.per_device_train_batch_size: \"auto\" is for models that Kiln knows";
+        return Err(Error::config(message).help("set a number"));
+    }
+    Ok(())
+}
+
 impl<T: TrainingTask> Session<T> {
-    /// The run of `config` that trains `task` on `train`, and evaluates it on `validation`, if
-    /// there is any. The config is one without model, data and tokenizer
-    /// ([`build_own`](crate::config::RunConfigBuilder::build_own)).
+    /// The run that trains `task` on `train`, and evaluates it on `validation`, if there is any.
     ///
     /// # Errors
     /// Settings that contradict one another, the task or the data, and a model that cannot be made.
     pub fn new(
-        config: RunConfig,
+        arguments: TrainingArguments,
         task: T,
         train: Arc<dyn Dataset<T::Example>>,
         validation: Option<Arc<dyn Dataset<T::Example>>>,
     ) -> Result<Self> {
-        config.validate_own()?;
-        handover::settle(config.compiler.as_ref(), config.device.kind)?;
-        let found = device::select(config.device.kind, config.device.index)?;
+        arguments.validate()?;
+        of_a_program(&arguments)?;
+        let data = DataSection { sampler: arguments.sampler, padding: arguments.padding, ..DataSection::default() };
+        let config = RunConfig { trainer: arguments, data, ..RunConfig::default() };
+        handover::settle(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
+        let found = device::select(config.trainer.device.kind, config.trainer.device.index)?;
         let batch = BatchPlan::of(&config, None)?;
         let trainer = &config.trainer;
         let limit = |data: Arc<dyn Dataset<T::Example>>, limits: bool, size| {
@@ -362,8 +378,8 @@ impl Session {
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Self> {
         config.validate()?;
-        handover::settle(config.compiler.as_ref(), config.device.kind)?;
-        let found = device::select(config.device.kind, config.device.index)?;
+        handover::settle(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
+        let found = device::select(config.trainer.device.kind, config.trainer.device.index)?;
         let mut inputs = Inputs::open(&config, Use::Training, progress)?;
         if let Some(metrics) = metrics {
             let figures = metrics.figures(config.data.task)?;
@@ -396,7 +412,8 @@ pub fn saved_plan(folder: &Path) -> Result<Option<RunPlan>> {
 /// The part of the plan of `config` that does not depend on what is lacking of its inputs, and what
 /// that is; none where all is there.
 pub fn outline(config: &RunConfig) -> Option<String> {
-    let device = device::select(config.device.kind, config.device.index).ok().map(|found| found.facts());
+    let device =
+        device::select(config.trainer.device.kind, config.trainer.device.index).ok().map(|found| found.facts());
     let found = Found { device, ..inputs::found(config) };
     (!found.lacks.is_empty()).then(|| plan::outline(config, &found))
 }

@@ -11,6 +11,7 @@ use kiln_models::Ops;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::arguments::TrainingArguments;
 use crate::build_info::{BURN_VERSION, COMMIT};
 use crate::config::{CompilerMode, DeviceKind, Precision, RunConfig};
 use crate::session::{Session, TrainingTask};
@@ -118,7 +119,12 @@ impl Provenance {
 
 fn fingerprint(config: &RunConfig) -> String {
     let mut config = config.clone();
-    config.run = Default::default();
+    // The folder and its treatment say nothing of what is computed.
+    let run = TrainingArguments::default();
+    config.trainer.output_dir = run.output_dir;
+    config.trainer.on_existing = run.on_existing;
+    config.trainer.run_name = run.run_name;
+    config.trainer.resume_from_checkpoint = run.resume_from_checkpoint;
     let text = config.to_toml().unwrap_or_default();
     hex(&Sha256::digest(text.as_bytes()))
 }

@@ -15,7 +15,7 @@ use kiln_models::{Model, ModelConfig, ModelType, Operator, Ops, Pass, Rows};
 use serde::{Deserialize, Serialize};
 
 use super::{DeviceBatch, LossSum, Targets, by_target, in_f32};
-use crate::config::{Accumulation, ClassWeights, Task, TrainerSection};
+use crate::config::{Accumulation, ClassWeights, Task, TrainingArguments};
 
 /// How the loss of training departs from the plain cross-entropy, and what it is over several
 /// micro-batches. Default: the plain one, divided once.
@@ -103,7 +103,7 @@ impl LossOptions {
     /// # Errors
     /// A task whose loss is no cross-entropy over classes, another number of weights than classes,
     /// and weights of labels that the model does not have.
-    pub fn of(trainer: &TrainerSection, task: Task, model: &ModelConfig) -> Result<Self> {
+    pub fn of(trainer: &TrainingArguments, task: Task, model: &ModelConfig) -> Result<Self> {
         let label_smoothing = trainer.label_smoothing_factor;
         if label_smoothing > 0.0 && !task.has_accuracy() {
             return Err(Error::config(format!(
@@ -135,7 +135,7 @@ impl LossOptions {
     ///
     /// # Errors
     /// Label smoothing and class weights, which are a part of the loss.
-    pub fn of_own(trainer: &TrainerSection) -> Result<Self> {
+    pub fn of_own(trainer: &TrainingArguments) -> Result<Self> {
         let asked = [
             (trainer.label_smoothing_factor > 0.0, "label_smoothing_factor"),
             (trainer.class_weights.is_some(), "class_weights"),

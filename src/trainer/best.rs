@@ -85,10 +85,10 @@ impl Best {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::config::TrainerSection;
+    use crate::arguments::TrainingArguments;
 
     fn best(patience: usize, threshold: f64) -> Best {
-        let saving = SavingPlan::of(&TrainerSection::default(), 1);
+        let saving = SavingPlan::of(&TrainingArguments::default(), 1);
         Best::new(&SavingPlan {
             early_stopping_patience: Some(patience),
             early_stopping_threshold: threshold,

@@ -10,7 +10,7 @@ use super::best::Best;
 use super::observer::Part;
 use super::output::RunFolder;
 use super::run::{After, Run};
-use crate::config::EvalStrategy;
+use crate::arguments::EvalStrategy;
 use crate::engine::device::release_memory;
 use crate::inference::evaluate::evaluate;
 use crate::plan::RunPlan;

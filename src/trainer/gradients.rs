@@ -5,7 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use kiln_core::error::Result;
 
-use crate::config::ActivationCheckpointing;
+use crate::optim::backward::ActivationCheckpointing;
 use crate::optim::backward::GradientPass;
 use crate::session::TrainingTask;
 

@@ -14,7 +14,7 @@ use super::output::RunFolder;
 use super::run::{After, Run};
 use super::step_closures::{StepClosures, When};
 use super::{Trainer, debug};
-use crate::config::LoggingStrategy;
+use crate::arguments::LoggingStrategy;
 use crate::optim::scaler::{MIN_SCALE, Scaling};
 use crate::plan::RunPlan;
 use crate::session::TrainingTask;

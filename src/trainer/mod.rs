@@ -71,12 +71,14 @@ use tensorboard::TensorBoard;
 pub use verifying::Verifier;
 use verifying::Verifying;
 
-use crate::config::{ActivationCheckpointing, DeviceKind, Integration};
+use crate::arguments::Integration;
 use crate::distributed::World;
 use crate::engine::device;
+use crate::engine::settings::DeviceKind;
 pub use crate::inference::evaluate::Evaluation;
 use crate::inference::evaluate::evaluate;
 use crate::optim::Optimizer;
+use crate::optim::backward::ActivationCheckpointing;
 use crate::optim::outliers::Outliers;
 use crate::optim::scaler::{LossScaler, ScalerConfig};
 use crate::plan::RunPlan;

@@ -26,7 +26,7 @@ use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
 use super::{page, ranks, run_log, tensorboard};
-use crate::config::{Integration, OnExisting};
+use crate::arguments::{Integration, OnExisting};
 use crate::engine::compiler;
 use crate::plan::{RunPlan, RunSettings};
 use crate::session::provenance::Provenance;

@@ -35,9 +35,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::config::{Precision, Sampler};
+use crate::engine::settings::Precision;
 use crate::session::{Session, TrainingTask};
 use crate::task::Reduction;
+use kiln_data::settings::Sampler;
 
 /// Keys (or, with a dot at the end, sections) that may change.
 const FREE: &[&str] = &[

@@ -18,7 +18,7 @@ use super::promise::Promise;
 use super::step::TrainState;
 use super::{Purpose, Trainer};
 #[cfg(feature = "cuda")]
-use crate::config::DdpBackend;
+use crate::arguments::DdpBackend;
 use crate::distributed::{Shard, World, weights_checksum};
 use crate::session::TrainingTask;
 

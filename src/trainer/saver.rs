@@ -12,7 +12,7 @@ use kiln_core::panics;
 use super::checkpoint::{self, Snapshot};
 use super::manifest::Manifest;
 use super::run::After;
-use crate::config::SaveStrategy;
+use crate::arguments::SaveStrategy;
 use crate::plan::RunPlan;
 
 /// When a checkpoint is due, the thread that writes one, if it is at work, and what saving has

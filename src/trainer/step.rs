@@ -17,11 +17,11 @@ use super::eager::Eager;
 use super::observer::{Observer, Part};
 use super::run::Run;
 use super::shapes::Shape;
-#[cfg(all(feature = "compiler", feature = "cuda"))]
-use crate::config::DeviceKind;
 use crate::distributed::World;
 #[cfg(all(feature = "compiler", feature = "cuda"))]
 use crate::engine::cuda;
+#[cfg(all(feature = "compiler", feature = "cuda"))]
+use crate::engine::settings::DeviceKind;
 use crate::optim::Optimizer;
 use crate::optim::outliers::Outliers;
 use crate::optim::scaler::{LossScaler, Verdict};

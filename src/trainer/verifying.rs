@@ -12,8 +12,9 @@ use super::Trainer;
 use super::checkpoint::Checkpoint;
 use super::observer::Part;
 use super::run::{After, Run};
-use crate::config::{DeviceKind, Verify};
+use crate::engine::compiler::settings::Verify;
 use crate::engine::device::release_memory;
+use crate::engine::settings::DeviceKind;
 use crate::plan::RunPlan;
 use crate::session::{BuiltIn, Session, TrainingTask};
 

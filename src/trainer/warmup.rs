@@ -26,11 +26,13 @@ use kiln_core::process::scratch;
 use kiln_core::signals;
 use kiln_models::Ops;
 
-use crate::config::{BatchSection, CompilerMode, EvalStrategy, LearningRateSection, Sampler, Switch};
+use crate::arguments::{BatchArguments, EvalStrategy, LearningRateScaling};
 use crate::distributed::Devices;
 use crate::engine::device::release_memory;
+use crate::engine::settings::{CompilerMode, Switch};
 use crate::session::{Session, TrainingTask};
 use crate::trainer::{Callback, Control, Progress, Purpose, Shape, StopAfter, Trainer};
+use kiln_data::settings::Sampler;
 
 /// Shapes that are warmed at most where every batch has a length of its own.
 pub const MOST: usize = 12;
@@ -89,10 +91,10 @@ pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
     let warm = rehearsal(session, plan.engine.ops, folder.path())?.derive(|config, facts| {
         // Weights that are thrown away need not be read.
         facts.model.from = None;
-        (config.data.sampler, config.batch) = (Sampler::Sequential, BatchSection::default());
-        config.devices = Devices::default();
+        (config.data.sampler, config.trainer.batch) = (Sampler::Sequential, BatchArguments::default());
+        config.trainer.devices = Devices::default();
         // The rate of the run, whatever its batch has to do with it.
-        config.learning_rate = LearningRateSection::default();
+        config.trainer.learning_rate_scaling = LearningRateScaling::default();
         let trainer = &mut config.trainer;
         trainer.learning_rate = plan.optimizer.learning_rate.rate;
         trainer.gradient_accumulation_steps = accumulation;
@@ -286,7 +288,7 @@ pub fn rehearsal<T: TrainingTask>(session: &Session<T>, ops: Ops, folder: &Path)
         (trainer.max_steps, trainer.num_train_epochs, trainer.max_tokens) = (Some(plan.steps.total), None, None);
         trainer.warmup_steps = plan.optimizer.schedule.warmup_steps().into();
         (trainer.fast_dev_run, trainer.overfit_one_batch) = (false, false);
-        let Some(compiler) = &mut config.compiler else { return Ok(()) };
+        let Some(compiler) = &mut config.trainer.compiler else { return Ok(()) };
         (compiler.debug, compiler.warmup) = (false, Switch::Off);
         // The form is chosen already.
         if compiler.enabled == CompilerMode::Auto {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::Tensor;
 use kiln::config::Task;
-use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection};
+use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainingArguments};
 use kiln::core::metrics::Record;
 use kiln::reads::{DeviceReads, device_reads, read_scalars};
 use kiln::trainer::step_closures::{StepClosures, When};
@@ -107,18 +107,18 @@ fn a_run(precision: Precision, reads: bool) -> Seen {
     for (field, value) in [("n_layer", 1), ("n_head", 1), ("n_embd", 8), ("n_positions", 8)] {
         model = model.with(field, value);
     }
-    let config = RunConfig::builder(folder.path().join("run"))
+    let arguments = TrainingArguments {
+        precision,
+        max_steps: Some(20),
+        gradient_accumulation_steps: 2,
+        logging_steps: Some(8.into()),
+        eval_strategy: EvalStrategy::No,
+        save_strategy: SaveStrategy::No,
+        ..TrainingArguments::new(folder.path().join("run"))
+    };
+    let config = RunConfig::builder(arguments)
         .model(model)
-        .precision(precision)
         .data(DataSection::tokenized(Task::Clm, [data.display().to_string()]))
-        .trainer(TrainerSection {
-            max_steps: Some(20),
-            gradient_accumulation_steps: 2,
-            logging_steps: Some(8.into()),
-            eval_strategy: EvalStrategy::No,
-            save_strategy: SaveStrategy::No,
-            ..TrainerSection::default()
-        })
         .build()
         .unwrap();
     let seen = Arc::new(Mutex::new(Seen::default()));

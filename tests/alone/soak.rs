@@ -8,8 +8,8 @@ use crate::counting::live;
 use burn::tensor::Device;
 use kiln::config::Task;
 use kiln::config::{
-    DataSection, DeviceKind, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainerSection,
-    TrainingCompilerConfig, Validation,
+    DataSection, DeviceArguments, DeviceKind, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy,
+    TrainingArguments, TrainingCompilerConfig, Validation,
 };
 use kiln::core::host::resident_mib;
 use kiln::trainer::{Callback, Control, Progress};
@@ -66,17 +66,19 @@ fn memory_stays_flat_for_2000_steps() {
             validation: Some(Validation::Share(0.2)),
             ..DataSection::tokenized(Task::Clm, [data.display().to_string()])
         };
-        let config = RunConfig::builder(folder.path().join("run")).model(model).precision(precision).data(data);
-        let config = if compiled { config.compiler(TrainingCompilerConfig::default()) } else { config };
-        let config = config.device(device).trainer(TrainerSection {
+        let arguments = TrainingArguments {
+            precision,
+            compiler: compiled.then(TrainingCompilerConfig::default),
+            device: DeviceArguments { kind: device, index: 0 },
             max_steps: Some(STEPS),
             per_device_train_batch_size: 2.into(),
             logging_steps: Some(50.into()),
             eval_strategy: EvalStrategy::Steps,
             eval_steps: Some(250.into()),
             save_strategy: SaveStrategy::No,
-            ..TrainerSection::default()
-        });
+            ..TrainingArguments::new(folder.path().join("run"))
+        };
+        let config = RunConfig::builder(arguments).model(model).data(data);
         let samples = Arc::new(Mutex::new(Vec::new()));
         let session = Session::open(config.build().unwrap()).unwrap();
         let sample = Sample(session.device.clone(), samples.clone());

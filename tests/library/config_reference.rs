@@ -1,5 +1,5 @@
 //! The chapter of the guide with every key of a config file is made from the sources: the
-//! documentation of the fields in `src/config` and `kiln-core`, and the values of
+//! documentation of the fields of the settings in `kiln` and `kiln-core`, and the values of
 //! `RunConfig::default()`. With `KILN_WRITE_DOCS=1` the test writes the chapter; without it, a
 //! chapter that is stale fails.
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln::RunConfig;
-use kiln::config::{GenerationSection, LoraSection, TrainingCompilerConfig};
+use kiln::config::{GenerationSection, LoraSection, TrainingArguments, TrainingCompilerConfig};
 
 const CHAPTER: &str = "src/guide/config_reference.md";
 
@@ -111,8 +111,10 @@ impl Sources {
             let is_kebab = attributes.contains("rename_all = \"kebab-case\"");
             match (line.split_once(' '), &of) {
                 _ if line.starts_with('}') => of = None,
-                _ if line.starts_with("pub struct ") && line.ends_with('{') => {
-                    let name = name(&line["pub struct ".len()..]);
+                _ if line.split_once("struct ").is_some_and(|(head, _)| head.starts_with("pub"))
+                    && line.ends_with('{') =>
+                {
+                    let name = name(line.split_once("struct ").unwrap().1);
                     self.structs.insert(name.clone(), (about, Vec::new()));
                     of = Some((true, name));
                 }
@@ -121,8 +123,9 @@ impl Sources {
                 (Some((head, _)), None) if head.contains("(\"") && line.ends_with('{') => {
                     of = Some((false, name(line)))
                 }
-                (_, Some((true, of))) if line.starts_with("pub ") => {
-                    let (name, kind_of) = line["pub ".len()..].trim_end_matches(',').split_once(": ").unwrap();
+                (_, Some((true, of))) if line.ends_with(',') => {
+                    let line = line.strip_prefix("pub ").unwrap_or(line);
+                    let (name, kind_of) = line.trim_end_matches(',').split_once(": ").unwrap();
                     let skipped = attributes.contains("#[serde(skip)]");
                     let field = Field { name: name.into(), doc: about, kind: kind(kind_of), skipped };
                     self.structs.get_mut(of).unwrap().1.push(field);
@@ -141,11 +144,12 @@ impl Sources {
         }
     }
 
-    /// The section of the struct `name`, whose keys stand in `[section]`, and those of the tables
-    /// in it.
-    fn section(&self, name: &str, section: &str, defaults: Option<&toml::Value>, out: &mut String) {
-        let (about, fields) = &self.structs[name];
+    /// The section of the field `of`, whose keys stand in `[section]`, and those of the tables in
+    /// it.
+    fn section(&self, of: &Field, section: &str, defaults: Option<&toml::Value>, out: &mut String) {
+        let (about, fields) = &self.structs[&of.kind];
         let (title, rest) = about.split_once(". ").unwrap_or((about.trim_end_matches('.'), ""));
+        let title = if of.doc.starts_with("`[") { of.doc.trim_end_matches('.') } else { title };
         *out += &format!("\n## {title}\n\n");
         if !rest.is_empty() {
             *out += &format!("{}\n", wrapped(rest, 0));
@@ -166,7 +170,7 @@ impl Sources {
         }
         for field in tables {
             let inner = defaults.and_then(|table| table.get(&field.name));
-            self.section(&field.kind, &format!("{section}.{}", field.name), inner, out);
+            self.section(field, &format!("{section}.{}", field.name), inner, out);
         }
     }
 
@@ -240,14 +244,27 @@ fn wrapped(text: &str, indent: usize) -> String {
 
 /// The chapter as the sources have it.
 fn chapter() -> String {
-    let names = ["mod", "names", "sections", "lora", "trainer", "batch", "compiler", "optimizer", "scheduler"];
-    let files = names.map(|name| format!("src/config/{name}.rs"));
-    let mut files = files.iter().map(String::as_str).collect::<Vec<_>>();
-    files.extend(["crates/data/src/task.rs", "crates/data/src/settings.rs", "crates/core/src/model_config.rs"]);
-    let sources = Sources::read(&files);
+    let sources = Sources::read(&[
+        "src/config/file.rs",
+        "src/config/sections.rs",
+        "src/config/lora.rs",
+        "src/arguments/mod.rs",
+        "src/arguments/names.rs",
+        "src/arguments/batch.rs",
+        "src/arguments/distributed.rs",
+        "src/engine/settings.rs",
+        "src/engine/compiler/settings.rs",
+        "src/optim/arguments.rs",
+        "src/optim/scheduler.rs",
+        "src/optim/backward.rs",
+        "src/optim/loss.rs",
+        "crates/data/src/task.rs",
+        "crates/data/src/settings.rs",
+        "crates/core/src/model_config.rs",
+    ]);
     let compiler = Some(TrainingCompilerConfig::default());
     let defaults = RunConfig {
-        compiler,
+        trainer: TrainingArguments { compiler, ..TrainingArguments::default() },
         generation: Some(GenerationSection::default()),
         lora: Some(LoraSection::default()),
         ..RunConfig::default()
@@ -255,12 +272,12 @@ fn chapter() -> String {
     let defaults: toml::Value = toml::from_str(&defaults.to_toml().unwrap()).unwrap();
 
     let mut out = format!("{INTRODUCTION}\n## Above the sections\n\n");
-    let fields = sources.structs["RunConfig"].1.iter().filter(|field| !field.skipped).collect::<Vec<_>>();
+    let fields = sources.structs["RunFile"].1.iter().filter(|field| !field.skipped).collect::<Vec<_>>();
     for field in fields.iter().filter(|field| !sources.structs.contains_key(&field.kind)) {
         sources.key(field, defaults.get(&field.name), &mut out);
     }
     for field in fields.iter().filter(|field| sources.structs.contains_key(&field.kind)) {
-        sources.section(&field.kind, &field.name, defaults.get(&field.name), &mut out);
+        sources.section(field, &field.name, defaults.get(&field.name), &mut out);
         if field.name == "model" {
             let berts = "BERT, RoBERTa, CamemBERT, XLM-RoBERTa, DistilBERT, ELECTRA and ALBERT";
             for (title, name) in [("GPT-2", "Gpt2Config"), (berts, "BertConfig")] {

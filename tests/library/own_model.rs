@@ -11,37 +11,35 @@ use std::sync::Arc;
 
 use example::{NextNumber, Progressions};
 use kiln::config::{
-    ActivationCheckpointing, CompilerMode, EvalStrategy, Interval, ModelKind, ModelSection, OnExisting, OptimizerName,
-    Precision, SaveStrategy, TrainerSection, TrainingCompilerConfig,
+    ActivationCheckpointing, BatchArguments, BatchScaling, CompilerMode, EvalStrategy, Interval, OnExisting,
+    OptimizerName, Precision, SaveStrategy, TrainBatchSize, TrainingArguments,
 };
 use kiln::core::metrics::Record;
 use kiln::trainer::{Callback, Progress, StopAfter};
-use kiln::{Result, RunConfig, Session, Trainer};
+use kiln::{Result, Session, Trainer};
 use kiln_measure::proof::parity::modes;
 
-fn config(folder: &Path, mode: CompilerMode, trainer: TrainerSection) -> RunConfig {
-    RunConfig::builder(folder)
-        .on_existing(OnExisting::Resume)
-        .trainer(TrainerSection {
-            max_steps: Some(8),
-            learning_rate: 1e-2,
-            gradient_accumulation_steps: 2,
-            logging_steps: Some(1.into()),
-            eval_strategy: EvalStrategy::Steps,
-            eval_steps: Some(4.into()),
-            save_strategy: SaveStrategy::Steps,
-            save_steps: 4.into(),
-            load_best_model_at_end: true,
-            metric_for_best_model: Some("accuracy".into()),
-            ..trainer
-        })
-        .compiler(TrainingCompilerConfig { enabled: mode, ..TrainingCompilerConfig::default() })
-        .build_own()
-        .unwrap()
+fn arguments(folder: &Path, mode: CompilerMode, given: TrainingArguments) -> TrainingArguments {
+    TrainingArguments {
+        output_dir: folder.into(),
+        on_existing: OnExisting::Resume,
+        max_steps: Some(8),
+        learning_rate: 1e-2,
+        gradient_accumulation_steps: 2,
+        logging_steps: Some(1.into()),
+        eval_strategy: EvalStrategy::Steps,
+        eval_steps: Some(4.into()),
+        save_strategy: SaveStrategy::Steps,
+        save_steps: 4.into(),
+        load_best_model_at_end: true,
+        metric_for_best_model: Some("accuracy".into()),
+        compiler: Some(mode.into()),
+        ..given
+    }
 }
 
-fn session(config: RunConfig) -> Result<Session<NextNumber>> {
-    Session::new(config, NextNumber, Arc::new(Progressions(0..60)), Some(Arc::new(Progressions(60..70))))
+fn session(arguments: TrainingArguments) -> Result<Session<NextNumber>> {
+    Session::new(arguments, NextNumber, Arc::new(Progressions(0..60)), Some(Arc::new(Progressions(60..70))))
 }
 
 /// Rows of `metrics.jsonl` without what is a matter of time and memory.
@@ -62,19 +60,19 @@ fn a_run_that_is_stopped_and_resumed_is_the_same_to_the_bit() {
     let folder = tempfile::tempdir().unwrap();
     for mode in [CompilerMode::Native, CompilerMode::Compiled] {
         for (name, trainer) in [
-            ("plain", TrainerSection::default()),
+            ("plain", TrainingArguments::default()),
             (
                 "balanced",
-                TrainerSection {
+                TrainingArguments {
                     activation_checkpointing: ActivationCheckpointing::Balanced,
                     optim: OptimizerName::Lion,
-                    ..TrainerSection::default()
+                    ..TrainingArguments::default()
                 },
             ),
         ] {
             let [straight, stopped] =
                 ["straight", "stopped"].map(|run| folder.path().join(format!("{mode}-{name}-{run}")));
-            let open = |run: &Path| session(config(run, mode, trainer.clone())).unwrap();
+            let open = |run: &Path| session(arguments(run, mode, trainer.clone())).unwrap();
             Trainer::new(open(&straight)).unwrap().train().unwrap();
             let output = Trainer::new(open(&stopped)).unwrap().with_callback(StopAfter(3)).train().unwrap();
             assert_eq!(output.step, 3);
@@ -97,12 +95,12 @@ fn a_run_that_is_stopped_and_resumed_is_the_same_to_the_bit() {
 fn both_modes_compute_the_same() {
     let _alone = crate::one_at_a_time();
     let folder = tempfile::tempdir().unwrap();
-    let compiled = session(config(folder.path(), CompilerMode::Compiled, TrainerSection::default())).unwrap();
+    let compiled = session(arguments(folder.path(), CompilerMode::Compiled, TrainingArguments::default())).unwrap();
     let found = modes(&compiled, 2).unwrap();
     assert_eq!(found.report.difference, None, "{:?}", found.report.lines());
     assert!(found.report.fused.iter().any(|name| name == "attention") && found.report.tensors == 14);
     assert!(found.native_ms > 0.0 && found.compiled_ms > 0.0);
-    let native = session(config(folder.path(), CompilerMode::Native, TrainerSection::default())).unwrap();
+    let native = session(arguments(folder.path(), CompilerMode::Native, TrainingArguments::default())).unwrap();
     assert!(modes(&native, 2).unwrap_err().to_string().contains("there is one mode"));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the run is not touched");
 }
@@ -126,9 +124,9 @@ impl Callback<<NextNumber as kiln::TrainingTask>::Model> for Count {
 fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
     let _alone = crate::one_at_a_time();
     let folder = tempfile::tempdir().unwrap();
-    let mut config = config(folder.path(), CompilerMode::Compiled, TrainerSection::default());
-    config.compiler.as_mut().unwrap().verify = Some(kiln::config::Verify::Every(4));
-    let session = session(config).unwrap();
+    let mut arguments = arguments(folder.path(), CompilerMode::Compiled, TrainingArguments::default());
+    arguments.compiler.as_mut().unwrap().verify = Some(kiln::config::Verify::Every(4));
+    let session = session(arguments).unwrap();
     let plan = session.plan().describe();
     for part in ["Llama", "60 examples; validation 10", "8 (max_steps = 8)", "CPU", "adamw"] {
         assert!(plan.contains(part), "{part}: {plan}");
@@ -155,32 +153,36 @@ fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
 fn what_does_not_fit_is_refused_with_its_reason() {
     let _alone = crate::one_at_a_time();
     let folder = tempfile::tempdir().unwrap();
-    let builder = || RunConfig::builder(folder.path());
-    let refused = |config: Result<RunConfig>, part: &str| {
-        let error = config.and_then(|config| session(config).map(drop)).unwrap_err();
+    let defaults = || TrainingArguments::new(folder.path());
+    let refused = |arguments: TrainingArguments, part: &str| {
+        let error = session(arguments).map(drop).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{error}");
         assert!(error.to_string().contains(part), "{error}");
     };
-    refused(builder().model(ModelSection::new(ModelKind::Gpt2)).build_own(), "model: has no effect");
-    let trainer = |trainer: TrainerSection| builder().trainer(trainer).build_own();
+    refused(TrainingArguments { do_predict: true, ..defaults() }, "trainer.do_predict: has no effect");
+    refused(TrainingArguments::default(), "run.output_dir: required");
+    let auto = TrainBatchSize::Auto;
+    refused(
+        TrainingArguments {
+            per_device_train_batch_size: auto,
+            batch: BatchArguments { scaling: BatchScaling::Grow, ..Default::default() },
+            ..defaults()
+        },
+        "\"auto\" is for models that Kiln knows",
+    );
     let (metric, eval_strategy) = (Some("f1".to_owned()), EvalStrategy::Epoch);
     refused(
-        trainer(TrainerSection { metric_for_best_model: metric, eval_strategy, ..Default::default() }),
+        TrainingArguments { metric_for_best_model: metric, eval_strategy, ..defaults() },
         "an evaluation of Llama has no `f1`",
     );
     let blocks = ActivationCheckpointing::Blocks;
-    refused(
-        trainer(TrainerSection { activation_checkpointing: blocks, ..Default::default() }),
-        "does not know the blocks",
-    );
+    refused(TrainingArguments { activation_checkpointing: blocks, ..defaults() }, "does not know the blocks");
     let tokens = Some(Interval::Tokens(500));
-    refused(trainer(TrainerSection { eval_steps: tokens, ..Default::default() }), "trainer.eval_steps counts tokens");
-    refused(trainer(TrainerSection { label_smoothing_factor: 0.1, ..Default::default() }), "label_smoothing_factor");
-    let other =
-        |precision| builder().precision(precision).trainer(TrainerSection { max_steps: Some(2), ..Default::default() });
+    refused(TrainingArguments { eval_steps: tokens, ..defaults() }, "trainer.eval_steps counts tokens");
+    refused(TrainingArguments { label_smoothing_factor: 0.1, ..defaults() }, "label_smoothing_factor");
     for precision in [Precision::Bf16, Precision::F16] {
-        let config = other(precision).build_own().unwrap();
-        let outcome = session(config).and_then(Trainer::new).and_then(|mut trainer| trainer.train());
+        let two_steps = TrainingArguments { precision, max_steps: Some(2), ..defaults() };
+        let outcome = session(two_steps).and_then(Trainer::new).and_then(|mut trainer| trainer.train());
         assert!(outcome.is_ok(), "{precision}: {outcome:?}");
         fs::remove_dir_all(folder.path()).unwrap();
     }

@@ -95,7 +95,7 @@ fn another_config_on_what_is_open_has_another_plan() {
 fn a_model_that_is_not_kilns_has_a_plan() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let mut config = configs(&folder).remove(1);
-    config.compiler = None;
+    config.trainer.compiler = None;
     let session = Session::open(config.clone())?;
     let bert = BertConfig { num_hidden_layers: 1, hidden_size: 8, num_attention_heads: 1, ..BertConfig::default() };
     let module = Model::new(&ModelConfig::Bert(bert), kiln::config::Task::Mlm.head(), &burn::tensor::Device::flex())?;
@@ -118,7 +118,7 @@ fn a_model_that_is_not_kilns_has_a_plan() -> Result<()> {
 fn a_plan_for_several_devices_is_not_trained_on_one() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path(), BERT, ROWS, "max_steps = 2", "");
-    config.devices = kiln::distributed::Devices { count: 2, nodes: 1 };
+    config.trainer.devices = kiln::distributed::Devices { count: 2, nodes: 1 };
     let error = kiln::Trainer::new(Session::open(config).unwrap()).unwrap().train().unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(

@@ -90,7 +90,7 @@ pub(super) struct WorkerArgs {
 
 pub(super) fn run_worker(args: &WorkerArgs) -> Result<()> {
     let config = args.config.load()?;
-    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let session = open(config)?;
     if args.operators { worker::serve_operators(&session) } else { worker::serve_steps(session, args.model) }
 }
@@ -111,7 +111,7 @@ pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
         }
         (Some(file), None) => {
             let mut config = Box::new(RunConfig::load_with(file, &args.set)?);
-            config.precision = args.precision.unwrap_or(config.precision);
+            config.trainer.precision = args.precision.unwrap_or(config.trainer.precision);
             let stem = file.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned());
             (Subject::Config { title: file.display().to_string(), config }, stem)
         }

@@ -146,10 +146,10 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
         if args.config.file.is_dir() { error.help("`kiln report RUN..` reports on finished runs") } else { error }
     })?;
     // The compiler is what is compared: a config that switches it on has no native arm of its own.
-    config.set_compiler(CompilerMode::Native);
+    config.trainer.set_compiler(CompilerMode::Native);
     // On a GPU only the engine of a mode can plan a run of it, and so name what its size is kept
     // under.
-    let device = device::select(config.device.kind, config.device.index)?;
+    let device = device::select(config.trainer.device.kind, config.trainer.device.index)?;
     if let Some(steps) = args.steps {
         let least = if device.kind == DeviceKind::Cpu { 10 } else { 60 };
         at_least("steps", steps, least, "the first steps are the warm-up, and at least 3 windows must follow")?;
@@ -174,7 +174,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     let compiled_batch = match args.compiled_batch {
         None if large && can_look(Engine::Compiled) => {
             let mut compiled = config.clone();
-            compiled.set_compiler(CompilerMode::Compiled);
+            compiled.trainer.set_compiler(CompilerMode::Compiled);
             tune_batch::found(&compiled, &resolve).map_err(|error| error.at("arm compiled"))?
         }
         given => given,

@@ -59,7 +59,7 @@ pub(super) struct ProbeArgs {
 /// Makes a probe, for the process that asked for it.
 pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
     let config = RunConfig::load(&args.file)?;
-    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let session = open(config)?;
     let look = match args.look {
         LookArg::Figures => Look::Figures,
@@ -85,7 +85,7 @@ pub(super) fn verify_start(session: &Session) -> Result<bool> {
 /// `compiler.verify` of a comparison, which is on unless it is said to be off: before anything is
 /// timed.
 pub(super) fn verify_compare(config: &RunConfig) -> Result<()> {
-    if config.compiler.as_ref().and_then(|compiler| compiler.verify) == Some(Verify::Off) {
+    if config.trainer.compiler.as_ref().and_then(|compiler| compiler.verify) == Some(Verify::Off) {
         return Ok(());
     }
     let report = parity(config, verify::STEPS, &mut probed)?;
@@ -128,9 +128,9 @@ pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> 
 /// The warm-up stage of a compiled run alone, which leaves its kernels in the cache.
 pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
     let mut config = args.load()?;
-    config.set_compiler(CompilerMode::Compiled);
-    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
-    let forced = config.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
+    config.trainer.set_compiler(CompilerMode::Compiled);
+    engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
+    let forced = config.trainer.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
     let session = open(config)?;
     if session.plan().engine.device.kind == DeviceKind::Cpu && !forced {
         return say("nothing to tune: on the CPU (Flex) no kernel is compiled or tuned");
@@ -215,7 +215,7 @@ pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Pro
         Look::Captured => "captured",
         Look::Times => "times",
     };
-    let what = format!("the {} probe", config.compiler_mode());
+    let what = format!("the {} probe", config.trainer.compiler_mode());
     in_a_process(&this_program()?, config, &what, |command, file| {
         command.arg("probe").arg(file).args(["--steps", &steps.to_string(), "--look", look, "--out"]).arg(&out);
     })?;

@@ -473,7 +473,7 @@ impl PredictArgs {
         let batch_size =
             given_or(self.batch_size, batch_size, |size| format!("per_device_eval_batch_size = {size}"), &mut taken)
                 .unwrap_or(8);
-        let precision = config.map(|config| config.precision);
+        let precision = config.map(|config| config.trainer.precision);
         let precision = given_or(self.device.precision, precision, |value| format!("precision = {value}"), &mut taken)
             .unwrap_or(Precision::F32);
         let counts = [

@@ -470,7 +470,8 @@ pub(super) struct OtherRank {
 /// An error of [`World::join`], and fewer devices than ranks of a machine.
 pub(super) fn world(config: &mut RunConfig) -> Result<World> {
     let world = World::join()?;
-    config.device.index = device::index_of_rank(config.device.kind, config.device.index, &world)?;
+    config.trainer.device.index =
+        device::index_of_rank(config.trainer.device.kind, config.trainer.device.index, &world)?;
     Ok(world)
 }
 
@@ -495,11 +496,11 @@ fn check_mode(mode: CompilerMode, kind: DeviceKind) -> Result<()> {
 /// A world that cannot be joined, fewer devices than ranks of a machine, and a mode that ranks
 /// cannot choose.
 pub(super) fn join(config: &mut RunConfig) -> Result<Ranks> {
-    if environment::find()?.is_some() && config.compiler_mode() == CompilerMode::Auto {
-        check_mode(CompilerMode::Auto, device::select(config.device.kind, config.device.index)?.kind)?;
+    if environment::find()?.is_some() && config.trainer.compiler_mode() == CompilerMode::Auto {
+        check_mode(CompilerMode::Auto, device::select(config.trainer.device.kind, config.trainer.device.index)?.kind)?;
     }
     let world = world(config)?;
-    config.devices = world.devices();
+    config.trainer.devices = world.devices();
     if world.is_root() {
         return Ok(Ranks { world, other: None });
     }
@@ -507,9 +508,9 @@ pub(super) fn join(config: &mut RunConfig) -> Result<Ranks> {
     let folder = RunSettings::of(config).expanded_output_dir()?;
     let scratch = scratch()?;
     divert(&scratch.path().join("log"))?;
-    config.run.output_dir = scratch.path().join("run");
-    config.run.on_existing = OnExisting::Resume;
-    config.run.resume_from_checkpoint = None;
+    config.trainer.output_dir = scratch.path().join("run");
+    config.trainer.on_existing = OnExisting::Resume;
+    config.trainer.resume_from_checkpoint = None;
     let log = folder.join(log_of(world.rank()));
     Ok(Ranks { world, other: Some(OtherRank { scratch, log }) })
 }

@@ -302,10 +302,10 @@ pub(super) struct EvalArgs {
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     let mut config = if args.config.file.is_dir() { of_run(&args.config)? } else { args.config.load()? };
     if let Some(mode) = args.compiler {
-        config.set_compiler(mode);
+        config.trainer.set_compiler(mode);
     }
-    config.precision = args.precision.unwrap_or(config.precision);
-    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    config.trainer.precision = args.precision.unwrap_or(config.trainer.precision);
+    engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let world = ranks::world(&mut config)?;
     let open = |config: &RunConfig| world.first_of_a_machine_first(|| open_evaluation(config));
     let (record, confusion) = evaluate_folder(&world, config, args.model.as_deref(), &open)?;
@@ -332,14 +332,14 @@ fn of_run(args: &ConfigArgs) -> Result<RunConfig> {
     }
     let mut config = RunConfig::load_with_hf_args(&plan, args.hf_args.as_deref(), &args.set)?;
     // The folder may have been moved since the plan was written.
-    config.run.output_dir.clone_from(folder);
+    config.trainer.output_dir.clone_from(folder);
     Ok(config)
 }
 
 /// The config of `args`, in the engine that it asks for.
 fn load(args: &ConfigArgs) -> Result<RunConfig> {
     let config = args.load()?;
-    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     Ok(config)
 }
 
@@ -415,28 +415,28 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     #[cfg(unix)]
     if args.watch {
         ranks::refuse("train --watch")?;
-        let code = super::terminal::watch::train(&config.output_dir()?, args.log_format.is_some())?;
+        let code = super::terminal::watch::train(&config.trainer.expanded_output_dir()?, args.log_format.is_some())?;
         std::process::exit(code.into());
     }
     if args.resume || args.resume_from.is_some() {
-        config.run.on_existing = OnExisting::Resume;
+        config.trainer.on_existing = OnExisting::Resume;
     }
     if let Some(checkpoint) = &args.resume_from {
-        config.run.resume_from_checkpoint = Some(checkpoint.clone());
+        config.trainer.resume_from_checkpoint = Some(checkpoint.clone());
     }
     if let Some(mode) = args.compiler {
-        config.set_compiler(mode);
+        config.trainer.set_compiler(mode);
     }
-    config.precision = args.precision.unwrap_or(config.precision);
+    config.trainer.precision = args.precision.unwrap_or(config.trainer.precision);
     if args.unfused {
-        let compiled = config.compiler.as_mut().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
+        let compiled = config.trainer.compiler.as_mut().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
         let Some(compiler) = compiled else {
             return Err(Error::config("--unfused: the native engine has no fusion to switch off")
                 .help("--unfused is for debugging the compiled engine: --compiler compiled --unfused"));
         };
         compiler.fusion = Switch::Off;
     }
-    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let talk = Talk::new(args.log_format, config.trainer.log_level);
     let Ranks { world, other } = ranks::join(&mut config)?;
     if !config.trainer.do_train {
@@ -445,7 +445,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     RunFolder::check(&RunSettings::of(&config))?;
     test_file(&config)?;
     if args.decision.is_none() && (args.verbose || talk.format != LogFormat::Table) {
-        start_up_lines(config.compiler.as_ref()).iter().try_for_each(|line| talk.inform(line))?;
+        start_up_lines(config.trainer.compiler.as_ref()).iter().try_for_each(|line| talk.inform(line))?;
     }
     // The others have the micro-batch of rank 0: theirs might be another one.
     let found = world.made_by_root(|| tuning::size_of(&config))?;
@@ -526,7 +526,7 @@ fn choose_together(world: &World, session: Session, handed: Option<&str>) -> Res
 
 /// `trainer.do_train = false`: evaluates, or predicts, or both.
 fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
-    let trained = config.output_dir()?.join("model");
+    let trained = config.trainer.expanded_output_dir()?.join("model");
     let trained = (config.model.from.is_none() && trained.is_dir()).then(|| trained.display().to_string());
     let trainer = &config.trainer;
     let predicts_with = match test_file(&config)? {
@@ -536,7 +536,7 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
                 .help("set model.from, or train first")
         })?),
     };
-    config.no_effect.iter().try_for_each(|line| talk.inform(format!("no effect: {line}")))?;
+    config.trainer.no_effect.iter().try_for_each(|line| talk.inform(format!("no effect: {line}")))?;
     if trainer.do_eval || !trainer.do_predict {
         let what = config.model.from.as_ref().or(trained.as_ref()).map_or("random weights", String::as_str);
         talk.inform(format!("trainer.do_train = false: no training; evaluating {what}"))?;
@@ -607,7 +607,7 @@ pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
 /// Trains a part, for the process that asked for it.
 pub(super) fn run_part(args: &PartArgs) -> Result<()> {
     let config = RunConfig::load(&args.file)?;
-    engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
+    engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let PartArgs { before_stop, without_dropout, .. } = *args;
     verify_resume::train(&Part { config, before_stop, without_dropout }, &open)
 }
@@ -617,7 +617,7 @@ fn part_in_a_process(part: &Part) -> Result<()> {
     let mut flags = Vec::new();
     flags.extend(part.before_stop.then_some("--before-stop"));
     flags.extend(part.without_dropout.then_some("--without-dropout"));
-    let what = format!("the {} run", part.config.compiler_mode());
+    let what = format!("the {} run", part.config.trainer.compiler_mode());
     in_a_process(&this_program()?, &part.config, &what, |command, file| {
         command.arg("resume-part").arg(file).args(flags);
     })

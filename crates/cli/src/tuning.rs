@@ -98,7 +98,7 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     // Without a file, clap has seen --list.
     let Some(file) = &args.file else { return list() };
     let mut config = RunConfig::load_with(file, &args.set)?;
-    let modes = match (args.mode.as_deref(), config.compiler_mode()) {
+    let modes = match (args.mode.as_deref(), config.trainer.compiler_mode()) {
         (Some("both" | "auto"), _) | (None, CompilerMode::Auto) => vec![CompilerMode::Native, CompilerMode::Compiled],
         (None, mode) => vec![mode],
         (Some(mode), _) => vec![mode.parse().map_err(|error: Error| error.at("--mode"))?],
@@ -114,10 +114,10 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
         memory_reserve: args.memory_reserve,
         ..TuneOptions::new(this_program()?)
     };
-    let two_engines = config.device.kind != DeviceKind::Cpu && Identity::this().devices.len() > 1;
+    let two_engines = config.trainer.device.kind != DeviceKind::Cpu && Identity::this().devices.len() > 1;
     if let ([mode], true) = (&modes[..], two_engines) {
-        config.set_compiler(*mode);
-        engines::hand_over(config.compiler.as_ref(), config.device.kind)?;
+        config.trainer.set_compiler(*mode);
+        engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     }
     let elsewhere = two_engines && modes.len() > 1;
     let search = |mode: &CompilerMode| {
@@ -151,7 +151,7 @@ pub(super) fn size_of(config: &RunConfig) -> Result<Option<usize>> {
         return Ok(Some(size));
     }
     say("trainer.per_device_train_batch_size = \"auto\", and no size is known for this run: looking for one")?;
-    let found = search(config, config.compiler_mode(), &TuneOptions::new(this_program()?))?;
+    let found = search(config, config.trainer.compiler_mode(), &TuneOptions::new(this_program()?))?;
     Ok(Some(micro_batch(config, found.batch)))
 }
 

@@ -23,6 +23,8 @@ pub mod signal;
 pub mod error;
 pub mod signals;
 pub mod choices;
+pub mod complaint;
+pub mod values;
 pub mod names;
 pub mod whole_file;
 pub mod panics;

@@ -5,7 +5,7 @@
 //!     cargo run --release --example compare
 
 use kiln::config::{
-    DataSection, ModelKind, ModelSection, OnExisting, Task, TokenizerSection, TrainerSection, TrainingCompilerConfig,
+    DataSection, ModelKind, ModelSection, OnExisting, Task, TokenizerSection, TrainingArguments, TrainingCompilerConfig,
 };
 use kiln::{Result, RunConfig, Session};
 use kiln_measure::proof::parity::modes;
@@ -13,13 +13,17 @@ use kiln_measure::proof::parity::modes;
 fn main() -> Result<()> {
     let model = ModelSection::new(ModelKind::Gpt2);
     let model = model.with("n_layer", 2).with("n_head", 2).with("n_embd", 64).with("n_positions", 64);
-    let config = RunConfig::builder("runs/example-compare")
-        .on_existing(OnExisting::Overwrite)
+    let arguments = TrainingArguments {
+        on_existing: OnExisting::Overwrite,
+        max_steps: Some(20),
+        learning_rate: 1e-3,
+        compiler: Some(TrainingCompilerConfig::default()),
+        ..TrainingArguments::new("runs/example-compare")
+    };
+    let config = RunConfig::builder(arguments)
         .model(model)
         .data(DataSection { block_size: Some(64), ..DataSection::text(Task::Clm, ["src/optim/*.rs"]) })
         .tokenizer(TokenizerSection::train(512))
-        .trainer(TrainerSection { max_steps: Some(20), learning_rate: 1e-3, ..TrainerSection::default() })
-        .compiler(TrainingCompilerConfig::default())
         .build()?;
     let found = modes(&Session::open(config)?, 3)?;
     found.report.lines().iter().for_each(|line| println!("{line}"));

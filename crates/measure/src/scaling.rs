@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kiln::build_info::COMMIT;
-use kiln::config::{BatchScaling, OnExisting, RunConfig};
+use kiln::config::{BatchScaling, OnExisting, RunConfig, TrainingArguments};
 use kiln::distributed::Devices;
 use kiln::plan::RunPlan;
 use kiln_core::error::{Error, Result};
@@ -156,17 +156,18 @@ pub fn run(
     let base = &options.config;
     let out = match &options.out {
         Some(out) => out.clone(),
-        None => PathBuf::from(format!("{}-scaling", base.output_dir()?.display())),
+        None => PathBuf::from(format!("{}-scaling", base.trainer.expanded_output_dir()?.display())),
     };
-    output::check(&out, FILE, base.run.on_existing)?;
-    let planned = plan(RunConfig { devices: Devices::default(), ..base.clone() })?;
+    output::check(&out, FILE, base.trainer.on_existing)?;
+    let alone = TrainingArguments { devices: Devices::default(), ..base.trainer.clone() };
+    let planned = plan(RunConfig { trainer: alone, ..base.clone() })?;
     let (global, gradient_bytes) = (planned.batch.global, 4 * planned.memory.values.trained as u64);
     let mut arms = Vec::new();
     for ranks in options.worlds.iter().copied() {
         let mut config = base.clone();
-        config.devices = Devices { count: ranks, nodes: machines(options, ranks) };
-        config.batch.global_batch_size = Some(global);
-        config.batch.scaling = BatchScaling::Fixed;
+        config.trainer.devices = Devices { count: ranks, nodes: machines(options, ranks) };
+        config.trainer.batch.global_batch_size = Some(global);
+        config.trainer.batch.scaling = BatchScaling::Fixed;
         config.trainer.gradient_accumulation_steps = 1;
         let planned = plan(config.clone()).map_err(|error| error.at(format_args!("--world {ranks}")))?;
         config.trainer.max_steps = Some(options.steps.min(planned.steps.total));
@@ -265,7 +266,7 @@ impl Arm {
             fs::remove_dir_all(folder).map_err(|error| Error::io(format!("clear {}", folder.display()), &error))?;
         }
         let mut config = self.config.training_only(folder, 1);
-        config.run.on_existing = OnExisting::Fail;
+        config.trainer.on_existing = OnExisting::Fail;
         let file = folder.with_extension("toml");
         write_whole(&file, config.to_toml()?.as_bytes())?;
         let mut command = Command::new(this_program()?);

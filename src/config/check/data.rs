@@ -1,7 +1,7 @@
 //! The rules of the section `[data]`.
 
-use super::{Checked, MAX_BATCH, at_least, at_most, not_empty, two_ways};
-use crate::config::document::Complaint;
+use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, at_least, at_most, not_empty, two_ways};
+
 use crate::config::{
     DataFormat, DataSection, DocumentEnd, Documents, PaddingStrategy, RunConfig, Sampler, Task, Validation,
 };

@@ -46,7 +46,8 @@ kind = "auto"
 #[test]
 fn the_example_of_the_contract() {
     let config = RunConfig::parse(EXAMPLE, "example").unwrap();
-    assert_eq!(config.run, RunSection { output_dir: "runs/quickstart".into(), ..Default::default() });
+    assert_eq!(config.trainer.output_dir, Path::new("runs/quickstart"));
+    assert_eq!((config.trainer.on_existing, &config.trainer.run_name), (OnExisting::Fail, &None));
     assert_eq!(config.model.kind, Some(ModelKind::Gpt2));
     assert_eq!(config.model.fields.keys().collect::<Vec<_>>(), ["n_layer", "n_head", "n_embd"]);
     assert_eq!(config.model.fields["n_embd"].as_integer(), Some(256));
@@ -55,7 +56,7 @@ fn the_example_of_the_contract() {
     assert_eq!(config.data.validation, Some(Validation::Share(0.02)));
     assert_eq!(config.data.block_size, Some(128));
     assert_eq!(config.tokenizer, TokenizerSection::train(4096));
-    let expected = TrainerSection {
+    let expected = TrainingArguments {
         max_steps: Some(300),
         learning_rate: 1e-3,
         lr_scheduler_type: SchedulerType::Cosine,
@@ -64,10 +65,10 @@ fn the_example_of_the_contract() {
         logging_steps: Some(10.into()),
         eval_strategy: EvalStrategy::Steps,
         eval_steps: Some(100.into()),
-        ..TrainerSection::default()
+        ..TrainingArguments::default()
     };
     assert_eq!(config.trainer, expected);
-    assert_eq!(config.device, DeviceSection { kind: DeviceKind::Auto, index: 0 });
+    assert_eq!(config.trainer.device, DeviceArguments { kind: DeviceKind::Auto, index: 0 });
     assert_eq!(config.generation, None);
 }
 
@@ -81,14 +82,14 @@ fn defaults_are_hugging_faces() {
     assert_eq!((trainer.adam_beta1, trainer.adam_beta2, trainer.adam_epsilon), (0.9, 0.999, 1e-8));
     assert_eq!((trainer.lr_scheduler_type, trainer.warmup_steps), (SchedulerType::Linear, Interval::Steps(0)));
     assert_eq!((trainer.seed, trainer.data_seed(), trainer.eval_strategy), (42, 42, EvalStrategy::No));
-    assert_eq!((config.run.on_existing, config.data.sampler), (OnExisting::Fail, Sampler::Random));
-    assert_eq!((config.data.format, config.device.kind), (DataFormat::Text, DeviceKind::Auto));
+    assert_eq!((config.trainer.on_existing, config.data.sampler), (OnExisting::Fail, Sampler::Random));
+    assert_eq!((config.data.format, config.trainer.device.kind), (DataFormat::Text, DeviceKind::Auto));
 }
 
 #[test]
 fn a_compiler_section_switches_it_on() {
-    assert_eq!(parse("").unwrap().compiler, None);
-    let of = |section: &str| parse(section).unwrap().compiler.unwrap();
+    assert_eq!(parse("").unwrap().trainer.compiler, None);
+    let of = |section: &str| parse(section).unwrap().trainer.compiler.unwrap();
     assert_eq!(of("[compiler]"), TrainingCompilerConfig::default());
     assert_eq!(
         of("[compiler]\nenabled = false\nfused_ops = \"on\""),
@@ -108,9 +109,9 @@ fn a_compiler_section_switches_it_on() {
     };
     assert_eq!(of(all), expected);
     let mut config = parse("[compiler]\nfused_ops = \"off\"").unwrap();
-    config.set_compiler(CompilerMode::Native);
+    config.trainer.set_compiler(CompilerMode::Native);
     assert_eq!(
-        config.compiler,
+        config.trainer.compiler,
         Some(TrainingCompilerConfig {
             enabled: CompilerMode::Native,
             fused_ops: Switch::Off.into(),
@@ -118,10 +119,10 @@ fn a_compiler_section_switches_it_on() {
         })
     );
     let mut config = parse("").unwrap();
-    config.set_compiler(CompilerMode::Compiled);
-    assert_eq!(config.compiler, Some(TrainingCompilerConfig::default()));
-    config.set_compiler(CompilerMode::Auto);
-    assert_eq!(config.compiler_mode(), CompilerMode::Auto);
+    config.trainer.set_compiler(CompilerMode::Compiled);
+    assert_eq!(config.trainer.compiler, Some(TrainingCompilerConfig::default()));
+    config.trainer.set_compiler(CompilerMode::Auto);
+    assert_eq!(config.trainer.compiler_mode(), CompilerMode::Auto);
     let some = of("[compiler]\nenabled = \"auto\"\nfused_ops = [\"gelu\", \"attention\"]");
     assert_eq!(some.enabled, CompilerMode::Auto);
     assert_eq!(some.fused_ops, FusedOps::Only(vec![Operator::Gelu, Operator::Attention]));
@@ -169,7 +170,7 @@ fn older_spellings() {
     assert_eq!(config.trainer.eval_strategy, EvalStrategy::Epoch);
     assert_eq!(config.trainer.warmup_steps, Interval::Ratio(0.1));
     assert_eq!((config.trainer.per_device_train_batch_size, config.trainer.per_device_eval_batch_size), (4.into(), 5));
-    assert_eq!((config.device.kind, config.data.sampler), (DeviceKind::Cpu, Sampler::Sequential));
+    assert_eq!((config.trainer.device.kind, config.data.sampler), (DeviceKind::Cpu, Sampler::Sequential));
     assert_eq!(parse("adafactor = true").unwrap().trainer.optim, OptimizerName::Adafactor);
     assert_eq!(parse("adafactor = false").unwrap().trainer.optim, OptimizerName::AdamW);
     for written in ["\"momentum=0.9, nesterov=True\"", "{ momentum = 0.9, nesterov = true }"] {
@@ -177,9 +178,9 @@ fn older_spellings() {
         let args = OptimArgs { momentum: Some(0.9), nesterov: Some(true), ..Default::default() };
         assert_eq!((trainer.optim, trainer.optim_args), (OptimizerName::Sgd, args));
     }
-    assert_eq!(parse("ddp_backend = \"mpi\"").unwrap().distributed.ddp_backend, Some(DdpBackend::Mpi));
+    assert_eq!(parse("ddp_backend = \"mpi\"").unwrap().trainer.distributed.ddp_backend, Some(DdpBackend::Mpi));
     refused(parse("ddp_backend = \"gloo\""), &["unknown ddp_backend `gloo`: expected one of nccl, mpi"]);
-    assert_eq!(parse("no_cuda = false").unwrap().device.kind, DeviceKind::Auto);
+    assert_eq!(parse("no_cuda = false").unwrap().trainer.device.kind, DeviceKind::Auto);
     assert_eq!(parse("warmup_ratio = 0").unwrap().trainer.warmup_steps, Interval::Steps(0));
     refused(
         parse("evaluation_strategy = \"sometimes\""),
@@ -220,8 +221,8 @@ fn overrides() {
     );
     assert_eq!(config.data.train, ["a b.txt", "c=d.txt"]);
     assert_eq!(config.data.validation, Some(Validation::Share(0.02)));
-    assert_eq!(config.run.output_dir, Path::new("2025-01-31"));
-    assert_eq!((config.device.kind, config.trainer.eval_strategy), (DeviceKind::Cpu, EvalStrategy::Epoch));
+    assert_eq!(config.trainer.output_dir, Path::new("2025-01-31"));
+    assert_eq!((config.trainer.device.kind, config.trainer.eval_strategy), (DeviceKind::Cpu, EvalStrategy::Epoch));
     assert_eq!(config.model.fields["n_layer"].as_integer(), Some(2));
     let table = with(&["trainer.lr_scheduler_type=cosine", "trainer.lr_scheduler_kwargs={num_cycles=2}"]).unwrap();
     assert_eq!(table.trainer.lr_scheduler_kwargs.num_cycles, Some(2.0));
@@ -232,9 +233,9 @@ fn files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.toml");
     std::fs::write(&path, SMALL.replace("output_dir = \"runs/x\"\n", "")).unwrap();
-    assert_eq!(RunConfig::load(&path).unwrap().run.output_dir, Path::new("runs/small"));
+    assert_eq!(RunConfig::load(&path).unwrap().trainer.output_dir, Path::new("runs/small"));
     let set = RunConfig::load_with(&path, &["run.output_dir=elsewhere".into()]).unwrap();
-    assert_eq!(set.run.output_dir, Path::new("elsewhere"));
+    assert_eq!(set.trainer.output_dir, Path::new("elsewhere"));
 
     refused(RunConfig::load(folder.path().join("smal.toml")), &["smal.toml: no such config file", "small.toml"]);
     refused(RunConfig::load(folder.path()), &["expected a config file, got a folder", "small.toml"]);
@@ -248,23 +249,27 @@ fn files() {
 
 #[test]
 fn the_builder_checks_like_a_file() {
-    let builder = || {
-        RunConfig::builder("runs/x")
+    let run = || TrainingArguments::new("runs/x");
+    let of = |arguments: TrainingArguments| {
+        RunConfig::builder(arguments)
             .model(ModelSection::new(ModelKind::Gpt2).with_size("small").with("n_layer", 2))
             .data(DataSection::tokenized(Task::Clm, ["a.jsonl"]))
     };
-    let config = builder().device(DeviceKind::Cpu).on_existing(OnExisting::Overwrite).build().unwrap();
+    let config = of(TrainingArguments { on_existing: OnExisting::Overwrite, ..run() }).build().unwrap();
     assert_eq!(config.model.fields["n_layer"].as_integer(), Some(2));
     assert_eq!(RunConfig::parse(&config.to_toml().unwrap(), "x").unwrap().model, config.model);
-    let trainer = TrainerSection { learning_rate: f64::NAN, ..Default::default() };
-    refused(builder().trainer(trainer).build(), &["trainer.learning_rate: expected a finite number, got NaN"]);
-    let trainer = TrainerSection { warmup_steps: Interval::Ratio(1.5), ..Default::default() };
-    refused(builder().trainer(trainer).build(), &["trainer.warmup_steps: expected a ratio between 0 and 1, got 1.5"]);
-    let trainer = TrainerSection { seed: u64::MAX, max_tokens: Some(u64::MAX), ..Default::default() };
-    refused(builder().trainer(trainer).build(), &["trainer.max_tokens: expected at most"]);
-    refused(builder().tokenizer(TokenizerSection::train(4096)).build(), &["no text to learn a tokenizer from"]);
-    let config =
-        RunConfig::builder("x").model(ModelSection::from_pretrained("gpt2")).data(DataSection::text(Task::Clm, ["a"]));
+    let trainer = TrainingArguments { learning_rate: f64::NAN, ..run() };
+    refused(of(trainer).build(), &["trainer.learning_rate: expected a finite number, got NaN"]);
+    let trainer = TrainingArguments { warmup_steps: Interval::Ratio(1.5), ..run() };
+    refused(of(trainer).build(), &["trainer.warmup_steps: expected a ratio between 0 and 1, got 1.5"]);
+    let trainer = TrainingArguments { seed: u64::MAX, max_tokens: Some(u64::MAX), ..run() };
+    refused(of(trainer).build(), &["trainer.max_tokens: expected at most"]);
+    let sampler = TrainingArguments { sampler: Sampler::Sequential, ..run() };
+    refused(of(sampler).build(), &["trainer.sampler: is a setting of the data in a config", "set data.sampler"]);
+    refused(of(run()).tokenizer(TokenizerSection::train(4096)).build(), &["no text to learn a tokenizer from"]);
+    let config = RunConfig::builder(run())
+        .model(ModelSection::from_pretrained("gpt2"))
+        .data(DataSection::text(Task::Clm, ["a"]));
     let config =
         config.tokenizer(TokenizerSection::from_pretrained("t")).generation(GenerationSection::new("a")).build();
     assert!(config.is_ok());
@@ -278,12 +283,16 @@ fn what_is_written_reads_back_and_has_no_power() {
         ["a\u{85}\u{9b}31m\u{202e}b", "it's \\ \"\u{202e}", "'''\u{7f}\u{1b}[2J\n\t\u{2066}", "\\u0041\u{200f}\\"]
     {
         let mut config = parse("").unwrap();
-        config.run.output_dir = hostile.into();
+        config.trainer.output_dir = hostile.into();
         config.data.train = vec![hostile.into(), "plain".into(), hostile.into()];
         let text = config.to_toml().unwrap();
         assert_eq!(text.lines().map(kiln_core::error::printable).collect::<Vec<_>>().join("\n") + "\n", text);
         let read = RunConfig::parse(&text, "plan.toml").unwrap();
-        assert_eq!((&read.run.output_dir, &read.data.train), (&config.run.output_dir, &config.data.train), "{text}");
+        assert_eq!(
+            (&read.trainer.output_dir, &read.data.train),
+            (&config.trainer.output_dir, &config.data.train),
+            "{text}"
+        );
     }
 }
 

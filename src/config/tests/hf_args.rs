@@ -29,12 +29,12 @@ fn neutral_and_harmless_values_are_taken_and_listed() {
     )
     .unwrap();
     assert_eq!(
-        config.no_effect,
+        config.trainer.no_effect,
         ["push_to_hub, disable_tqdm, remove_unused_columns, dataloader_num_workers, ddp_find_unused_parameters, \
           ddp_timeout, local_rank, fsdp, tf32, accelerator_config"]
     );
     assert_eq!(config.trainer, parse("").unwrap().trainer);
-    assert!(parse("").unwrap().no_effect.is_empty());
+    assert!(parse("").unwrap().trainer.no_effect.is_empty());
     // An override may take back an argument of the file that would be refused.
     assert!(
         RunConfig::from_text(
@@ -45,7 +45,7 @@ fn neutral_and_harmless_values_are_taken_and_listed() {
             &[],
             &["trainer.push_to_hub=false".into(), "trainer.bf16=false".into()],
         )
-        .is_ok_and(|config| config.precision == Precision::F32)
+        .is_ok_and(|config| config.trainer.precision == Precision::F32)
     );
 }
 
@@ -58,20 +58,23 @@ fn arguments_that_set_other_keys() {
          do_train = true\ndo_eval = true",
     )
     .unwrap();
-    assert_eq!((config.run.on_existing, config.run.name.as_deref()), (OnExisting::Overwrite, Some("first try")));
-    assert_eq!((config.compiler_mode(), config.precision), (CompilerMode::Compiled, Precision::F16));
+    assert_eq!(
+        (config.trainer.on_existing, config.trainer.run_name.as_deref()),
+        (OnExisting::Overwrite, Some("first try"))
+    );
+    assert_eq!((config.trainer.compiler_mode(), config.trainer.precision), (CompilerMode::Compiled, Precision::F16));
     let trainer = &config.trainer;
     assert_eq!(trainer.activation_checkpointing, ActivationCheckpointing::Blocks);
     assert_eq!((trainer.logging_strategy, trainer.eval_delay), (LoggingStrategy::Epoch, 2.0));
     assert_eq!(trainer.log_level, LogLevel::Warning);
     assert!(trainer.save_only_model && trainer.full_determinism && trainer.do_train && trainer.do_eval);
-    assert!(config.no_effect.is_empty(), "{:?}", config.no_effect);
+    assert!(config.trainer.no_effect.is_empty(), "{:?}", config.trainer.no_effect);
     let read = RunConfig::parse(&config.to_toml().unwrap(), "written").unwrap();
     assert_eq!(read.trainer.do_eval, config.trainer.do_eval);
 
     let text = SMALL.replace("output_dir = \"runs/x\"\n", "");
     let config = RunConfig::parse(&format!("{text}output_dir = \"here\"\n"), "a.toml").unwrap();
-    assert_eq!(config.run.output_dir, Path::new("here"));
+    assert_eq!(config.trainer.output_dir, Path::new("here"));
 
     let of = |line: &str| parse(line).unwrap();
     let checkpointing = |line: &str| of(line).trainer.activation_checkpointing;
@@ -86,7 +89,7 @@ fn arguments_that_set_other_keys() {
     assert_eq!(over.unwrap().trainer.activation_checkpointing, ActivationCheckpointing::None);
 
     let resume = |line: &str| {
-        let run = of(line).run;
+        let run = of(line).trainer;
         (run.on_existing, run.resume_from_checkpoint)
     };
     assert_eq!(resume("resume_from_checkpoint = true"), (OnExisting::Resume, None));
@@ -94,21 +97,21 @@ fn arguments_that_set_other_keys() {
     let path = "runs/x/checkpoints/step-000004";
     let expected = (OnExisting::Resume, Some(path.into()));
     assert_eq!(resume(&format!("overwrite_output_dir = true\nresume_from_checkpoint = \"{path}\"")), expected);
-    assert_eq!(of("torch_compile = true\n[compiler]\ndebug = true").compiler_mode(), CompilerMode::Compiled);
+    assert_eq!(of("torch_compile = true\n[compiler]\ndebug = true").trainer.compiler_mode(), CompilerMode::Compiled);
     let both = "activation_checkpointing = true\ngradient_checkpointing = true";
     assert_eq!(checkpointing(both), ActivationCheckpointing::Blocks);
-    assert_eq!(of("torch_compile = false\n[compiler]\ndebug = true").compiler_mode(), CompilerMode::Compiled);
+    assert_eq!(of("torch_compile = false\n[compiler]\ndebug = true").trainer.compiler_mode(), CompilerMode::Compiled);
 }
 
 #[test]
 fn what_wins_is_what_wins_in_hugging_face() {
     let config = parse("max_steps = 5\nnum_train_epochs = 3.0").unwrap();
     assert_eq!(config.trainer.length(), RunLength::Steps(5));
-    assert_eq!(config.no_effect, ["num_train_epochs = 3.0: max_steps = 5 wins over it"]);
+    assert_eq!(config.trainer.no_effect, ["num_train_epochs = 3.0: max_steps = 5 wins over it"]);
 
     let config = laid("", &json!({ "warmup_ratio": 0.1, "warmup_steps": 3 }), &[]).unwrap();
     assert_eq!(config.trainer.warmup_steps, Interval::Steps(3));
-    assert_eq!(config.no_effect, ["warmup_ratio = 0.1: warmup_steps = 3 wins over it"]);
+    assert_eq!(config.trainer.no_effect, ["warmup_ratio = 0.1: warmup_steps = 3 wins over it"]);
     assert_eq!(parse("warmup_ratio = 0.1\nwarmup_steps = 0").unwrap().trainer.warmup_steps, Interval::Ratio(0.1));
     let over = |over: &str| laid("warmup_steps = 3", &json!({}), &[over]).unwrap().trainer.warmup_steps;
     assert_eq!(over("trainer.warmup_ratio=0.2"), Interval::Ratio(0.2));
@@ -119,7 +122,7 @@ fn what_wins_is_what_wins_in_hugging_face() {
     assert_eq!(parse("warmup_steps = 1.0").unwrap().trainer.warmup_steps, Interval::Steps(1));
     refused(parse("warmup_ratio = 1.5"), &["trainer.warmup_ratio: expected a ratio from 0 to 1, got 1.5"]);
 
-    let idle = |lines: &str| parse(lines).unwrap().no_effect;
+    let idle = |lines: &str| parse(lines).unwrap().trainer.no_effect;
     assert_eq!(idle("eval_strategy = \"no\"\neval_steps = 5"), ["eval_steps = 5: eval_strategy = \"no\""]);
     assert_eq!(idle("eval_steps = 5\neval_delay = 2").len(), 2);
     assert_eq!(laid("", &json!({ "max_steps": -2 }), &[]).unwrap().trainer.max_steps, None);
@@ -127,7 +130,11 @@ fn what_wins_is_what_wins_in_hugging_face() {
     for warm_up in ["warmup_steps = 10", "warmup_ratio = 0.5"] {
         let config = parse(&format!("lr_scheduler_type = \"constant\"\n{warm_up}")).unwrap();
         assert_eq!(config.trainer.warmup_steps, Interval::Steps(0));
-        assert!(config.no_effect[0].contains("the schedule `constant` has no warm-up"), "{:?}", config.no_effect);
+        assert!(
+            config.trainer.no_effect[0].contains("the schedule `constant` has no warm-up"),
+            "{:?}",
+            config.trainer.no_effect
+        );
     }
 }
 
@@ -181,7 +188,8 @@ fn a_value_of_another_kind_is_refused_whatever_the_argument() {
             let line = format!("{name} = {}", toml::Value::try_from(&value).unwrap());
             let config = RunConfig::parse(&format!("{text}{line}\n"), "a.toml");
             for (origin, read) in [("args.json", file), ("a.toml", config)] {
-                let error = read.map(|config| config.no_effect).expect_err(&format!("{name} = {value} in {origin}"));
+                let error =
+                    read.map(|config| config.trainer.no_effect).expect_err(&format!("{name} = {value} in {origin}"));
                 assert_eq!(error.exit_code(), 2, "{name} = {value}: {error}");
                 assert!(error.to_string().contains("expected") || error.to_string().contains("unknown"), "{error}");
             }
@@ -208,16 +216,16 @@ fn every_default_is_of_its_arguments_kind() {
 fn switches_are_read_as_hf_argument_parser_reads_them() {
     for off in [json!(false), json!(0), json!("false"), json!("False"), json!("no"), json!("0"), json!("f")] {
         let config = laid("", &json!({ "push_to_hub": off, "fp16": off, "logging_first_step": off }), &[]).unwrap();
-        assert_eq!((config.precision, config.trainer.logging_first_step), (Precision::F32, false));
-        assert_eq!(config.no_effect, ["1 argument that asks for nothing"]);
+        assert_eq!((config.trainer.precision, config.trainer.logging_first_step), (Precision::F32, false));
+        assert_eq!(config.trainer.no_effect, ["1 argument that asks for nothing"]);
     }
     for on in [json!(true), json!(1), json!("true"), json!("Yes"), json!("1"), json!("y")] {
         let config = laid("", &json!({ "bf16": on, "logging_first_step": on, "disable_tqdm": on }), &[]).unwrap();
-        assert_eq!((config.precision, config.trainer.logging_first_step), (Precision::Bf16, true));
+        assert_eq!((config.trainer.precision, config.trainer.logging_first_step), (Precision::Bf16, true));
         refused(laid("", &json!({ "push_to_hub": on }), &[]), &["trainer.push_to_hub", "not supported"]);
     }
     for off in [json!(false), json!(null), json!(""), json!({})] {
-        assert_eq!(laid("", &json!({ "deepspeed": off }), &[]).unwrap().no_effect.len(), 1);
+        assert_eq!(laid("", &json!({ "deepspeed": off }), &[]).unwrap().trainer.no_effect.len(), 1);
     }
     refused(laid("", &json!({ "deepspeed": "ds.json" }), &[]), &["trainer.deepspeed", "not supported"]);
 }
@@ -241,29 +249,33 @@ fn whole_files_of_both_releases() {
         let config =
             laid("max_steps = 9\nlearning_rate = 1e-3\nsave_total_limit = 2", &fixture(release, "defaults"), &[]);
         let config = config.unwrap();
-        let defaults = TrainerSection {
+        let defaults = TrainingArguments {
             num_train_epochs: Some(3.0),
             logging_steps: Some(500.into()),
             // Null asks for nothing.
             save_total_limit: Some(2),
-            ..TrainerSection::default()
+            ..TrainingArguments::default()
         };
         assert_eq!(config.trainer, defaults, "{release}");
-        assert_eq!(config.run.output_dir, Path::new("out"));
-        assert_eq!(config.no_effect.len(), 1, "{:?}", config.no_effect);
-        assert!(config.no_effect[0].ends_with("arguments that ask for nothing"), "{:?}", config.no_effect);
-        assert!(!config.no_effect[0].contains(','), "{:?}", config.no_effect);
+        assert_eq!(config.trainer.output_dir, Path::new("out"));
+        assert_eq!(config.trainer.no_effect.len(), 1, "{:?}", config.trainer.no_effect);
+        assert!(
+            config.trainer.no_effect[0].ends_with("arguments that ask for nothing"),
+            "{:?}",
+            config.trainer.no_effect
+        );
+        assert!(!config.trainer.no_effect[0].contains(','), "{:?}", config.trainer.no_effect);
 
         let config = laid("", &fixture(release, "run_glue"), &["data.task=clm"]).unwrap();
         let trainer = &config.trainer;
         assert_eq!((trainer.length(), trainer.learning_rate), (RunLength::Epochs(2.0), 2e-5));
         assert_eq!(trainer.warmup_steps, Interval::Ratio(0.06));
         assert_eq!((trainer.eval_strategy, trainer.save_strategy), (EvalStrategy::Epoch, SaveStrategy::Epoch));
-        assert_eq!((config.data.sampler, config.run.name.as_deref()), (Sampler::GroupByLength, Some("glue")));
+        assert_eq!((config.data.sampler, config.trainer.run_name.as_deref()), (Sampler::GroupByLength, Some("glue")));
         assert_eq!(trainer.report_to, [Integration::TensorBoard]);
         assert!(trainer.do_train && trainer.do_eval && trainer.load_best_model_at_end);
         for name in ["dataloader_num_workers", "ddp_find_unused_parameters", "label_names"] {
-            assert!(config.no_effect[0].contains(name), "{:?}", config.no_effect);
+            assert!(config.trainer.no_effect[0].contains(name), "{:?}", config.trainer.no_effect);
         }
 
         let config = laid("num_train_epochs = 7", &fixture(release, "run_clm"), &["trainer.seed=9"]).unwrap();
@@ -272,9 +284,14 @@ fn whole_files_of_both_releases() {
         assert_eq!(trainer.lr_scheduler_type, SchedulerType::CosineWithMinLr);
         assert_eq!(trainer.lr_scheduler_kwargs.min_lr_rate, Some(0.1));
         assert_eq!(trainer.activation_checkpointing, ActivationCheckpointing::Blocks);
-        assert_eq!((config.device.kind, trainer.save_only_model, trainer.do_train), (DeviceKind::Cpu, true, true));
-        assert!(config.no_effect.iter().any(|line| line.contains("num_train_epochs = 3.0: max_steps = 6 wins")));
-        assert!(config.no_effect.iter().any(|line| line.contains("do_train = false: eval_strategy")));
+        assert_eq!(
+            (config.trainer.device.kind, trainer.save_only_model, trainer.do_train),
+            (DeviceKind::Cpu, true, true)
+        );
+        assert!(
+            config.trainer.no_effect.iter().any(|line| line.contains("num_train_epochs = 3.0: max_steps = 6 wins"))
+        );
+        assert!(config.trainer.no_effect.iter().any(|line| line.contains("do_train = false: eval_strategy")));
     }
 }
 
@@ -291,13 +308,13 @@ fn one_argument_of_a_file_at_a_time() {
     assert!(!over.trainer.do_train);
 
     // Named by the user; the default of transformers 4 is not.
-    let logs = |at: &str| of(json!({ "output_dir": "out", "logging_dir": at })).no_effect;
+    let logs = |at: &str| of(json!({ "output_dir": "out", "logging_dir": at })).trainer.no_effect;
     assert_eq!(logs("logs"), ["logging_dir"]);
     assert_eq!(logs("out/runs/Jan01_00-00-00_host"), ["1 argument that asks for nothing"]);
 
     let config = of(json!({ "report_to": ["tensorboard", "wandb"] }));
     assert_eq!(config.trainer.report_to, [Integration::TensorBoard]);
-    assert_eq!(config.no_effect, ["report_to wandb"]);
+    assert_eq!(config.trainer.no_effect, ["report_to wandb"]);
     for (report_to, boards) in [(json!("none"), 0), (json!("all"), 1), (json!([]), 0), (json!(["all"]), 1)] {
         assert_eq!(of(json!({ "report_to": report_to })).trainer.report_to.len(), boards);
     }
@@ -311,16 +328,17 @@ fn one_argument_of_a_file_at_a_time() {
     assert_eq!(kwargs.trainer.lr_scheduler_kwargs, SchedulerKwargs { power: Some(2.0), ..Default::default() });
     let unused =
         of(json!({ "optim": "sgd", "adam_beta1": 0.8, "metric_for_best_model": "loss", "greater_is_better": false }));
-    assert_eq!(unused.no_effect, ["metric_for_best_model, greater_is_better, adam_beta1"]);
+    assert_eq!(unused.trainer.no_effect, ["metric_for_best_model, greater_is_better, adam_beta1"]);
     assert_eq!(of(json!({ "adafactor": true, "optim": "adamw_torch_fused" })).trainer.optim, OptimizerName::Adafactor);
     let old =
         of(json!({ "evaluation_strategy": "epoch", "eval_strategy": "no", "per_gpu_train_batch_size": 3 })).trainer;
     assert_eq!((old.eval_strategy, old.per_device_train_batch_size), (EvalStrategy::Epoch, 3.into()));
     assert!(
-        of(json!({ "_n_gpu": 1, "_frozen": true, "an_argument_of_tomorrow": null })).no_effect[0].starts_with("3 ")
+        of(json!({ "_n_gpu": 1, "_frozen": true, "an_argument_of_tomorrow": null })).trainer.no_effect[0]
+            .starts_with("3 ")
     );
     let config = laid("overwrite_output_dir = true", &json!({ "overwrite_output_dir": false }), &[]).unwrap();
-    assert_eq!(config.run.on_existing, OnExisting::Fail);
+    assert_eq!(config.trainer.on_existing, OnExisting::Fail);
     // An override wins over the file of arguments, which wins over the config file.
     let three = laid(
         "learning_rate = 1\nweight_decay = 1",
@@ -329,7 +347,7 @@ fn one_argument_of_a_file_at_a_time() {
     );
     let trainer = three.unwrap().trainer;
     assert_eq!((trainer.learning_rate, trainer.weight_decay), (3.0, 2.0));
-    let precision = laid("", &json!({ "bf16": true }), &["precision=f32"]).unwrap().precision;
+    let precision = laid("", &json!({ "bf16": true }), &["precision=f32"]).unwrap().trainer.precision;
     assert_eq!(precision, Precision::F32);
 }
 

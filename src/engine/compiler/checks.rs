@@ -2,7 +2,8 @@
 
 use kiln_core::error::{Error, Result};
 
-use crate::config::{CompilerMode, DeviceKind, TrainingCompilerConfig, Verify};
+use crate::engine::compiler::settings::{TrainingCompilerConfig, Verify};
+use crate::engine::settings::{CompilerMode, DeviceKind};
 
 /// When a run under `compiler` checks itself: never where nothing was asked for, and never a native
 /// one.

@@ -4,7 +4,8 @@
 
 use kiln_models::Operator;
 
-use crate::config::{AutotuneLevel, DeviceKind, FusedOps, Switch, TrainingCompilerConfig};
+use crate::engine::compiler::settings::{FusedOps, TrainingCompilerConfig};
+use crate::engine::settings::{AutotuneLevel, DeviceKind, Switch};
 
 /// A column, or one operator of the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use kiln_core::files::{read_json_if_there, write_whole};
 use kiln_core::words::json_words;
 use serde::{Deserialize, Serialize};
 
-use crate::config::CompilerMode;
 use crate::engine::handover::Engine;
+use crate::engine::settings::CompilerMode;
 
 /// The file in the run folder that holds the choice.
 pub const FILE: &str = "compiler.json";

@@ -6,13 +6,15 @@
 pub mod columns;
 pub mod checks;
 pub mod decision;
+pub mod settings;
 #[cfg(feature = "compiler")]
 pub(crate) mod observe;
 #[cfg(feature = "compiler")]
 pub(crate) mod records;
 
-use crate::config::{CompilerMode, DeviceKind, Switch, TrainingCompilerConfig};
+use crate::engine::compiler::settings::TrainingCompilerConfig;
 use crate::engine::handover::Engine;
+use crate::engine::settings::{CompilerMode, DeviceKind, Switch};
 
 /// Amazon SageMaker Training Compiler's start-up lines, which scripts look for, in its order; none
 /// for a native run.

@@ -11,7 +11,7 @@ use kiln_models::ops::in_place::{Written, accumulate, overwrite, row_major};
 use kiln_models::ops::list::TensorList;
 
 use super::batch::tracked;
-use crate::config::ActivationCheckpointing;
+use crate::optim::backward::ActivationCheckpointing;
 use crate::optim::backward::{DropoutSeed, GradientPass};
 use crate::optim::gradient::{global_norm, scale_and_norm_by};
 use crate::optim::in_place::InPlace;

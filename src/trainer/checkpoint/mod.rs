@@ -506,7 +506,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::config::TrainerSection;
+    use crate::arguments::TrainingArguments;
 
     fn state(step: u64) -> State {
         State {
@@ -524,7 +524,7 @@ mod tests {
             metrics_rows: step,
             pending_evaluation: false,
             seconds: 1.5,
-            best: Best::new(&crate::plan::SavingPlan::of(&TrainerSection::default(), 1)),
+            best: Best::new(&crate::plan::SavingPlan::of(&TrainingArguments::default(), 1)),
             scaler: Some(ScalerState { scale: 65536.0, growth_tracker: 1, skipped: 0, applied: step }),
             outliers: Some(OutlierState { loss: [0.1, 3.4e38].into(), grad_norm: [1e-7].into(), skipped: 0 }),
             promise: serde_json::from_value(json!({"fingerprint": "", "settings": {"training examples": 20}})).unwrap(),

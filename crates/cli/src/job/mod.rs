@@ -119,15 +119,15 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
     [&contract.output, &contract.model, &contract.checkpoints].into_iter().try_for_each(|path| make(path))?;
     let file = contract.output.join(CONFIG);
     write_whole(&file, config.to_toml()?.as_bytes())?;
-    left.iter().chain(&config.no_effect).try_for_each(|line| say(format!("hyperparameters: {line}")))?;
+    left.iter().chain(&config.trainer.no_effect).try_for_each(|line| say(format!("hyperparameters: {line}")))?;
     // The folder of checkpoints is that of the first machine: rank 0 alone writes.
     let mut clock = Clock::start((own == 0).then_some(&contract.checkpoints))?;
     let ended = train(&contract, own, ranks, &file, folder.path(), &mut clock);
     let published = match &ended {
-        Ok(Ended { error: None, .. }) => results::publish(&contract, &config.run.output_dir),
+        Ok(Ended { error: None, .. }) => results::publish(&contract, &config.trainer.output_dir),
         _ => {
             // The error of the training is the one to tell.
-            if let Err(error) = results::publish(&contract, &config.run.output_dir) {
+            if let Err(error) = results::publish(&contract, &config.trainer.output_dir) {
                 tracing::warn!("{error}");
             }
             Ok(())
@@ -159,7 +159,7 @@ fn ranks(contract: &Contract, config: &RunConfig, asked: &Asked, said: &mut Vec<
         ))
         .help("give the number for each machine by the hyperparameter n_gpus")),
         (None, None, Some((gpus @ 2.., given))) => {
-            let device = device::select(config.device.kind, config.device.index)?.kind;
+            let device = device::select(config.trainer.device.kind, config.trainer.device.index)?.kind;
             if device != DeviceKind::Cpu {
                 return Ok(*gpus);
             }

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use kiln::config::{
-    BatchScaling, DataSection, DeviceKind, DeviceSection, ModelSection, RunConfig, Sampler, SaveStrategy,
-    SchedulerType, Task, TrainBatchSize, TrainerSection,
+    BatchScaling, DataSection, DeviceArguments, DeviceKind, ModelSection, RunConfig, Sampler, SaveStrategy,
+    SchedulerType, Task, TrainBatchSize, TrainingArguments,
 };
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{write_json, write_whole};
@@ -113,13 +113,12 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
     };
     write_json(&folder.join("case.json"), &file)?;
     let mut config = RunConfig {
-        precision: case.precision,
         model: ModelSection::from_pretrained(model_folder.to_string_lossy()),
         data: DataSection {
             sampler: Sampler::Sequential,
             ..DataSection::tokenized(case.task, [data.to_string_lossy()])
         },
-        trainer: TrainerSection {
+        trainer: TrainingArguments {
             // Longer than any measurement.
             max_steps: Some(1_000_000),
             per_device_train_batch_size: batch.map_or(TrainBatchSize::Auto, TrainBatchSize::Size),
@@ -128,14 +127,15 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
             max_grad_norm: MAX_GRAD_NORM,
             save_strategy: SaveStrategy::No,
             dataloader_drop_last: true,
-            ..TrainerSection::default()
+            precision: case.precision,
+            device: DeviceArguments { kind, index: 0 },
+            ..TrainingArguments::default()
         },
-        device: DeviceSection { kind, index: 0 },
         ..RunConfig::default()
     };
     if batch.is_none() {
         // An optimizer step is one micro-batch of whatever size is found.
-        config.batch.scaling = BatchScaling::Grow;
+        config.trainer.batch.scaling = BatchScaling::Grow;
     }
     Ok(Prepared { folder: folder.into(), config })
 }
@@ -201,7 +201,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let prepared = prepare(case, &suite.review_lengths, DeviceKind::Cpu, folder.path()).unwrap();
             let mut config = prepared.config;
-            config.run.output_dir = folder.path().join("run");
+            config.trainer.output_dir = folder.path().join("run");
             let (micro, rows) = match case.batch {
                 CaseBatch::Size(size) => (size, size * BATCHES),
                 CaseBatch::Max => {

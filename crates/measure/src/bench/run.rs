@@ -165,7 +165,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&CaseReport) -> Result<()>) ->
                 let message = format!("--peer: {} needs a suite, whose cases are written down for it", peer.name);
                 return Err(Error::config(message).help("--suite cpu"));
             }
-            let kind = device::select(config.device.kind, config.device.index)?.kind;
+            let kind = device::select(config.trainer.device.kind, config.trainer.device.index)?.kind;
             let defaults = if kind == DeviceKind::Cpu { (3, 5, 4, true) } else { (20, 3, 60, false) };
             (title.clone(), kind, defaults, true)
         }
@@ -300,7 +300,7 @@ fn measure(
     let variants = variants.map(|it| (it.name.as_str(), CompilerMode::Compiled, Some(it.set.clone())));
     for (name, mode, set) in modes.chain(variants) {
         let mut config = config.training_only(folder.join(name), turns.logging);
-        config.set_compiler(mode);
+        config.trainer.set_compiler(mode);
         config.trainer.logging_first_step = true;
         let file = folder.join(format!("{name}.toml"));
         if let Some(set) = set {

@@ -43,14 +43,14 @@ pub(super) struct Ablation {
 
 /// The ablations of `base`, whose native plan is `planned`, and a note on parts without an arm.
 pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<(Vec<Ablation>, String)> {
-    let compiler = base.compiler.clone().unwrap_or_default();
+    let compiler = base.trainer.compiler.clone().unwrap_or_default();
     let kind = planned.engine.device.kind;
     let dtype = planned.engine.precision.dtype();
     let fused = operators::fused(&compiler.fused_ops, kind, dtype);
     let without = |column: Column, name: &str, label: String| {
         let mut config = base.clone();
-        config.set_compiler(CompilerMode::Compiled);
-        column.switch_off(config.compiler.get_or_insert_default(), &fused);
+        config.trainer.set_compiler(CompilerMode::Compiled);
+        column.switch_off(config.trainer.compiler.get_or_insert_default(), &fused);
         Ablation { name: format!("compiled-{name}"), label, config }
     };
     let mut arms = Vec::new();

@@ -172,7 +172,7 @@ pub fn arms(base: &RunConfig, wanted: &Wanted, planned: &RunPlan) -> Result<(Vec
             let (changes, runs) = (changes.into_iter().flatten().collect(), Vec::new());
             let runs = Arm { name, label, role, changes, point, runs, process_seconds: Vec::new(), failure: None };
             let mut config = config;
-            config.set_compiler(mode);
+            config.trainer.set_compiler(mode);
             all.push(PlannedArm { config, runs });
         };
     let at = |batch: usize| format!("batch {batch}");
@@ -223,18 +223,18 @@ fn with_batch(base: &RunConfig, batch: usize) -> (RunConfig, String) {
     let mut config = base.clone();
     let trainer = &mut config.trainer;
     let micro = trainer.per_device_train_batch_size.size().unwrap_or(1);
-    let global = config.batch.global_batch_size.unwrap_or(micro.saturating_mul(trainer.gradient_accumulation_steps));
+    let global = trainer.batch.global_batch_size.unwrap_or(micro.saturating_mul(trainer.gradient_accumulation_steps));
     let accumulation = global / micro;
     trainer.per_device_train_batch_size = batch.into();
     let how = if global.is_multiple_of(batch) {
         trainer.gradient_accumulation_steps = global / batch;
         format!("batch {batch}: the global batch stays, {global} = {batch} x {} micro-batches", global / batch)
     } else {
-        (config.batch.global_batch_size, trainer.gradient_accumulation_steps) = (None, accumulation);
+        (trainer.batch.global_batch_size, trainer.gradient_accumulation_steps) = (None, accumulation);
         format!(
             "batch {batch}: the global batch grows from {global} to {batch} x {accumulation} = {}; {}",
             batch.saturating_mul(accumulation),
-            match (base.learning_rate.scaling, base.learning_rate.reference_batch) {
+            match (base.trainer.learning_rate_scaling.scaling, base.trainer.learning_rate_scaling.reference_batch) {
                 (LrScaling::None, _) | (_, None) => "[learning_rate] does not scale the learning rate with it",
                 _ => "the learning rate follows it, as [learning_rate] says",
             }
@@ -306,7 +306,7 @@ mod tests {
         expected.extend(operators.map(|operator| format!("compiled-no-{operator}")));
         assert_eq!(of(Ablate::Operators), expected);
         let mut off = RunConfig::default();
-        off.compiler.get_or_insert_default().fused_ops = kiln::config::Switch::Off.into();
+        off.trainer.compiler.get_or_insert_default().fused_ops = kiln::config::Switch::Off.into();
         let error = arms(&off, &Wanted { ablate: Some(Ablate::Columns), ..Wanted::default() }).unwrap_err();
         assert!(error.to_string().contains("nothing of the compiler can be switched off"), "{error}");
     }

@@ -68,17 +68,17 @@ pub fn run(
     options.wanted.check()?;
     let out = match &options.out {
         Some(out) => out.clone(),
-        None => PathBuf::from(format!("{}-compare", base.output_dir()?.display())),
+        None => PathBuf::from(format!("{}-compare", base.trainer.expanded_output_dir()?.display())),
     };
-    output::check(&out, FILE, base.run.on_existing)?;
-    let device = device::select(base.device.kind, base.device.index)?;
+    output::check(&out, FILE, base.trainer.on_existing)?;
+    let device = device::select(base.trainer.device.kind, base.trainer.device.index)?;
     let is_cpu = device.kind == DeviceKind::Cpu;
     let programs = Programs::find(device.kind)?;
     let programs = match &options.compiled_program {
         Some(program) => programs.with_compiled(program.clone()),
         None => programs,
     };
-    if base.compiler.as_ref().is_some_and(|compiler| compiler.fusion == Switch::Off) && !is_cpu {
+    if base.trainer.compiler.as_ref().is_some_and(|compiler| compiler.fusion == Switch::Off) && !is_cpu {
         return Err(Error::config(
             "compiler.fusion = \"off\": a run without Burn's fusion is neither native nor compiled",
         )
@@ -94,7 +94,7 @@ pub fn run(
     notes.push(note);
     notes.push("token cache: warm, the text was tokenised before the first run".into());
     notes.push(tuning_cache(is_cpu)?);
-    if arms.iter().any(|arm| arm.config.compiler_mode() == CompilerMode::Compiled) {
+    if arms.iter().any(|arm| arm.config.trainer.compiler_mode() == CompilerMode::Compiled) {
         verify(base)?;
     }
     say("measuring the device's matrix products")?;
@@ -225,7 +225,7 @@ fn is_out_of_memory(end: &Answer<f64>) -> bool {
 
 /// A run of `arm` whose config goes to `file`.
 fn participant(arm: &PlannedArm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<Participant> {
-    let program = programs.of(config.compiler_mode());
+    let program = programs.of(config.trainer.compiler_mode());
     let mut participant = Participant::kiln(&arm.runs.name, program, config, file, repeat::PATIENCE)?;
     // As any run does: a comparison counts what the end of a run takes.
     participant.arguments.push("--model".into());
@@ -236,9 +236,9 @@ fn participant(arm: &PlannedArm, config: &RunConfig, file: PathBuf, programs: &P
 /// another build.
 fn plannable(config: &RunConfig, out: &Path, is_cpu: bool) -> RunConfig {
     let mut config = config.clone();
-    config.run.output_dir = out.into();
+    config.trainer.output_dir = out.into();
     if !is_cpu && Engine::this() == Engine::Compiled {
-        config.set_compiler(CompilerMode::Compiled);
+        config.trainer.set_compiler(CompilerMode::Compiled);
     }
     config
 }
@@ -257,10 +257,10 @@ fn check_arms(
     let mut expected = Vec::new();
     for arm in arms {
         let mut config = arm.config.clone();
-        config.run.output_dir = out.into();
+        config.trainer.output_dir = out.into();
         if !is_cpu {
             let what = format!("arm {}", arm.runs.name);
-            in_a_process(programs.of(config.compiler_mode()), &config, &what, |command, file| {
+            in_a_process(programs.of(config.trainer.compiler_mode()), &config, &what, |command, file| {
                 command.arg("plan").arg(file);
             })?;
             // For the lengths alone, which no mode changes.

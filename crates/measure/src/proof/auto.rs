@@ -85,7 +85,7 @@ pub fn trainer<T: TrainingTask>(session: Session<T>) -> Result<Trainer<T>> {
 pub fn between_engines(session: &Session, runner: &mut Runner<'_>) -> Result<Decision> {
     let mut failed = None;
     let tried = try_engines(session, &mut |config, steps, look| {
-        runner(config, steps, look).inspect_err(|error| failed = Some((config.compiler_mode(), error.kind())))
+        runner(config, steps, look).inspect_err(|error| failed = Some((config.trainer.compiler_mode(), error.kind())))
     });
     match (tried, failed) {
         (

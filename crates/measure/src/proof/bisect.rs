@@ -62,7 +62,7 @@ pub fn bisect(
     let all = computed_and_captured(&compiled, steps, runner)?;
     let fused = Operator::ALL.into_iter().filter(|operator| all.0.fused.iter().any(|name| name == operator.name()));
     let fused = fused.collect::<Vec<_>>();
-    let settings = compiled.compiler.clone().unwrap_or_default();
+    let settings = compiled.trainer.compiler.clone().unwrap_or_default();
     // The operators are columns by themselves here.
     let on = Column::on(&settings, all.0.device, &[]).into_iter();
     let on = on.filter(|column| *column != Column::Graph || all.0.captures);
@@ -82,7 +82,7 @@ pub fn bisect(
     let computed = report(&first, &again, &(all.0.clone(), None))?.difference.is_some();
     let without = |column: Column| {
         let mut config = compiled.clone();
-        column.switch_off(config.compiler.get_or_insert_default(), &fused);
+        column.switch_off(config.trainer.compiler.get_or_insert_default(), &fused);
         config
     };
     if parity.difference.is_some() {
@@ -117,7 +117,7 @@ pub fn bisect(
             together = true;
             for operator in &fused {
                 let mut alone = compiled.clone();
-                alone.compiler.get_or_insert_default().fused_ops = only(vec![*operator]);
+                alone.trainer.compiler.get_or_insert_default().fused_ops = only(vec![*operator]);
                 if !same(&alone, format!("{} alone", operator.name()), true)? {
                     to_blame.push(Column::Operator(*operator));
                 }
@@ -161,14 +161,14 @@ mod tests {
 
     fn config() -> RunConfig {
         let mut config = RunConfig::default();
-        config.set_compiler(CompilerMode::Compiled);
+        config.trainer.set_compiler(CompilerMode::Compiled);
         config
     }
 
     /// The columns of `config` on a device of kind `kind`, with every operator by itself.
     fn columns(config: &RunConfig, kind: DeviceKind) -> Vec<Column> {
         let compiled = |compiler: &&kiln::config::TrainingCompilerConfig| compiler.enabled == CompilerMode::Compiled;
-        let Some(compiler) = config.compiler.as_ref().filter(compiled) else { return Vec::new() };
+        let Some(compiler) = config.trainer.compiler.as_ref().filter(compiled) else { return Vec::new() };
         let fused = operators::fused(&compiler.fused_ops, kind, FloatDType::F32);
         let on = Column::on(compiler, kind, &fused);
         fused.into_iter().map(Column::Operator).chain(on).collect()

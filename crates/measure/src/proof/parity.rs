@@ -68,7 +68,7 @@ impl Report {
 /// `config` in the mode `mode`, as a run of its own.
 pub(super) fn in_mode(config: &RunConfig, mode: CompilerMode) -> RunConfig {
     let mut config = config.clone();
-    config.set_compiler(mode);
+    config.trainer.set_compiler(mode);
     config
 }
 

@@ -88,7 +88,7 @@ pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result
 /// # Errors
 /// Any error of the runs.
 pub fn verify(config: &RunConfig, runner: &Runner<'_>) -> Result<Report> {
-    verify_in(config, [config.compiler_mode(); 2], runner)
+    verify_in(config, [config.trainer.compiler_mode(); 2], runner)
 }
 
 /// Compares a run of `config` with one that is stopped and resumed, for the four ways to go from
@@ -107,8 +107,8 @@ fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) 
     let folder = scratch()?;
     let run = |name: &str, before_stop: bool, mode: CompilerMode| -> Result<u64> {
         let mut config = config.training_only(folder.path().join(name), 1);
-        config.set_compiler(mode);
-        config.run.on_existing = OnExisting::Resume;
+        config.trainer.set_compiler(mode);
+        config.trainer.on_existing = OnExisting::Resume;
         runner(&Part { config, before_stop, without_dropout: modes[0] != modes[1] })?;
         let saved = checkpoint::list(&folder.path().join(name).join(checkpoint::FOLDER))?;
         Ok(saved.into_iter().map(|(step, _)| step).max().unwrap_or_default())

@@ -264,7 +264,7 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
     }
     let modes = match options.mode.or(section.mode) {
         Some(modes) => modes.list(),
-        None => match first.compiler_mode() {
+        None => match first.trainer.compiler_mode() {
             CompilerMode::Auto => Modes::Both.list(),
             mode => vec![mode],
         },

@@ -162,7 +162,7 @@ pub fn tune(
     // A limit beyond what the clock can tell is none.
     let deadline = options.time_limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut config = config.clone();
-    config.set_compiler(mode);
+    config.trainer.set_compiler(mode);
     let session = open(probe(&config))?;
     let probe = session.plan();
     let (budget_mib, because) = options.budget(&probe.engine.device, sharers(&config, probe.engine.device.kind))?;
@@ -247,14 +247,14 @@ fn try_size(
     let trial = trial_config(probe, batch, options.steps_per_trial, accumulates(config), folder)?;
     let (file, report) = (folder.join("trial.toml"), folder.join("report.json"));
     // A trial that was ended leaves a folder that is no run yet.
-    if trial.run.output_dir.exists() {
-        let left = &trial.run.output_dir;
+    if trial.trainer.output_dir.exists() {
+        let left = &trial.trainer.output_dir;
         std::fs::remove_dir_all(left).map_err(|error| Error::io(format!("remove {}", left.display()), &error))?;
     }
     write_whole(&file, trial.to_toml()?.as_bytes())?;
     let mut command = Command::new(&options.program);
     command.arg("trial-batch").arg(&file).arg("--out").arg(&report);
-    command.args(["--devices", &config.devices.count.to_string()]);
+    command.args(["--devices", &config.trainer.devices.count.to_string()]);
     process::run(&mut command, folder, &report, watch)
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use burn::optim::GradientsParams;
 use kiln::config::{
-    BatchSection, DeviceKind, LearningRateSection, OnExisting, RunConfig, Sampler, SaveStrategy, SchedulerKwargs,
+    BatchArguments, DeviceKind, LearningRateScaling, OnExisting, RunConfig, Sampler, SaveStrategy, SchedulerKwargs,
     SchedulerType, TokenizerSection,
 };
 use kiln::distributed::World;
@@ -56,7 +56,7 @@ pub fn trial_config(
     let config = session.config();
     let given = &config.trainer;
     let mut config = config.training_only(folder.join("run"), 1);
-    config.run.on_existing = OnExisting::Overwrite;
+    config.trainer.on_existing = OnExisting::Overwrite;
     if let (Some(tokenizer), Some(_)) = (&session.task.tokenizer, config.tokenizer.train_vocab_size) {
         // Learned once, not in every trial.
         let learned = folder.join("tokenizer");
@@ -66,7 +66,8 @@ pub fn trial_config(
         }
         config.tokenizer = TokenizerSection::from_pretrained(learned.to_string_lossy());
     }
-    (config.batch, config.learning_rate) = (BatchSection::default(), LearningRateSection::default());
+    (config.trainer.batch, config.trainer.learning_rate_scaling) =
+        (BatchArguments::default(), LearningRateScaling::default());
     let trainer = &mut config.trainer;
     trainer.per_device_train_batch_size = batch.into();
     trainer.gradient_accumulation_steps = if accumulates { 2 } else { 1 };

@@ -1,14 +1,14 @@
-//! `[batch]` and `[learning_rate]`: how the batch of an optimizer step comes about, and how the
-//! learning rate follows it. The micro-batch and the accumulation themselves have Hugging Face's
-//! names and stand in `[trainer]`; here stands the goal that they serve. The arithmetic of the
+//! How the batch of an optimizer step comes about, and how the learning rate follows it. The
+//! micro-batch and the accumulation themselves have Hugging Face's names and are arguments of the
+//! Trainer; here stands the goal that they serve. The arithmetic of the
 //! learning rate is here too, since it needs nothing but these two sections; the batch's is the
 //! plan's.
 
 use kiln_core::choices;
+use kiln_core::values::{CountReader, some_count};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::values::{CountReader, some_count};
 use crate::distributed::Devices;
 
 choices! {
@@ -46,7 +46,7 @@ choices! {
 /// `[batch]`: the batch of an optimizer step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct BatchSection {
+pub struct BatchArguments {
     /// The number that stays when the micro-batch changes. Default: `fixed`.
     pub scaling: BatchScaling,
     /// Examples of an optimizer step; `trainer.gradient_accumulation_steps` follows from it. The
@@ -56,7 +56,7 @@ pub struct BatchSection {
     pub global_batch_size: Option<usize>,
 }
 
-impl Default for BatchSection {
+impl Default for BatchArguments {
     fn default() -> Self {
         Self { scaling: BatchScaling::Fixed, global_batch_size: None }
     }
@@ -65,7 +65,7 @@ impl Default for BatchSection {
 /// `[learning_rate]`: how `trainer.learning_rate` follows the batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct LearningRateSection {
+pub struct LearningRateScaling {
     /// The rule. Default: `none`.
     pub scaling: LrScaling,
     /// The batch that `trainer.learning_rate` was chosen for. Required unless the rule is `none`.
@@ -75,7 +75,7 @@ pub struct LearningRateSection {
     pub scope: BatchScope,
 }
 
-impl Default for LearningRateSection {
+impl Default for LearningRateScaling {
     fn default() -> Self {
         Self { scaling: LrScaling::None, reference_batch: None, scope: BatchScope::Global }
     }
@@ -90,7 +90,7 @@ pub struct ScaledRate {
     pub because: Option<String>,
 }
 
-impl LearningRateSection {
+impl LearningRateScaling {
     /// `base` for optimizer steps of `per_device` examples on each of `devices`. In the order in
     /// which SageMaker's documents write it, `base / reference * batch * num_gpus *
     /// instance_count`, so that the result is theirs to the last bit.
@@ -205,8 +205,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn section(scaling: LrScaling, reference: usize, scope: BatchScope) -> LearningRateSection {
-        LearningRateSection { scaling, reference_batch: Some(reference), scope }
+    fn section(scaling: LrScaling, reference: usize, scope: BatchScope) -> LearningRateScaling {
+        LearningRateScaling { scaling, reference_batch: Some(reference), scope }
     }
 
     /// `learning_rate_native / batch_size_native * batch_size`, with SageMaker's table of batch
@@ -262,7 +262,7 @@ mod tests {
         let scaled = section(LrScaling::Sqrt, 32, BatchScope::Global).scaled(5e-5, 128, Devices::default());
         assert_eq!(scaled.rate, 1e-4);
         assert_eq!(scaled.because.unwrap(), "5e-5 x sqrt(128 / 32) (global) = 1e-4");
-        let none = LearningRateSection::default().scaled(5e-5, 128, Devices { count: 4, nodes: 1 });
+        let none = LearningRateScaling::default().scaled(5e-5, 128, Devices { count: 4, nodes: 1 });
         assert_eq!(none, ScaledRate { rate: 5e-5, because: None });
     }
 

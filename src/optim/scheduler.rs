@@ -1,11 +1,10 @@
-//! The learning-rate schedule in a config file: its name and its own arguments, both Hugging
-//! Face's. The values themselves come from [`crate::optim::schedule`].
+//! The arguments of the learning-rate schedule: its name and its own arguments, both Hugging
+//! Face's. The values themselves come from [`schedule`](super::schedule).
 
 use kiln_core::choices;
 use kiln_core::error::{Error, Result, nearest};
+use kiln_core::values::some_count;
 use serde::{Deserialize, Serialize};
-
-use super::values::some_count;
 
 choices! {
     /// The learning-rate schedules of transformers 5.23 that are functions of the step alone.

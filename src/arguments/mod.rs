@@ -1,25 +1,41 @@
-//! `[trainer]`: the hyperparameters, by the names and with the defaults of Hugging Face's
-//! `TrainingArguments`. All arguments of `TrainingArguments`, with earlier spellings and those that
-//! have no effect, are in `hugging_face.rs`.
+//! The arguments of the [`Trainer`](crate::Trainer), by the names and with the defaults of Hugging
+//! Face's `TrainingArguments`: values alone, which know no file. The serialised form of
+//! [`TrainingArguments`] is the section `[trainer]` of a config file; its last fields, which have
+//! sections of their own there, have none.
 
+mod batch;
+mod check;
+mod distributed;
+mod names;
+mod values;
+
+use std::path::PathBuf;
+
+pub use batch::{BatchArguments, BatchScaling, BatchScope, LearningRateScaling, LrScaling, ScaledRate, TrainBatchSize};
+pub use distributed::{DdpBackend, DistributedArguments};
+use kiln_core::error::Result;
+use kiln_core::values::{count, count_or_minus_one, number_or_minus_one, seed, some_count, strings};
+use kiln_core::variables;
+use kiln_data::settings::{PaddingStrategy, Sampler};
+pub use names::{EvalStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy};
 use serde::{Deserialize, Serialize};
+use values::integrations;
+pub use values::{ClassWeights, Interval, StepSize};
 
-use super::batch::TrainBatchSize;
-use super::names::{
-    Accumulation, ActivationCheckpointing, EvalStrategy, Integration, LogLevel, LoggingStrategy, SaveStrategy,
-};
-use super::optimizer::{OptimArgs, OptimizerName};
-use super::scheduler::{SchedulerKwargs, SchedulerType};
-use super::values::{
-    ClassWeights, Interval, count, count_or_minus_one, integrations, number_or_minus_one, seed, some_count, strings,
-};
+use crate::distributed::Devices;
+use crate::engine::compiler::settings::{TrainingCompilerConfig, Verify};
+use crate::engine::settings::{CompilerMode, DeviceArguments, Precision};
+use crate::optim::arguments::{OptimArgs, OptimizerName};
+use crate::optim::backward::ActivationCheckpointing;
+use crate::optim::loss::Accumulation;
+use crate::optim::scheduler::{SchedulerKwargs, SchedulerType};
 
-/// `[trainer]`: how the model is trained. One of `max_steps`, `num_train_epochs` and `max_tokens`
-/// is given; it sets the length of the run and of the learning-rate schedule. Beside `max_steps`,
-/// `num_train_epochs` has no effect.
+/// How a model is trained. One of `max_steps`, `num_train_epochs` and `max_tokens` is given; it sets
+/// the length of the run and of the learning-rate schedule. Beside `max_steps`, `num_train_epochs`
+/// has no effect.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct TrainerSection {
+pub struct TrainingArguments {
     /// Length of the run in optimizer steps; -1 means not given, here and in the two below.
     /// Default: not given.
     #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
@@ -202,9 +218,57 @@ pub struct TrainerSection {
     /// The schedule's own arguments. Default: none given.
     #[serde(skip_serializing_if = "SchedulerKwargs::is_empty")]
     pub lr_scheduler_kwargs: SchedulerKwargs,
+    /// The run folder; `run.output_dir` of a config file.
+    #[serde(skip)]
+    pub output_dir: PathBuf,
+    /// The treatment of a run folder that exists; `run.on_existing` of a config file. Default:
+    /// `fail`.
+    #[serde(skip)]
+    pub on_existing: OnExisting,
+    /// A name for people; `run.name` of a config file. Default: none.
+    #[serde(skip)]
+    pub run_name: Option<String>,
+    /// The checkpoint to continue from, with [`OnExisting::Resume`]; `run.resume_from_checkpoint` of
+    /// a config file. Default: the newest.
+    #[serde(skip)]
+    pub resume_from_checkpoint: Option<PathBuf>,
+    /// The type of matrix products, in training and evaluation; `precision` of a config file.
+    /// Default: `f32`.
+    #[serde(skip)]
+    pub precision: Precision,
+    /// The training compiler; `[compiler]` of a config file. Default: none, which is native.
+    #[serde(skip)]
+    pub compiler: Option<TrainingCompilerConfig>,
+    /// The batch of an optimizer step; `[batch]` of a config file.
+    #[serde(skip)]
+    pub batch: BatchArguments,
+    /// How the learning rate follows the batch; `[learning_rate]` of a config file.
+    #[serde(skip)]
+    pub learning_rate_scaling: LearningRateScaling,
+    /// Where the run computes; `[device]` of a config file.
+    #[serde(skip)]
+    pub device: DeviceArguments,
+    /// How the devices of a run share its work; `[distributed]` of a config file.
+    #[serde(skip)]
+    pub distributed: DistributedArguments,
+    /// The order of the training examples; in a config file it is a setting of the data, and
+    /// [`RunConfig::arguments`](crate::RunConfig::arguments) takes it from there. Default: `random`.
+    #[serde(skip)]
+    pub sampler: Sampler,
+    /// The lengths that batches are padded to; in a config file it is a setting of the data, and
+    /// [`RunConfig::arguments`](crate::RunConfig::arguments) takes it from there. Default:
+    /// `longest`.
+    #[serde(skip)]
+    pub padding: PaddingStrategy,
+    /// The devices that the run computes on, one process each: as a launcher has started them.
+    #[serde(skip)]
+    pub devices: Devices,
+    /// The settings that have no effect, for people; the plan shows them.
+    #[serde(skip)]
+    pub no_effect: Vec<String>,
 }
 
-impl Default for TrainerSection {
+impl Default for TrainingArguments {
     fn default() -> Self {
         Self {
             do_train: true,
@@ -261,6 +325,20 @@ impl Default for TrainerSection {
             overfit_one_batch: false,
             fast_dev_run: false,
             lr_scheduler_kwargs: SchedulerKwargs::default(),
+            output_dir: PathBuf::new(),
+            on_existing: OnExisting::Fail,
+            run_name: None,
+            resume_from_checkpoint: None,
+            precision: Precision::default(),
+            compiler: None,
+            batch: BatchArguments::default(),
+            learning_rate_scaling: LearningRateScaling::default(),
+            device: DeviceArguments::default(),
+            distributed: DistributedArguments::default(),
+            sampler: Sampler::Random,
+            padding: PaddingStrategy::Longest,
+            devices: Devices::default(),
+            no_effect: Vec::new(),
         }
     }
 }
@@ -279,7 +357,78 @@ pub enum RunLength {
     Tokens(u64),
 }
 
-impl TrainerSection {
+impl TrainingArguments {
+    /// The defaults, for a run in the folder `output_dir`.
+    pub fn new(output_dir: impl Into<PathBuf>) -> Self {
+        Self { output_dir: output_dir.into(), ..Self::default() }
+    }
+
+    /// Checks the values and how they go together, as far as the arguments alone can tell.
+    ///
+    /// # Errors
+    /// A config error that names the argument, what is expected and what was given.
+    pub fn validate(&self) -> Result<()> {
+        Ok(self.check()?)
+    }
+
+    /// The training of this run in the folder `output_dir` (new: [`OnExisting::Fail`]) and nothing
+    /// else: no evaluation or prediction, checkpoint, limit of time, report to other programs or
+    /// check of the compiler, and a log row every `logging_steps` steps. Every weight of every step
+    /// is what it was. A caller that needs one of these sets it again.
+    #[must_use]
+    pub fn training_only(&self, output_dir: impl Into<PathBuf>, logging_steps: usize) -> Self {
+        let compiler = |given| TrainingCompilerConfig { verify: Some(Verify::Off), ..given };
+        let given = self.clone();
+        Self {
+            output_dir: output_dir.into(),
+            on_existing: OnExisting::Fail,
+            resume_from_checkpoint: None,
+            compiler: given.compiler.map(compiler),
+            no_effect: Vec::new(),
+            max_minutes: None,
+            logging_strategy: LoggingStrategy::Steps,
+            logging_steps: Some(logging_steps.into()),
+            report_to: Vec::new(),
+            eval_strategy: EvalStrategy::No,
+            eval_steps: None,
+            eval_delay: 0.0,
+            eval_on_start: false,
+            save_strategy: SaveStrategy::No,
+            save_only_model: false,
+            save_total_limit: None,
+            load_best_model_at_end: false,
+            metric_for_best_model: None,
+            greater_is_better: None,
+            early_stopping_patience: None,
+            early_stopping_threshold: 0.0,
+            do_train: true,
+            do_eval: false,
+            do_predict: false,
+            ..given
+        }
+    }
+
+    /// Switches the training compiler on (its settings stay), off, or to `auto`.
+    pub fn set_compiler(&mut self, mode: CompilerMode) {
+        match mode {
+            CompilerMode::Native => self.compiler.iter_mut().for_each(|compiler| compiler.enabled = mode),
+            CompilerMode::Compiled | CompilerMode::Auto => self.compiler.get_or_insert_default().enabled = mode,
+        }
+    }
+
+    /// Whether the run is compiled; `native` without settings of the compiler.
+    pub fn compiler_mode(&self) -> CompilerMode {
+        self.compiler.as_ref().map_or(CompilerMode::Native, |compiler| compiler.enabled)
+    }
+
+    /// The run folder, with `~` and `${VAR}` expanded.
+    ///
+    /// # Errors
+    /// A path with an environment variable that is not set.
+    pub fn expanded_output_dir(&self) -> Result<PathBuf> {
+        variables::expand(&self.output_dir.to_string_lossy()).map_err(|error| error.at("run.output_dir"))
+    }
+
     /// The length that was given, or 3 epochs. `max_minutes` may end the run before it.
     pub fn length(&self) -> RunLength {
         match (self.max_steps, self.max_tokens, self.num_train_epochs) {

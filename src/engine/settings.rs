@@ -1,0 +1,143 @@
+//! Where a run computes, how, and in which type: the settings of devices and of the engines that are
+//! one name out of a few. Values that are known but that this version cannot do are refused here,
+//! with the reason.
+
+use kiln_core::choices;
+use kiln_core::error::Error;
+use kiln_core::values::count;
+use serde::{Deserialize, Serialize};
+
+choices! {
+    /// How a run computes.
+    CompilerMode("compiler") {
+        /// Every operation eagerly, as Burn has it.
+        Native = "native",
+        /// With what the training compiler can activate on the device.
+        Compiled = "compiled",
+        /// The better of the two: training finds out by a short trial on its own data, other
+        /// commands take `compiled` where the device has it.
+        Auto = "auto",
+    }
+}
+
+choices! {
+    /// A part of the training compiler.
+    Switch("setting") {
+        /// Where the device has it.
+        Auto = "auto",
+        /// Everywhere; an error where the device lacks it.
+        On = "on",
+        /// Nowhere.
+        Off = "off",
+    }
+}
+
+choices! {
+    /// How much Burn tunes: how many candidates it times for how many sizes.
+    AutotuneLevel("autotune level") {
+        /// The level that the device wants: `balanced` on wgpu, `full` on CUDA.
+        Auto = "auto",
+        /// Few sizes, few candidates.
+        Minimal = "minimal",
+        /// Burn's own default.
+        Balanced = "balanced",
+        /// More sizes told apart.
+        Extensive = "extensive",
+        /// Every size by itself.
+        Full = "full",
+    }
+}
+
+choices! {
+    /// Where the run computes.
+    DeviceKind("device kind") {
+        /// The best device that this build and machine offer.
+        Auto = "auto",
+        /// The processor.
+        Cpu = "cpu",
+        /// A GPU through WebGPU (Vulkan, Metal, DirectX 12).
+        Wgpu = "wgpu",
+        /// An NVIDIA GPU through CUDA.
+        Cuda = "cuda",
+    }
+}
+
+choices! {
+    /// The type of matrix products. Parameters, optimizer state, norms, softmax and losses are in
+    /// f32 under all of them.
+    Precision("precision", precision_synonym) {
+        /// The best that the device computes in itself, with the reason printed.
+        Auto = "auto",
+        /// 32 bits.
+        F32 = "f32",
+        /// bfloat16: the range of f32 with 8 bits of precision.
+        Bf16 = "bf16",
+        /// IEEE half precision, with a dynamic loss scale.
+        F16 = "f16",
+    }
+}
+
+#[allow(clippy::derivable_impls)] // the macro derives no default
+impl Default for DeviceKind {
+    fn default() -> Self {
+        Self::Auto
+    }
+}
+
+#[allow(clippy::derivable_impls)] // as above
+impl Default for Precision {
+    fn default() -> Self {
+        Self::F32
+    }
+}
+
+fn precision_synonym(given: &str) -> Option<Result<Precision, Error>> {
+    match given {
+        "fp32" | "float32" | "no" => Some(Ok(Precision::F32)),
+        "bfloat16" => Some(Ok(Precision::Bf16)),
+        "fp16" | "float16" => Some(Ok(Precision::F16)),
+        "tf32" => Some(Err(Error::config("`tf32` is no setting of Burn 0.22: it has no switch for it")
+            .help("with `f32`, CUDA's matrix products are in TF32 wherever such a kernel wins; the plan says so"))),
+        "fp8" | "int8" | "f64" | "float64" => {
+            Some(Err(Error::config(format!("the precision `{given}` is not supported by this version"))
+                .help("use f32, bf16, f16 or auto")))
+        }
+        _ => None,
+    }
+}
+
+/// `[device]`: where the run computes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceArguments {
+    /// The kind of device. Default: `auto`.
+    pub kind: DeviceKind,
+    /// Which one of several of that kind, from 0. Default: 0.
+    #[serde(deserialize_with = "count")]
+    pub index: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_name_reads_back_as_itself() {
+        for value in DeviceKind::ALL {
+            assert_eq!(value.to_string().parse::<DeviceKind>().unwrap(), *value);
+        }
+        for (text, value) in [("fp32", Precision::F32), ("fp16", Precision::F16), ("auto", Precision::Auto)] {
+            assert_eq!(text.parse::<Precision>().unwrap(), value);
+        }
+    }
+
+    #[test]
+    fn names_refused_with_a_reason_or_a_suggestion() {
+        let refused = |error: Error, part: &str| assert!(error.to_string().contains(part), "{error}");
+        refused("bf32".parse::<Precision>().unwrap_err(), "did you mean");
+        refused("tf32".parse::<Precision>().unwrap_err(), "no switch");
+        refused("fp8".parse::<Precision>().unwrap_err(), "not supported");
+        refused("gpu".parse::<DeviceKind>().unwrap_err(), "expected one of auto, cpu, wgpu, cuda");
+    }
+}
