@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
+use kiln::OpenSession;
 use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Sampler, SaveStrategy, Task, TrainingArguments};
 use kiln::data::collate::Collator;
 use kiln::data::loader::{Loader, LoaderOptions, Share};
@@ -57,7 +58,7 @@ fn main() {
     let (mut bare, mut trained) = (Vec::new(), Vec::new());
     for _ in 0..REPEATS {
         bare.push(bare_step_ms(&session()));
-        let mut trainer = Trainer::new(session()).unwrap();
+        let mut trainer = Trainer::from_session(session()).unwrap();
         let output = trainer.train().unwrap();
         let seconds = output.summary.get("train_runtime").unwrap();
         trained.push(seconds * 1e3 / STEPS as f64);
@@ -79,7 +80,8 @@ fn main() {
 fn bare_step_ms(session: &Session) -> f64 {
     let plan = session.plan();
     let device = Device::flex().autodiff();
-    let (config, task) = plan.model.built_in().unwrap();
+    let run_plan = session.run_plan().unwrap();
+    let (config, task) = run_plan.built_in().unwrap();
     let mut model = Model::new(config, task.head(), &device).unwrap();
     let mut optimizer = Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.0), &model);
     let options = LoaderOptions {

@@ -5,6 +5,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use kiln::OpenSession;
+
 use kiln::config::{DataSection, ModelKind, ModelSection, OnExisting, Task, TokenizerSection, TrainingArguments};
 use kiln::core::metrics::Record;
 use kiln::trainer::step_closures::{StepClosures, When};
@@ -60,7 +62,7 @@ fn main() -> Result<()> {
         .build()?;
 
     let largest = Arc::new(Mutex::new(0.0));
-    let output = Trainer::new(Session::open(config)?)?
+    let output = Trainer::from_session(Session::open(config)?)?
         .with_callback(LargestNorm(largest.clone()))
         .with_callback(StopBelow { loss: 4.3, last: f64::NAN })
         .train()?;

@@ -7,6 +7,8 @@
 use std::fs;
 use std::path::Path;
 
+use kiln::OpenSession;
+
 use kiln::config::{
     DataFormat, DataSection, EvalStrategy, ModelKind, ModelSection, OnExisting, Task, TokenizerSection,
     TrainingArguments, Validation,
@@ -28,7 +30,7 @@ fn pretrain(folder: &Path) -> Result<String> {
         .data(DataSection { block_size: Some(48), ..DataSection::text(Task::Clm, ["src/optim/*.rs"]) })
         .tokenizer(TokenizerSection::train(400))
         .build()?;
-    Trainer::new(Session::open(config)?)?.train()?;
+    Trainer::from_session(Session::open(config)?)?.train()?;
     Ok(folder.join("model").display().to_string())
 }
 
@@ -66,7 +68,7 @@ fn main() -> Result<()> {
         })
         .build()?;
 
-    let mut trainer = Trainer::new(Session::open(config)?)?;
+    let mut trainer = Trainer::from_session(Session::open(config)?)?;
     if let Some(report) = trainer.load_report() {
         println!("loaded {} tensors, drew {}", report.loaded, report.new.len());
     }

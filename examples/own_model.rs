@@ -4,16 +4,12 @@
 //!
 //!     cargo run --release --example own_model
 
-use std::sync::Arc;
-
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Int, Tensor, TensorData, activation::silu};
-use kiln::config::{CompilerMode, OnExisting, TrainingArguments};
-use kiln::{Result, Session, Trainer, TrainingTask, data::Dataset, session::BatchSize};
+use burn::tensor::{Device, Int, Tensor, activation::silu};
 use kiln_models::layers::{Embedding, Linear, uninitialized};
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::{cross_entropy::CrossEntropy, dropout::dropout};
-use kiln_models::{Compute, Pass, weights::StateDict};
+use kiln_train::prelude::*;
 
 const VOCABULARY: usize = 23;
 const WIDTH: usize = 32;
@@ -77,16 +73,9 @@ impl Llama {
 }
 
 /// Progressions modulo the size of the vocabulary.
-pub(crate) struct Progressions(pub(crate) std::ops::Range<usize>);
-
-impl Dataset<Vec<i32>> for Progressions {
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-    fn get(&self, index: usize, _epoch: u64) -> Result<Vec<i32>> {
-        let index = self.0.start + index;
-        Ok((0..SEQ).map(|i| ((index * 5 + i * (1 + index % 7)) % VOCABULARY) as i32).collect())
-    }
+pub(crate) fn progressions(range: std::ops::Range<usize>) -> Vec<Vec<i32>> {
+    let row = |index: usize| (0..SEQ).map(|i| ((index * 5 + i * (1 + index % 7)) % VOCABULARY) as i32).collect();
+    range.map(row).collect()
 }
 
 /// Predicts each number from those before it.
@@ -96,9 +85,9 @@ pub(crate) struct NextNumber;
 impl TrainingTask for NextNumber {
     type Model = Llama;
     type Example = Vec<i32>;
-    type Batch = Vec<Vec<i32>>;
-    type DeviceBatch = (Tensor<2, Int>, Tensor<1, Int>);
-    fn model(&self, _compute: Compute, device: &Device) -> Result<Llama> {
+    type Batch = TokenBatch;
+
+    fn model(&self, _: Compute, device: &Device) -> Result<Llama> {
         let linear = |d_in, d_out| Linear::new(d_in, d_out, false, 0.1, device);
         let norm = || uninitialized([WIDTH], device, |shape, device| Tensor::ones(shape, device));
         let layer = |_| {
@@ -109,30 +98,29 @@ impl TrainingTask for NextNumber {
         let embed_tokens = Embedding::new(VOCABULARY, WIDTH, None, 0.1, device);
         Ok(Llama { embed_tokens, layers: (0..2).map(layer).collect(), norm: norm() })
     }
-    fn collate(&self, examples: &[Vec<i32>], _rows: usize) -> Result<Self::Batch> {
-        Ok(examples.to_vec())
+    fn batch(&self, rows: &[Vec<i32>], _: usize) -> Result<TokenBatch> {
+        Ok(TokenBatch::new(rows))
     }
-    fn size(&self, batch: &Self::Batch) -> BatchSize {
-        let (rows, tokens) = (batch.len(), batch.len() * SEQ);
-        BatchSize { rows, seq_len: SEQ, padded: false, tokens: tokens as u64, labels: (tokens - rows) as f64 }
-    }
-    fn to_device(&self, batch: &Self::Batch, device: &Device) -> Result<Self::DeviceBatch> {
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(batch.concat(), [batch.len(), SEQ]), device);
-        Ok((ids.clone().narrow(1, 0, SEQ - 1), ids.narrow(1, 1, SEQ - 1).flatten(0, 1)))
-    }
-    fn loss(&self, model: &Llama, (ids, next): &Self::DeviceBatch, pass: Pass<'_>) -> Result<Tensor<1>> {
-        let (x, weight) = (model.forward(ids.clone(), pass), model.embed_tokens.weight.val());
-        let (target, operands, row_weight) = (next.clone(), pass.compute.dtype().into(), None);
+    fn loss(&self, model: &Llama, ids: &Tensor<2, Int>, pass: Pass<'_>) -> Result<Tensor<1>> {
+        let (x, weight) = (model.forward(before(ids), pass), model.embed_tokens.weight.val());
+        let (target, operands, row_weight) = (next(ids), pass.compute.dtype().into(), None);
         Ok(CrossEntropy { x, weight, bias: None, target, row_weight, label_smoothing: 0.0, operands }.sum(pass.ops()))
     }
-    fn evaluate(&self, model: &Llama, batch: &Self::DeviceBatch, pass: Pass<'_>) -> Result<Vec<Tensor<1>>> {
-        let logits = model.forward(batch.0.clone(), pass).matmul(model.embed_tokens.weight.val().transpose());
-        let right = logits.argmax(1).flatten(0, 1).equal(batch.1.clone()).float().sum();
-        Ok(vec![self.loss(model, batch, pass)?, right])
+    fn evaluate(&self, model: &Llama, ids: &Tensor<2, Int>, pass: Pass<'_>) -> Result<Figures> {
+        let logits = model.forward(before(ids), pass).matmul(model.embed_tokens.weight.val().transpose());
+        let right = logits.argmax(1).flatten(0, 1).equal(next(ids)).float().sum();
+        Ok(vec![("loss", self.loss(model, ids, pass)?), ("accuracy", right)])
     }
-    fn metrics(&self) -> &'static [&'static str] {
-        &["loss", "accuracy"]
-    }
+}
+
+/// All ids but the last of each row.
+fn before(ids: &Tensor<2, Int>) -> Tensor<2, Int> {
+    ids.clone().narrow(1, 0, SEQ - 1)
+}
+
+/// The id that follows each of [`before`].
+fn next(ids: &Tensor<2, Int>) -> Tensor<1, Int> {
+    ids.clone().narrow(1, 1, SEQ - 1).flatten(0, 1)
 }
 
 fn main() -> Result<()> {
@@ -144,8 +132,8 @@ fn main() -> Result<()> {
             compiler: Some(mode.into()),
             ..TrainingArguments::new(format!("runs/example-own-model-{mode}"))
         };
-        let (train, validation) = (Arc::new(Progressions(0..256)), Arc::new(Progressions(256..288)));
-        let mut trainer = Trainer::new(Session::new(arguments, NextNumber, train, Some(validation))?)?;
+        let trainer = Trainer::new(arguments, NextNumber, progressions(0..256))?;
+        let mut trainer = trainer.with_validation(progressions(256..288))?;
         trainer.train()?;
         let found = trainer.evaluate()?;
         println!("{mode}: loss {:.3}, accuracy {:.3}", found.metric("loss"), found.metric("accuracy"));

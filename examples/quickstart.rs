@@ -3,6 +3,8 @@
 //!
 //!     cargo run --release --example quickstart
 
+use kiln::OpenSession;
+
 use kiln::config::Task;
 use kiln::config::{
     DataSection, GenerationSection, ModelKind, ModelSection, OnExisting, TokenizerSection, TrainingArguments,
@@ -47,7 +49,7 @@ fn main() -> Result<()> {
 
     let session = Session::open(config)?;
     print!("{}", session.plan().describe());
-    let output = Trainer::new(session)?.with_callback(ShowLoss).train()?;
+    let output = Trainer::from_session(session)?.with_callback(ShowLoss).train()?;
     output.samples.iter().for_each(|sample| println!("{sample}"));
     Ok(())
 }

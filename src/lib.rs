@@ -8,12 +8,12 @@
 //! steps, learning rate, memory. The [`trainer`] carries the plan out.
 //!
 //! ```no_run
-//! use kiln::{RunConfig, Session, Trainer};
+//! use kiln::{OpenSession, RunConfig, Session, Trainer};
 //!
 //! # fn main() -> kiln::Result<()> {
 //! let session = Session::open(RunConfig::load("configs/quickstart.toml")?)?;
-//! println!("{}", session.plan().describe());
-//! let output = Trainer::new(session)?.train()?;
+//! println!("{}", session.run_plan()?.describe());
+//! let output = Trainer::from_session(session)?.train()?;
 //! println!("{} steps", output.step);
 //! # Ok(())
 //! # }
@@ -23,27 +23,16 @@
 //! shows that both modes compute the same and measures what the switch is worth; `kiln-cli` is the
 //! program.
 
-// The ground floor: what was built, reads from a device, several processes.
-pub mod build_info;
-pub mod reads;
-pub mod distributed;
-
 // The run as it is written, and what is learned.
 pub mod config;
-pub mod arguments;
 pub mod task;
-
-// How it is computed.
-pub mod engine;
-pub mod optim;
 
 // The run as it will be, and what it has open.
 pub mod plan;
 pub mod session;
 
-// Using and training a model.
+// Using a model.
 pub mod inference;
-pub mod trainer;
 
 // The guide, which is text.
 pub mod guide;
@@ -53,6 +42,11 @@ pub use kiln_core as core;
 pub use kiln_core::error::{Error, ErrorKind, Result};
 pub use kiln_data as data;
 pub use kiln_models as models;
+pub use kiln_train::{
+    TrainingArguments, TrainingTask, arguments, build_info, distributed, engine, optim, reads, trainer,
+};
 pub use plan::RunPlan;
-pub use session::{Session, TrainingTask};
-pub use trainer::Trainer;
+pub use session::{OpenSession, Session};
+
+/// The Trainer, by default of a task of Kiln's.
+pub type Trainer<T = session::BuiltIn> = trainer::Trainer<T>;

@@ -40,7 +40,7 @@ pub use values::Validation;
 
 pub use crate::arguments::{
     BatchArguments, BatchScaling, BatchScope, ClassWeights, DdpBackend, DistributedArguments, EvalStrategy,
-    Integration, Interval, LearningRateScaling, LogLevel, LoggingStrategy, LrScaling, OnExisting, RunLength,
+    Integration, Interval, LearningRateScaling, LogLevel, LoggingStrategy, LrScaling, OnExisting, RunLength, Samples,
     SaveStrategy, ScaledRate, StepSize, TrainBatchSize, TrainingArguments,
 };
 pub use crate::engine::compiler::settings::{FusedOps, TrainingCompilerConfig, Verify};
@@ -135,7 +135,13 @@ impl RunConfig {
 
     /// The arguments of the Trainer, with those that a config has among the settings of the data.
     pub fn arguments(&self) -> TrainingArguments {
-        TrainingArguments { sampler: self.data.sampler, padding: self.data.padding, ..self.trainer.clone() }
+        let samples = match self.generation.as_ref().map(|generation| generation.every) {
+            None => Samples::Never,
+            Some(None) => Samples::AtEnd,
+            Some(Some(steps)) => Samples::Every(steps),
+        };
+        let DataSection { sampler, padding, test, .. } = &self.data;
+        TrainingArguments { sampler: *sampler, padding: *padding, test: test.clone(), samples, ..self.trainer.clone() }
     }
 
     /// The training of this run in the folder `output_dir` and nothing else

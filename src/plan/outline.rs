@@ -3,8 +3,10 @@
 
 use kiln_core::words::thousands;
 
-use super::print::{Lines, update};
-use super::{BatchPlan, DeviceFacts, EnginePlan, ModelFacts, RunSettings, automatic_logging};
+use kiln_train::engine::device::DeviceFacts;
+use kiln_train::plan::{Lines, automatic_logging, update};
+
+use super::{Architecture, BatchPlan, EnginePlan, ModelFacts, RunSettings};
 use crate::config::{EvalStrategy, Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize};
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
@@ -13,8 +15,8 @@ use crate::optim::{OptimizerConfig, ParameterGroups};
 /// not.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
-    /// The model, where its configuration is known.
-    pub model: Option<ModelFacts>,
+    /// The model and its architecture, where its configuration is known.
+    pub model: Option<(ModelFacts, Architecture)>,
     /// The missing input that the model's vocabulary or labels depend on, such as `the tokenizer`.
     pub unsettled: Option<&'static str>,
     /// The device.
@@ -26,29 +28,25 @@ pub struct Found {
 /// The lines of the plan of `config` that follow from what has been `found`.
 pub fn outline(config: &RunConfig, found: &Found) -> String {
     let mut text = Lines::default();
-    let (trainer, run) = (&config.trainer, RunSettings::of(config));
+    let trainer = &config.arguments();
+    let run = RunSettings::of(trainer);
     run.describe(&mut text);
     match (&found.model, found.unsettled) {
-        (Some(model), None) => {
-            let groups = ParameterGroups::of(trainer, &model.parameters);
-            let count = |learns: &dyn Fn(&_) -> bool| {
-                model.parameters.iter().filter(|parameter| learns(parameter)).map(|it| it.num_elements()).sum::<usize>()
-            };
-            let all = count(&|_| true);
-            let learn = groups.map_or(all, |groups| count(&|parameter| groups.learns(parameter)));
-            model.plan(all, learn).describe(&mut text);
+        (Some((model, architecture)), None) => {
+            architecture.describe(&model.kind, &mut text);
+            let groups = ParameterGroups::of(trainer, &model.parameters).ok();
+            model.plan(groups.as_ref()).describe(&mut text);
+            architecture.describe_adapters(&mut text);
         }
-        (Some(model), Some(unsettled)) => {
+        (Some((model, architecture)), Some(unsettled)) => {
             text.line("model", format!("{} for {}", model.kind, config.data.task));
-            if let Some((model, _)) = &model.built_in {
-                let (width, layers, heads, inner) = model.shape();
-                text.line("", format!("{layers} layers x {width} wide x {heads} heads, feed-forward {inner}"));
-            }
+            let (width, layers, heads, inner) = architecture.config.shape();
+            text.line("", format!("{layers} layers x {width} wide x {heads} heads, feed-forward {inner}"));
             text.line("parameters", format!("depend on {unsettled}"));
         }
         (None, _) => text.line("model", format!("not known, for {}", config.data.task)),
     }
-    let batch = BatchPlan::of(config, None).ok();
+    let batch = BatchPlan::of(trainer, None).ok();
     match &batch {
         Some(batch) => text.line("batch", batch.arithmetic()),
         None => text.line("batch", "depends on what fits into memory (trainer.per_device_train_batch_size = \"auto\")"),
@@ -72,7 +70,7 @@ pub fn outline(config: &RunConfig, found: &Found) -> String {
     describe_rate(config, batch.as_ref(), steps.as_ref().map(|(steps, _)| *steps), &mut text);
     let clip = (trainer.max_grad_norm > 0.0).then_some(trainer.max_grad_norm);
     text.line("optimizer", update(trainer.optim, &OptimizerConfig::from(trainer), trainer.weight_decay, clip));
-    if let Some(engine) = found.device.as_ref().and_then(|device| EnginePlan::of(config, device, None).ok()) {
+    if let Some(engine) = found.device.as_ref().and_then(|device| EnginePlan::of(trainer, device, None).ok()) {
         engine.describe(&mut text, trainer.seed);
     }
     let total = steps.map(|(steps, _)| steps);

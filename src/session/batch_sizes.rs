@@ -52,7 +52,7 @@ impl Key {
     /// # Errors
     /// A model that is not Kiln's.
     pub fn of(config: &RunConfig, plan: &RunPlan) -> Result<Self> {
-        let (mode, (model_config, task)) = (config.trainer.compiler_mode(), plan.model.built_in()?);
+        let (mode, (model_config, task)) = (config.trainer.compiler_mode(), plan.built_in()?);
         let operators = match (mode, plan.engine.ops) {
             (CompilerMode::Compiled, Ops::Plain) => ", without Kiln's operators",
             _ => "",
@@ -264,10 +264,10 @@ pub(crate) fn found(config: &RunConfig, inputs: &Inputs, device: &DeviceFacts) -
         ))
         .help(format!("`kiln tune-batch FILE --mode {mode}` finds one, and `kiln train` does so by itself")));
     };
-    let micro = micro_batch(config, stored.batch);
+    let micro = micro_batch(&config.trainer, stored.batch);
     let budget = stored.budget_mib.map_or(String::new(), |mib| format!(" in {mib:.0} MiB"));
     let fits = format!("{} fit{budget}, {mode} (kiln tune-batch, {})", stored.batch, stored.date);
-    let because = match part_of_device(config) {
+    let because = match part_of_device(&config.trainer) {
         Some(part) if micro < stored.batch => {
             format!("{micro} is the largest divisor of {part} up to what fits: {fits}")
         }
@@ -279,7 +279,7 @@ pub(crate) fn found(config: &RunConfig, inputs: &Inputs, device: &DeviceFacts) -
 /// The largest size that the run has a use for: each device's part of a fixed global batch, and no
 /// more than all training examples.
 pub fn useful(config: &RunConfig, probe: &RunPlan) -> usize {
-    part_of_device(config).unwrap_or(usize::MAX).min(probe.data.train_examples).max(1)
+    part_of_device(&config.trainer).unwrap_or(usize::MAX).min(probe.data.train_examples).max(1)
 }
 
 /// The micro-batch of the run that `config` continues; none when it begins one.

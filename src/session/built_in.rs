@@ -6,23 +6,31 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 use kiln_core::error::{Error, Result, printable};
+use kiln_core::files::hex;
 use kiln_core::signals;
 use kiln_data::collate::Collator;
 use kiln_data::labels::{LabelNames, label_names};
 use kiln_data::padding::Padding;
 use kiln_data::tokenizer::{NamedFile, Tokenizer};
-use kiln_data::{Batch, Dataset, Example};
-use kiln_models::{Compute, LoraConfig, Model, ModelConfig, ModelInput, Pass, Rows};
+use kiln_data::{Dataset, Example};
+use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
+use kiln_models::{AllowedBy, Compute, LoraConfig, Model, ModelConfig, ModelInput, Pass, Rows};
+use kiln_train::arguments::Samples;
+use kiln_train::evaluation::Evaluator;
+use kiln_train::optim::ParameterGroups;
+use kiln_train::optim::backward::Stages;
+use kiln_train::optim::loss::LossOptions;
+use kiln_train::session::{Description, Planned, Weights};
+use kiln_train::task::{Figures, TensorMapper, TensorTree, TrainingTask};
+use sha2::{Digest, Sha256};
 
-use super::adapter::{ADAPTER_CONFIG, Adapters};
+use super::adapter::{ADAPTER_CONFIG, Adapters, lacks_pooler};
 use super::generation_config::{self, GENERATION_CONFIG};
-use super::training_task::{BatchSize, TensorMapper, TensorTree, TrainingTask, model_facts};
-use crate::config::Task;
-use crate::optim::backward::Stages;
-use crate::plan::{ModelFacts, RunPlan};
-use crate::task::evaluator::{ComputeMetrics, EvalPrediction, Evaluator, Predictions, WithMetrics};
+use crate::config::{ModelSection, RunConfig, Task, TrainingArguments};
+use crate::plan::{self, Architecture, Facts, RunPlan, SamplePlan, TrainFacts, TrainPlan, model_config};
+use crate::task::evaluator::{ComputeMetrics, EvalPrediction, Predictions, WithMetrics};
 use crate::task::generate::Generator;
-use crate::task::{DeviceBatch, LossOptions, Targets};
+use crate::task::{DeviceBatch, Targets, TaskBatch, loss_options};
 
 /// The file of a chat template.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
@@ -54,6 +62,47 @@ pub struct BuiltIn {
     pub chat_template: Option<String>,
     /// Files of that folder that the trained model keeps as they are.
     pub kept_files: Vec<NamedFile>,
+    /// The config that describes the run, where there is one.
+    pub described: Option<Arc<Described>>,
+}
+
+/// What a config file says of a run besides its training.
+#[derive(Debug)]
+pub struct Described {
+    /// The config, as it was given.
+    pub config: RunConfig,
+    /// The facts about its inputs, as they were found.
+    pub facts: Facts,
+    /// The samples of text, if any.
+    pub generation: Option<SamplePlan>,
+}
+
+impl Described {
+    /// The config with other `arguments` of the Trainer.
+    pub(super) fn config_of(&self, arguments: &TrainingArguments) -> RunConfig {
+        let mut config = RunConfig { trainer: arguments.clone(), ..self.config.clone() };
+        let default = TrainingArguments::default();
+        (config.data.sampler, config.data.padding) = (arguments.sampler, arguments.padding);
+        config.data.test = arguments.test.clone();
+        if arguments.samples == Samples::Never {
+            config.generation = None;
+        }
+        let trainer = &mut config.trainer;
+        (trainer.sampler, trainer.padding) = (default.sampler, default.padding);
+        (trainer.samples, trainer.test) = (default.samples, default.test);
+        config
+    }
+
+    /// The facts with other ones about training.
+    pub(super) fn facts_of(&self, facts: &TrainFacts) -> Facts {
+        Facts { train: facts.clone(), ..self.facts.clone() }
+    }
+
+    /// The plan of the run.
+    pub(super) fn plan(&self, run: Planned<'_>) -> RunPlan {
+        let generation = self.generation.clone().filter(|_| run.arguments.samples != Samples::Never);
+        RunPlan::around(run.plan.clone(), &self.config_of(run.arguments), &self.facts_of(run.facts), generation)
+    }
 }
 
 impl BuiltIn {
@@ -73,17 +122,29 @@ impl BuiltIn {
             compute_metrics: None,
             chat_template: None,
             kept_files: Vec::new(),
+            described: None,
         }
     }
 
-    /// The facts about the model that a plan is derived from.
+    /// The architecture of the model, its task and its origin.
+    pub(super) fn architecture(&self) -> Architecture {
+        Architecture {
+            task: self.task,
+            config: self.model_config.clone(),
+            from: self.model_from.clone(),
+            lora: self.lora.clone(),
+            adapter: self.adapter.clone(),
+            unknown_fields: Vec::new(),
+        }
+    }
+
+    /// What the config says of the run.
     ///
     /// # Errors
-    /// A configuration of which no model can be made.
-    pub(super) fn facts(&self) -> Result<ModelFacts> {
-        let built_in = Some((self.model_config.clone(), self.task));
-        let (from, lora, adapter) = (self.model_from.clone(), self.lora.clone(), self.adapter.clone());
-        Ok(ModelFacts { built_in, from, lora, adapter, ..model_facts(self)? })
+    /// A task that no config describes.
+    pub(super) fn described(&self) -> Result<&Described> {
+        let lacks = || Error::config("this run is described by no config").help("open it with Session::open");
+        self.described.as_deref().ok_or_else(lacks)
     }
 
     /// The task with `adapters` on its model.
@@ -95,8 +156,7 @@ impl BuiltIn {
 impl TrainingTask for BuiltIn {
     type Model = Model;
     type Example = Example;
-    type Batch = Batch;
-    type DeviceBatch = DeviceBatch;
+    type Batch = TaskBatch;
 
     const CAN_BE_CAPTURED: bool = true;
 
@@ -104,11 +164,22 @@ impl TrainingTask for BuiltIn {
         self.model_config.model_type().to_string()
     }
 
-    fn planned(&self, plan: &RunPlan) -> Self {
+    fn planned(&self, plan: &TrainPlan) -> Self {
         let (loss, padding) = (plan.optimizer.loss.clone(), plan.data.padding.clone());
         // Without the fields of a file that are written anew.
-        let model_config = plan.model.config.clone().unwrap_or_else(|| self.model_config.clone());
-        Self { loss, padding, model_config, ..self.clone() }
+        Self { loss, padding, model_config: model_config::own(self.model_config.clone()), ..self.clone() }
+    }
+
+    fn task_name(&self) -> Option<&str> {
+        Some(self.task.name())
+    }
+
+    fn drops(&self) -> bool {
+        self.architecture().has_dropout()
+    }
+
+    fn loss_options(&self, arguments: &TrainingArguments) -> Result<LossOptions> {
+        loss_options(arguments, self.task, &self.model_config)
     }
 
     fn model(&self, compute: Compute, device: &Device) -> Result<Model> {
@@ -119,22 +190,109 @@ impl TrainingTask for BuiltIn {
         })
     }
 
-    fn collate(&self, examples: &[Example], rows: usize) -> Result<Batch> {
-        Collator { pad_id: self.pad_id, padding: self.padding.clone(), rows }.collate(examples)
-    }
-
-    fn size(&self, batch: &Batch) -> BatchSize {
-        BatchSize {
-            rows: batch.rows,
-            seq_len: batch.seq_len,
-            padded: batch.attention_mask.is_some(),
-            tokens: batch.num_tokens as u64,
-            labels: self.loss.total_weight(self.task, batch),
+    fn pretrained(
+        &self,
+        model: Model,
+        weights: &Weights,
+        groups: &ParameterGroups,
+        compute: Compute,
+    ) -> Result<(Model, Option<LoadReport>)> {
+        let has_adapters = self.lora.is_some();
+        let (from, adapter) = match weights {
+            Weights::Random => (None, None),
+            Weights::OfTask => (self.model_from.as_deref(), self.adapter.as_deref()),
+            // Of a model with adapters that is what was saved.
+            Weights::Saved(folder) if has_adapters => (self.model_from.as_deref(), Some(folder.as_path())),
+            Weights::Saved(folder) => (Some(folder.as_path()), None),
+        };
+        let (model, report) = match from {
+            Some(folder) => {
+                // Frozen weights that do nothing but multiply need no f32.
+                let only_multiplies = |it: &Parameter| has_adapters && it.in_linear && !groups.learns(it);
+                let narrow: Narrow<'_> = (compute.dtype(), &only_multiplies);
+                let (model, report) = match adapter {
+                    Some(adapter) => load_adapted(model, folder, adapter, narrow).map_err(|error| match error {
+                        kiln_models::Error::OtherSizes { allowed_by: AllowedBy::IgnoreMismatchedSizes, .. } => {
+                            Error::from(error).help(
+                                "the head of an adapter keeps its size: merge the adapter first (kiln merge), and set \
+                                 model.ignore_mismatched_sizes = true on what comes of it",
+                            )
+                        }
+                        other => other.into(),
+                    })?,
+                    None => {
+                        let model_section = self.described.as_ref().map(|described| &described.config.model);
+                        let asked = |of: fn(&ModelSection) -> bool| model_section.is_some_and(of);
+                        let ignore_mismatched_sizes = asked(|section| section.ignore_mismatched_sizes);
+                        let resize_token_embeddings = asked(|section| section.resize_token_embeddings);
+                        load_with(
+                            model,
+                            folder,
+                            LoadOptions { narrow, ignore_mismatched_sizes, resize_token_embeddings },
+                        )?
+                    }
+                };
+                if let (Some(adapter), [first, ..]) = (adapter, report.replaced.as_slice()) {
+                    return Err(Error::config(format!(
+                        "model.from: the adapter {} has weights of its own in place of {first} of its base, which an adapter \
+                         trained on would lose: they learn nothing, and only what learns is saved",
+                        adapter.display()
+                    ))
+                    .help("merge it into its base first (kiln merge), and train on what comes of it, with [lora] or whole"));
+                }
+                (model, Some(report))
+            }
+            None => (model, None),
+        };
+        if has_adapters && let Some(report) = &report {
+            let lost = report.random().filter(|name| model.saved_as(name).is_none()).cloned().collect::<Vec<_>>();
+            if let Some(first) = lost.first() {
+                if let Some(error) = adapter.and_then(|adapter| lacks_pooler(adapter, &lost)) {
+                    return Err(error);
+                }
+                return Err(Error::config(format!(
+                    "[lora]: the base has no {first}{}, so they would be random, frozen, and not in the saved adapter",
+                    if lost.len() == 1 { String::new() } else { format!(" and {} tensors more", lost.len() - 1) }
+                ))
+                .help(match adapter {
+                    Some(_) => "merge the adapter into its base first (kiln merge), and train on what comes of it",
+                    None => "name their modules in lora.modules_to_save, so that they learn and are saved",
+                }));
+            }
         }
+        Ok((model, report))
     }
 
-    fn to_device(&self, batch: &Batch, device: &Device) -> Result<DeviceBatch> {
-        Ok(DeviceBatch::new(self.task, batch, device)?.with_class_weights(&self.loss, device))
+    fn description(&self, run: Planned<'_>) -> Result<Description> {
+        let Some(described) = &self.described else { return Description::of_a_program(run) };
+        let (plan, config) = (described.plan(run), described.config_of(run.arguments));
+        let resolved = plan.resolved(&config);
+        let json = |config: &RunConfig| serde_json::to_value(config).map_err(|error| Error::config(error.to_string()));
+        let saved = serde_json::to_string_pretty(&plan).map_err(|error| Error::config(error.to_string()))? + "\n";
+        let mut same = resolved.clone();
+        // The folder and its treatment say nothing of what is computed.
+        let run_folder = TrainingArguments::default();
+        same.trainer.output_dir = run_folder.output_dir;
+        same.trainer.on_existing = run_folder.on_existing;
+        same.trainer.run_name = run_folder.run_name;
+        same.trainer.resume_from_checkpoint = run_folder.resume_from_checkpoint;
+        let sha256 = hex(&Sha256::digest(same.to_toml().unwrap_or_default().as_bytes()));
+        Ok(Description {
+            settings: json(&resolved)?,
+            defaults: json(&RunConfig::default())?,
+            files: vec![
+                ("plan.toml".into(), plan.to_toml(&config)?.into_bytes().into()),
+                (plan::FILE.into(), saved.into_bytes().into()),
+            ],
+            lines: plan.describe(),
+            sha256,
+            flops_per_token: self.architecture().flops_per_token(run.plan.batch.seq_len),
+        })
+    }
+
+    fn batch(&self, examples: &[Example], rows: usize) -> Result<TaskBatch> {
+        let batch = Collator { pad_id: self.pad_id, padding: self.padding.clone(), rows }.collate(examples)?;
+        Ok(TaskBatch { batch, task: self.task, loss: self.loss.clone() })
     }
 
     fn loss(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Tensor<1>> {
@@ -147,7 +305,7 @@ impl TrainingTask for BuiltIn {
         Some(Box::new(BatchStages { batch, rows: model.rows(&batch.input), options: &self.loss }))
     }
 
-    fn evaluate(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Vec<Tensor<1>>> {
+    fn evaluate(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Figures> {
         let logits = model.logits(&batch.input, pass);
         let own = self.compute_metrics.is_some().then(|| logits.clone());
         let mut values = Predictions::values(self.task, batch, logits, &self.loss)?;
@@ -156,27 +314,28 @@ impl TrainingTask for BuiltIn {
             let rows = rows / batch.input.input_ids.dims()[0] * batch.examples;
             logits.slice([0..rows, 0..width]).reshape([rows * width])
         }));
-        Ok(values)
+        // The evaluator knows them by their order.
+        Ok(values.into_iter().map(|values| ("values", values)).collect())
     }
 
-    fn metrics(&self) -> &'static [&'static str] {
-        self.compute_metrics.as_ref().map_or(self.task.figures(), |(_, figures)| figures)
+    fn metrics(&self) -> Option<&'static [&'static str]> {
+        Some(self.compute_metrics.as_ref().map_or(self.task.figures(), |(_, figures)| figures))
     }
 
-    fn evaluator(&self, data: &Arc<dyn Dataset>) -> Box<dyn Evaluator<Batch>> {
+    fn evaluator(&self, data: &Arc<dyn Dataset>) -> Option<Box<dyn Evaluator<TaskBatch>>> {
         let labels = self.model_config.labels();
         // Where there are names that cannot be read, the data were refused; the figures need no
         // more than their number.
         let names = || label_names(labels).unwrap_or_else(|_| vec![String::new(); labels.num_labels()]);
         let names = if self.task.has_label_names() { names() } else { Vec::new() };
         let inner = Predictions::new(self.task, data.clone(), names);
-        match &self.compute_metrics {
-            None => Box::new(inner),
+        Some(match &self.compute_metrics {
+            None => Box::new(inner) as _,
             Some((metrics, _)) => {
                 let (task, metrics, seen) = (self.task, metrics.clone(), EvalPrediction::default());
                 Box::new(WithMetrics { task, width: labels.num_labels(), inner, metrics, seen })
             }
-        }
+        })
     }
 
     fn config(&self) -> serde_json::Value {
@@ -214,8 +373,9 @@ impl TrainingTask for BuiltIn {
         Ok(files)
     }
 
-    fn samples(&self, plan: &RunPlan, model: &Model, device: &Device) -> Result<Vec<(String, String)>> {
-        let (Some(options), Some(tokenizer)) = (&plan.generation, &self.tokenizer) else { return Ok(Vec::new()) };
+    fn samples(&self, model: &Model, device: &Device) -> Result<Vec<(String, String)>> {
+        let generation = self.described.as_ref().and_then(|described| described.generation.as_ref());
+        let (Some(options), Some(tokenizer)) = (generation, &self.tokenizer) else { return Ok(Vec::new()) };
         let generator = Generator { model, config: &self.model_config, device, tokenizer: Some(tokenizer) };
         let mut samples = Vec::with_capacity(options.prompts.len());
         for prompts in options.prompts.chunks(PROMPTS_OF_A_BATCH) {

@@ -5,62 +5,14 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use kiln_core::error::{Error, Result};
 use kiln_data::squad::{SpanLogits, SquadData};
-use kiln_data::{Batch, Dataset, IGNORED, Labels};
+use kiln_data::{Dataset, IGNORED, Labels};
 
-use super::scores::{self, Confusion, Entities};
-use super::{DeviceBatch, LossOptions};
+use kiln_train::confusion::Confusion;
+use kiln_train::evaluation::{Evaluator, no_label};
+
+use super::scores::{self, Entities};
+use super::{DeviceBatch, LossOptions, TaskBatch};
 use crate::config::Task;
-
-/// Collects the values that an evaluation reads from the device, and makes figures of them.
-pub trait Evaluator<B> {
-    /// Takes the values of `batch`, one tensor's after the other's, in the order of the data.
-    fn add(&mut self, batch: &B, values: &[f64]);
-
-    /// The figures by name, without `eval_`; the first is the `loss`.
-    ///
-    /// # Errors
-    /// Data of which nothing can be said, such as one without a label.
-    fn metrics(&self) -> Result<Vec<(&'static str, f64)>>;
-
-    /// Which class was predicted for which, for a classification.
-    fn confusion(&self) -> Option<Confusion> {
-        None
-    }
-}
-
-/// Means over all labels of a dataset, from the sums of batches.
-pub struct Means<B> {
-    names: &'static [&'static str],
-    labels_of: Box<dyn Fn(&B) -> f64>,
-    sums: Vec<f64>,
-    labels: f64,
-}
-
-impl<B> Means<B> {
-    /// The figures `names`, for batches whose labels count together what `labels_of` says.
-    pub fn new(names: &'static [&'static str], labels_of: impl Fn(&B) -> f64 + 'static) -> Self {
-        Self { names, labels_of: Box::new(labels_of), sums: vec![0.0; names.len()], labels: 0.0 }
-    }
-}
-
-impl<B> Evaluator<B> for Means<B> {
-    fn add(&mut self, batch: &B, values: &[f64]) {
-        self.sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-        self.labels += (self.labels_of)(batch);
-    }
-
-    fn metrics(&self) -> Result<Vec<(&'static str, f64)>> {
-        if self.labels == 0.0 {
-            return Err(no_label());
-        }
-        Ok(self.names.iter().zip(&self.sums).map(|(name, sum)| (*name, sum / self.labels)).collect())
-    }
-}
-
-/// Validation data of which no loss can be computed.
-pub(crate) fn no_label() -> Error {
-    Error::data("the validation data has no valid label").help("at least one label must not be -100")
-}
 
 /// The logits and labels of an evaluation (`EvalPrediction` of `transformers`).
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -143,13 +95,14 @@ pub(crate) struct WithMetrics {
     pub seen: EvalPrediction,
 }
 
-impl Evaluator<Batch> for WithMetrics {
-    fn add(&mut self, batch: &Batch, values: &[f64]) {
+impl Evaluator<TaskBatch> for WithMetrics {
+    fn add(&mut self, of: &TaskBatch, values: &[f64]) {
+        let batch = &of.batch;
         let (choices, rows) = (batch.sequences(), batch.examples / batch.sequences());
         let rows = if self.task == Task::TokenClassification { rows * batch.seq_len } else { rows };
         let width = if self.task == Task::MultipleChoice { choices } else { self.width };
         let (own, logits) = values.split_at(values.len() - rows * width);
-        self.inner.add(batch, own);
+        self.inner.add(of, own);
         for (row, logits) in logits.chunks(width).enumerate() {
             match &batch.labels {
                 Labels::Tokens(ids) | Labels::Classes(ids) | Labels::Choices { answers: ids, .. } => match ids[row] {
@@ -250,8 +203,8 @@ impl Predictions {
     }
 }
 
-impl Evaluator<Batch> for Predictions {
-    fn add(&mut self, batch: &Batch, values: &[f64]) {
+impl Evaluator<TaskBatch> for Predictions {
+    fn add(&mut self, TaskBatch { batch, .. }: &TaskBatch, values: &[f64]) {
         self.loss += values[0];
         self.nll += values[1];
         self.correct += values[2];

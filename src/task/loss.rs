@@ -12,168 +12,72 @@ use kiln_data::{Batch, IGNORED, Labels};
 use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::{self, CrossEntropy};
 use kiln_models::{Model, ModelConfig, ModelType, Operator, Ops, Pass, Rows};
-use serde::{Deserialize, Serialize};
 
 use super::{DeviceBatch, LossSum, Targets, by_target, in_f32};
 use crate::config::{Accumulation, ClassWeights, Task, TrainingArguments};
+use crate::optim::loss::{LossOptions, Reduction};
 
-/// How the loss of training departs from the plain cross-entropy, and what it is over several
-/// micro-batches. Default: the plain one, divided once.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct LossOptions {
-    /// Part of a target's probability that is spread evenly over all classes.
-    pub label_smoothing: f64,
-    /// The weights of the classes, one number a class; none means 1.
-    pub class_weights: Option<Vec<f64>>,
-    /// How the losses of micro-batches become that of an optimizer step.
-    pub reduction: Reduction,
-    /// Whether the divisor counts the first label of each row of a causal language model too, which
-    /// nothing predicts: the `num_items_in_batch` that the Trainer of `transformers` 5.24 has for
-    /// `GPT2LMHeadModel`.
-    #[serde(default)]
-    pub counts_first_labels: bool,
-}
-
-/// How the losses of the micro-batches of an optimizer step become the step's loss. The same holds
-/// for gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reduction {
-    /// Their sums are added and divided once by the number of their terms: the loss does not depend
-    /// on how the step is cut.
-    #[default]
-    Exact,
-    /// Each is divided by the number of its own terms, and these means are added.
-    SumOfMeans,
-    /// Each sum is divided by the number of its own terms, and the mean of these means is taken.
-    MeanOfMeans,
-}
-
-impl Reduction {
-    /// The reduction of the Trainer of `transformers` 5.24 (`Trainer.training_step`). It counts the
-    /// labels of a step (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's
-    /// language model does that, and so does label smoothing; the other models take the mean of
-    /// each micro-batch all the same, and these means are added up. The labels of question
-    /// answering have other names, so that the Trainer counts none and divides by the number of
-    /// micro-batches.
-    fn of_transformers(task: Task, label_smoothing: f64) -> Self {
-        match task {
-            Task::QuestionAnswering => Self::MeanOfMeans,
-            Task::Clm => Self::Exact,
-            _ if label_smoothing > 0.0 => Self::Exact,
-            Task::Mlm
-            | Task::SequenceClassification
-            | Task::MultiLabelClassification
-            | Task::Regression
-            | Task::TokenClassification
-            | Task::MultipleChoice => Self::SumOfMeans,
-        }
+/// The options of `[trainer]`, for `model` with a `task`.
+///
+/// # Errors
+/// A task whose loss is no cross-entropy over classes, another number of weights than classes,
+/// and weights of labels that the model does not have.
+pub fn loss_options(trainer: &TrainingArguments, task: Task, model: &ModelConfig) -> Result<LossOptions> {
+    let label_smoothing = trainer.label_smoothing_factor;
+    if label_smoothing > 0.0 && !task.has_accuracy() {
+        return Err(Error::config(format!(
+            "trainer.label_smoothing_factor = {label_smoothing}: the task {task} has no labels that could be smoothed"
+        ))
+        .help("it is for clm, mlm, sequence-classification, token-classification and multiple-choice; remove it"));
     }
-
-    /// The factor of the loss of a micro-batch before it is added to the others. `labels` is what
-    /// its valid labels count together ([`LossOptions::total_weight`]).
-    pub fn weight(self, labels: f64) -> f64 {
-        match self {
-            Self::Exact => 1.0,
-            Self::SumOfMeans | Self::MeanOfMeans if labels > 0.0 => 1.0 / labels,
-            Self::SumOfMeans | Self::MeanOfMeans => 0.0,
-        }
-    }
-
-    /// The divisor of a step of `micro_batches` if all of them are like the first, which has so
-    /// many labels; at least 1.
-    pub fn expected_divisor(self, first_labels: f64, micro_batches: usize) -> f64 {
-        self.divisor(first_labels * micro_batches as f64, micro_batches).max(1.0)
-    }
-
-    /// The divisor of the sum over the `micro_batches` of a step, where the valid labels of all of
-    /// them count `labels`.
-    pub fn divisor(self, labels: f64, micro_batches: usize) -> f64 {
-        match self {
-            Self::Exact => labels,
-            Self::SumOfMeans => 1.0,
-            Self::MeanOfMeans => micro_batches as f64,
-        }
-    }
-}
-
-impl LossOptions {
-    /// The options of `[trainer]`, for `model` with a `task`.
-    ///
-    /// # Errors
-    /// A task whose loss is no cross-entropy over classes, another number of weights than classes,
-    /// and weights of labels that the model does not have.
-    pub fn of(trainer: &TrainingArguments, task: Task, model: &ModelConfig) -> Result<Self> {
-        let label_smoothing = trainer.label_smoothing_factor;
-        if label_smoothing > 0.0 && !task.has_accuracy() {
+    let class_weights = match &trainer.class_weights {
+        None => None,
+        Some(_) if task != Task::SequenceClassification => {
             return Err(Error::config(format!(
-                "trainer.label_smoothing_factor = {label_smoothing}: the task {task} has no labels that could be smoothed"
+                "trainer.class_weights: Kiln has no weights of classes for the task {task}"
             ))
-            .help("it is for clm, mlm, sequence-classification, token-classification and multiple-choice; remove it"));
+            .help("it is for sequence-classification; remove it"));
         }
-        let class_weights = match &trainer.class_weights {
-            None => None,
-            Some(_) if task != Task::SequenceClassification => {
-                return Err(Error::config(format!(
-                    "trainer.class_weights: Kiln has no weights of classes for the task {task}"
-                ))
-                .help("it is for sequence-classification; remove it"));
-            }
-            Some(weights) => Some(in_order(weights, model.labels())?),
-        };
-        let as_in_transformers = trainer.accumulation == Accumulation::Transformers;
-        let reduction =
-            if as_in_transformers { Reduction::of_transformers(task, label_smoothing) } else { Reduction::Exact };
-        // `GPT2LMHeadModel` has no `loss_type` by which the Trainer would know that its labels are
-        // shifted; GPT-Neo's has.
-        let counts_first_labels = as_in_transformers && task == Task::Clm && model.model_type() == ModelType::Gpt2;
-        Ok(Self { label_smoothing, class_weights, reduction, counts_first_labels })
-    }
+        Some(weights) => Some(in_order(weights, model.labels())?),
+    };
+    let as_in_transformers = trainer.accumulation == Accumulation::Transformers;
+    let reduction = if as_in_transformers { of_transformers(task, label_smoothing) } else { Reduction::Exact };
+    // `GPT2LMHeadModel` has no `loss_type` by which the Trainer would know that its labels are
+    // shifted; GPT-Neo's has.
+    let counts_first_labels = as_in_transformers && task == Task::Clm && model.model_type() == ModelType::Gpt2;
+    Ok(LossOptions { label_smoothing, class_weights, reduction, counts_first_labels })
+}
 
-    /// The options of `[trainer]` where a model brings a loss of its own, of which nothing is known
-    /// but its sum and its count.
-    ///
-    /// # Errors
-    /// Label smoothing and class weights, which are a part of the loss.
-    pub fn of_own(trainer: &TrainingArguments) -> Result<Self> {
-        let asked = [
-            (trainer.label_smoothing_factor > 0.0, "label_smoothing_factor"),
-            (trainer.class_weights.is_some(), "class_weights"),
-        ];
-        if let Some((_, key)) = asked.into_iter().find(|(asked, _)| *asked) {
-            return Err(Error::config(format!("trainer.{key}: this model computes its own loss"))
-                .help("remove it, or make it part of that loss"));
+/// The divisor of the loss sum of `batch` in training under `options`: the sum of the weights of the terms,
+/// where without weights each counts 1.
+pub fn total_weight(options: &LossOptions, task: Task, batch: &Batch) -> f64 {
+    match (&options.class_weights, &batch.labels) {
+        (Some(weights), Labels::Classes(labels)) => {
+            let valid = labels.iter().filter(|&&label| label != IGNORED);
+            valid.filter_map(|&label| weights.get(label as usize)).sum()
         }
-        let reduction = match trainer.accumulation {
-            Accumulation::Exact => Reduction::Exact,
-            Accumulation::Transformers => Reduction::MeanOfMeans,
-        };
-        Ok(Self { reduction, ..Self::default() })
+        _ if options.counts_first_labels => batch.num_labels() as f64,
+        _ => task.num_terms(batch) as f64,
     }
+}
 
-    /// The loss of evaluation where this is that of training: smoothed too, but without class
-    /// weights.
-    #[must_use]
-    pub fn of_evaluation(&self) -> Self {
-        Self { label_smoothing: self.label_smoothing, ..Self::default() }
-    }
-
-    /// Whether a batch has the plain cross-entropy.
-    pub fn is_plain(&self) -> bool {
-        self.label_smoothing == 0.0 && self.class_weights.is_none()
-    }
-
-    /// The divisor of the loss sum of `batch` in training: the sum of the weights of the terms,
-    /// where without weights each counts 1.
-    pub fn total_weight(&self, task: Task, batch: &Batch) -> f64 {
-        match (&self.class_weights, &batch.labels) {
-            (Some(weights), Labels::Classes(labels)) => {
-                let valid = labels.iter().filter(|&&label| label != IGNORED);
-                valid.filter_map(|&label| weights.get(label as usize)).sum()
-            }
-            _ if self.counts_first_labels => batch.num_labels() as f64,
-            _ => task.num_terms(batch) as f64,
-        }
+/// The reduction of the Trainer of `transformers` 5.24 (`Trainer.training_step`). It counts the
+/// labels of a step (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's
+/// language model does that, and so does label smoothing; the other models take the mean of
+/// each micro-batch all the same, and these means are added up. The labels of question
+/// answering have other names, so that the Trainer counts none and divides by the number of
+/// micro-batches.
+fn of_transformers(task: Task, label_smoothing: f64) -> Reduction {
+    match task {
+        Task::QuestionAnswering => Reduction::MeanOfMeans,
+        Task::Clm => Reduction::Exact,
+        _ if label_smoothing > 0.0 => Reduction::Exact,
+        Task::Mlm
+        | Task::SequenceClassification
+        | Task::MultiLabelClassification
+        | Task::Regression
+        | Task::TokenClassification
+        | Task::MultipleChoice => Reduction::SumOfMeans,
     }
 }
 
@@ -347,7 +251,7 @@ mod tests {
             let logits = TensorData::new(case.logits.concat(), [rows, classes]);
             let logits = Tensor::<2>::from_data(logits, &device).require_grad();
             let loss = on_device.training_loss(logits.clone(), &options).unwrap();
-            let mean = loss.sum * (1.0 / options.total_weight(case.task, &batch));
+            let mean = loss.sum * (1.0 / total_weight(&options, case.task, &batch));
             let value = read_scalars(vec![mean.clone()]).unwrap()[0];
             // f32 against f64: a dozen roundings of numbers of order 1.
             assert!((value - case.loss).abs() < 2e-6 * case.loss.abs().max(1.0), "{value} is not {}", case.loss);
@@ -414,8 +318,8 @@ mod tests {
         ] {
             let model = ModelConfig::from_fields(kind, &serde_json::Map::new()).unwrap();
             let trainer = toml::from_str(&format!("accumulation = {accumulation:?}")).unwrap();
-            let options = LossOptions::of(&trainer, task, &model).unwrap();
-            assert_eq!(options.total_weight(task, &batch), divisor, "{kind}, {accumulation}");
+            let options = loss_options(&trainer, task, &model).unwrap();
+            assert_eq!(total_weight(&options, task, &batch), divisor, "{kind}, {accumulation}");
         }
     }
 
@@ -425,7 +329,7 @@ mod tests {
             let labels = LabelNames::new(["bad", "fair", "good"].map(String::from).to_vec()).unwrap();
             let mut model = ModelConfig::from_fields(ModelType::Gpt2, &serde_json::Map::new()).unwrap();
             *model.labels_mut() = labels.to_model(task);
-            LossOptions::of(&toml::from_str(lines).unwrap(), task, &model).map_err(|error| error.to_string())
+            loss_options(&toml::from_str(lines).unwrap(), task, &model).map_err(|error| error.to_string())
         };
         assert!(of("", Task::Regression).unwrap().is_plain());
         let weights = of("class_weights = [1, 2.5, 1]", Task::SequenceClassification).unwrap();
@@ -440,7 +344,7 @@ mod tests {
             labels: Labels::Classes(vec![0, 1, IGNORED, 1]),
             num_tokens: 4,
         };
-        assert_eq!(weights.total_weight(Task::SequenceClassification, &batch), 6.0);
+        assert_eq!(total_weight(&weights, Task::SequenceClassification, &batch), 6.0);
         let named = of("class_weights = { good = 1, fair = 2.5, bad = 1 }", Task::SequenceClassification).unwrap();
         assert_eq!(named, weights);
         for (lines, task, part) in [

@@ -12,9 +12,41 @@ use kiln_core::error::{Error, Result};
 use kiln_data::{Batch, IGNORED, Labels, shifted, valid_labels};
 use kiln_models::ModelInput;
 use kiln_models::ops::cross_entropy;
-pub use loss::{LossOptions, Reduction};
+pub use kiln_train::optim::loss::{LossOptions, Reduction};
+pub use loss::{loss_options, total_weight};
+
+use kiln_train::task::BatchSize;
 
 use crate::config::Task;
+
+/// A batch of a task of Kiln's.
+pub struct TaskBatch {
+    /// Its rows.
+    pub batch: Batch,
+    /// The task.
+    pub task: Task,
+    /// Its loss.
+    pub loss: LossOptions,
+}
+
+impl kiln_train::task::Batch for TaskBatch {
+    type OnDevice = DeviceBatch;
+
+    fn size(&self) -> BatchSize {
+        let batch = &self.batch;
+        BatchSize {
+            rows: batch.rows,
+            seq_len: batch.seq_len,
+            padded: batch.attention_mask.is_some(),
+            tokens: batch.num_tokens as u64,
+            labels: total_weight(&self.loss, self.task, batch),
+        }
+    }
+
+    fn to_device(&self, device: &Device) -> Result<DeviceBatch> {
+        Ok(DeviceBatch::new(self.task, &self.batch, device)?.with_class_weights(&self.loss, device))
+    }
+}
 
 /// A batch on the device: what the model reads and what the loss compares with.
 #[derive(Debug, Clone)]

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::Tensor;
+use kiln::OpenSession;
 use kiln::config::Task;
 use kiln::config::{DataSection, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy, TrainingArguments};
 use kiln::core::metrics::Record;
@@ -123,6 +124,6 @@ fn a_run(precision: Precision, reads: bool) -> Seen {
         .unwrap();
     let seen = Arc::new(Mutex::new(Seen::default()));
     let count = Count { seen: seen.clone(), reads };
-    Trainer::new(Session::open(config).unwrap()).unwrap().with_callback(count).train().unwrap();
+    Trainer::from_session(Session::open(config).unwrap()).unwrap().with_callback(count).train().unwrap();
     std::mem::take(&mut *seen.lock().unwrap())
 }

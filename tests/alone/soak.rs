@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::counting::live;
 use burn::tensor::Device;
+use kiln::OpenSession;
 use kiln::config::Task;
 use kiln::config::{
     DataSection, DeviceArguments, DeviceKind, EvalStrategy, ModelKind, ModelSection, Precision, SaveStrategy,
@@ -82,7 +83,7 @@ fn memory_stays_flat_for_2000_steps() {
         let samples = Arc::new(Mutex::new(Vec::new()));
         let session = Session::open(config.build().unwrap()).unwrap();
         let sample = Sample(session.device.clone(), samples.clone());
-        Trainer::new(session).unwrap().with_callback(sample).train().unwrap();
+        Trainer::from_session(session).unwrap().with_callback(sample).train().unwrap();
         let samples = samples.lock().unwrap();
         let [(early, taken_early), (late, taken)] = samples[..] else { panic!("two samples: {samples:?}") };
         println!(

@@ -5,6 +5,7 @@ use std::panic::catch_unwind;
 use std::path::Path;
 
 use crate::common::{fails, json, kiln, succeeds, text};
+use kiln::OpenSession;
 use kiln::trainer::{Callback, Progress};
 use kiln::{Error, RunConfig, Session, Trainer};
 
@@ -60,7 +61,7 @@ fn overrides(folder: &Path) -> [String; 2] {
 
 fn train_with(folder: &Path, before: Before) -> Error {
     let config = RunConfig::load_with(folder.join("config.toml"), &overrides(folder)).unwrap();
-    Trainer::new(Session::open(config).unwrap()).unwrap().with_callback(before).train().unwrap_err()
+    Trainer::from_session(Session::open(config).unwrap()).unwrap().with_callback(before).train().unwrap_err()
 }
 
 #[test]

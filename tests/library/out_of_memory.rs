@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::small_run::write;
 use crate::common::{kiln, text, train_rows};
+use kiln::OpenSession;
 use kiln::data::{Dataset, Example};
 use kiln::trainer::Callback;
 use kiln::{Error, ErrorKind, RunConfig, Session, Trainer};
@@ -79,7 +80,7 @@ fn run_with(
     let data = Fails { data: session.train().clone(), seen: AtomicUsize::new(0), at, times };
     let session = session.with_examples(Arc::new(data), None)?;
     let said = Said::default();
-    Trainer::new(session)?.with_callback(said.clone()).train()?;
+    Trainer::from_session(session)?.with_callback(said.clone()).train()?;
     let said = said.0.lock().unwrap().clone();
     Ok(said)
 }

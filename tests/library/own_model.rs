@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use example::{NextNumber, Progressions};
+use example::{NextNumber, progressions};
 use kiln::config::{
     ActivationCheckpointing, BatchArguments, BatchScaling, CompilerMode, EvalStrategy, Interval, OnExisting,
     OptimizerName, Precision, SaveStrategy, TrainBatchSize, TrainingArguments,
@@ -39,7 +39,7 @@ fn arguments(folder: &Path, mode: CompilerMode, given: TrainingArguments) -> Tra
 }
 
 fn session(arguments: TrainingArguments) -> Result<Session<NextNumber>> {
-    Session::new(arguments, NextNumber, Arc::new(Progressions(0..60)), Some(Arc::new(Progressions(60..70))))
+    Session::new(arguments, NextNumber, progressions(0..60))?.with_validation(progressions(60..70))
 }
 
 /// Rows of `metrics.jsonl` without what is a matter of time and memory.
@@ -73,10 +73,10 @@ fn a_run_that_is_stopped_and_resumed_is_the_same_to_the_bit() {
             let [straight, stopped] =
                 ["straight", "stopped"].map(|run| folder.path().join(format!("{mode}-{name}-{run}")));
             let open = |run: &Path| session(arguments(run, mode, trainer.clone())).unwrap();
-            Trainer::new(open(&straight)).unwrap().train().unwrap();
-            let output = Trainer::new(open(&stopped)).unwrap().with_callback(StopAfter(3)).train().unwrap();
+            Trainer::from_session(open(&straight)).unwrap().train().unwrap();
+            let output = Trainer::from_session(open(&stopped)).unwrap().with_callback(StopAfter(3)).train().unwrap();
             assert_eq!(output.step, 3);
-            let output = Trainer::new(open(&stopped)).unwrap().train().unwrap();
+            let output = Trainer::from_session(open(&stopped)).unwrap().train().unwrap();
             assert_eq!(output.step, 8);
             let last = Path::new("checkpoints").join("step-000008");
             for file in
@@ -136,13 +136,13 @@ fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
     assert!(!plan.contains("token") && !plan.contains("padding"), "{plan}");
     let counts = Arc::new(std::sync::Mutex::new([0; 2]));
     let mut trainer =
-        kiln_measure::proof::trainer(session).unwrap().with_step_times().with_callback(Count(counts.clone()));
+        Trainer::from_session(session).unwrap().with_step_times().with_callback(Count(counts.clone()));
     let output = trainer.train().unwrap();
     assert_eq!((output.step, *counts.lock().unwrap()), (8, [8, 2]));
     assert!(output.summary.get("train_loss").is_some_and(|loss| loss < 3.3));
     let found = trainer.evaluate().unwrap();
     assert_eq!((found.samples, found.metrics.len()), (10, 2));
-    for file in ["plan.toml", "plan.json", "status.json", "steps.jsonl", "trainer_state.json", "all_results.json"] {
+    for file in ["plan.json", "status.json", "steps.jsonl", "trainer_state.json", "all_results.json"] {
         assert!(folder.path().join(file).is_file(), "{file}");
     }
     let log = fs::read_to_string(folder.path().join("run.log")).unwrap();
@@ -182,7 +182,7 @@ fn what_does_not_fit_is_refused_with_its_reason() {
     refused(TrainingArguments { label_smoothing_factor: 0.1, ..defaults() }, "label_smoothing_factor");
     for precision in [Precision::Bf16, Precision::F16] {
         let two_steps = TrainingArguments { precision, max_steps: Some(2), ..defaults() };
-        let outcome = session(two_steps).and_then(Trainer::new).and_then(|mut trainer| trainer.train());
+        let outcome = session(two_steps).and_then(Trainer::from_session).and_then(|mut trainer| trainer.train());
         assert!(outcome.is_ok(), "{precision}: {outcome:?}");
         fs::remove_dir_all(folder.path()).unwrap();
     }

@@ -3,11 +3,16 @@
 
 use std::path::Path;
 
+use kiln::OpenSession;
+
 use kiln::config::RunConfig;
-use kiln::plan::{ModelFacts, RunPlan};
+use kiln::plan::{ModelFacts, RunPlan, TrainPlan};
+use kiln::session::Planned;
 use kiln::{Result, Session};
 use kiln_core::model_config::BertConfig;
 use kiln_models::{Model, ModelConfig};
+use kiln_train::optim::loss::LossOptions;
+use kiln_train::session::Description;
 use tempfile::TempDir;
 
 const BERT: &str = "kind = \"bert\"\nnum_hidden_layers = 2\nnum_attention_heads = 1\nhidden_size = 8\n\
@@ -59,17 +64,17 @@ fn a_plan_is_the_same_value_whenever_it_is_derived_and_after_it_was_written() {
     let folder = tempfile::tempdir().unwrap();
     for config in configs(&folder) {
         let session = Session::open(config.clone()).unwrap();
-        let plan = session.plan();
-        assert_eq!(RunPlan::derive(&config, session.facts()).unwrap(), *plan);
-        assert_eq!(session.with(|_| {}).unwrap().plan(), plan);
-        let text = serde_json::to_string_pretty(plan).unwrap();
+        let plan = session.run_plan().unwrap();
+        assert_eq!(RunPlan::derive(&config, &session.run_facts().unwrap()).unwrap(), plan);
+        assert_eq!(session.with(|_| {}).unwrap().run_plan().unwrap(), plan);
+        let text = serde_json::to_string_pretty(&plan).unwrap();
         let read = serde_json::from_str::<RunPlan>(&text).unwrap();
-        assert_eq!(read, *plan, "{text}");
+        assert_eq!(read, plan, "{text}");
         assert_eq!(serde_json::to_string_pretty(&read).unwrap(), text);
         assert_eq!(read.describe(), plan.describe());
         // The config with everything explicit has a plan that does the same.
-        let again = Session::open(session.config()).unwrap();
-        assert_eq!(again.config(), session.config());
+        let again = Session::open(session.config().unwrap()).unwrap();
+        assert_eq!(again.config().unwrap(), session.config().unwrap());
         assert_eq!((&again.plan().steps.total, &again.plan().optimizer), (&plan.steps.total, &plan.optimizer));
     }
 }
@@ -78,16 +83,18 @@ fn a_plan_is_the_same_value_whenever_it_is_derived_and_after_it_was_written() {
 fn another_config_on_what_is_open_has_another_plan() {
     let folder = tempfile::tempdir().unwrap();
     let session = Session::open(configs(&folder).remove(0)).unwrap();
-    let halved = session.with(|config| {
-        config.trainer.per_device_train_batch_size = 2.into();
-        config.trainer.gradient_accumulation_steps = 4;
+    let halved = session.with(|trainer| {
+        trainer.per_device_train_batch_size = 2.into();
+        trainer.gradient_accumulation_steps = 4;
     });
     let halved = halved.unwrap();
     assert_eq!((session.plan().batch.micro, halved.plan().batch.micro), (4, 2), "the first is what it was");
     assert_eq!(halved.plan().steps, session.plan().steps);
     assert_eq!(halved.plan().optimizer, session.plan().optimizer);
-    assert!(halved.plan_toml().unwrap().contains("\nper_device_train_batch_size = 2\n"));
-    let error = session.with(|config| config.trainer.warmup_steps = 31.into()).err().unwrap();
+    let files = halved.description().unwrap().files;
+    let (_, plan_toml) = files.iter().find(|(name, _)| name == "plan.toml").unwrap();
+    assert!(String::from_utf8_lossy(plan_toml).contains("\nper_device_train_batch_size = 2\n"));
+    let error = session.with(|trainer| trainer.warmup_steps = 31.into()).err().unwrap();
     assert!(error.to_string().contains("warmup_steps"), "{error}");
 }
 
@@ -101,13 +108,17 @@ fn a_model_that_is_not_kilns_has_a_plan() -> Result<()> {
     let module = Model::new(&ModelConfig::Bert(bert), kiln::config::Task::Mlm.head(), &burn::tensor::Device::flex())?;
     let mut facts = session.facts().clone();
     facts.model = ModelFacts::of("llama", &module);
-    let plan = RunPlan::derive(&config, &facts)?;
-    assert_eq!((plan.model.kind.as_str(), plan.model.task, &plan.model.config), ("llama", None, &None));
-    assert_eq!((plan.memory.estimate, plan.model.flops_per_token(8)), (None, None));
+    let mut arguments = config.arguments();
+    let plan = TrainPlan::derive(&arguments, &facts)?;
     assert!(plan.describe().contains("memory         not known"), "{}", plan.describe());
-    assert_eq!(serde_json::from_str::<RunPlan>(&serde_json::to_string(&plan).unwrap()).unwrap(), plan);
-    config.trainer.label_smoothing_factor = 0.1;
-    let error = RunPlan::derive(&config, &facts).unwrap_err().to_string();
+    // Its file is read where the plans of all runs are read.
+    let run = Planned { arguments: &arguments, facts: &facts, plan: &plan };
+    let written = Description::of_a_program(run)?.files;
+    let read = serde_json::from_slice::<RunPlan>(&written[0].1).unwrap();
+    assert_eq!((read.model.kind.as_str(), &read.architecture, &read.memory.estimate), ("llama", &None, &None));
+    assert_eq!(read.train, plan);
+    arguments.label_smoothing_factor = 0.1;
+    let error = LossOptions::of_a_program(&arguments).unwrap_err().to_string();
     assert!(error.contains("label_smoothing_factor: this model computes its own loss"), "{error}");
     Ok(())
 }
@@ -119,7 +130,7 @@ fn a_plan_for_several_devices_is_not_trained_on_one() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path(), BERT, ROWS, "max_steps = 2", "");
     config.trainer.devices = kiln::distributed::Devices { count: 2, nodes: 1 };
-    let error = kiln::Trainer::new(Session::open(config).unwrap()).unwrap().train().unwrap_err();
+    let error = kiln::Trainer::from_session(Session::open(config).unwrap()).unwrap().train().unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(
         error.to_string().contains("the plan is one for 2 devices, and the trainer's world has 1 device"),

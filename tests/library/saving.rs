@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::small_run::{copy, train, write};
 use crate::common::{fails, json, kiln, rows, succeeds};
+use kiln::OpenSession;
 use kiln::core::metrics::Record;
-use kiln::plan::RunPlan;
+use kiln::plan::TrainPlan;
 use kiln::trainer::{Callback, Control, Progress};
 use kiln::{RunConfig, Session, Trainer};
 
@@ -185,7 +186,7 @@ impl Events {
 }
 
 impl Callback for Events {
-    fn on_train_begin(&mut self, _: &RunPlan) {
+    fn on_train_begin(&mut self, _: &TrainPlan) {
         self.note("train_begin", 0);
     }
     fn on_epoch_begin(&mut self, progress: &Progress) {
@@ -234,7 +235,8 @@ fn events_come_in_order_and_the_control_is_heard() {
     ];
     let config = RunConfig::load_with(&path, &set).unwrap();
     let events = Arc::new(Mutex::new(Vec::new()));
-    let mut trainer = Trainer::new(Session::open(config).unwrap()).unwrap().with_callback(Events(events.clone()));
+    let mut trainer =
+        Trainer::from_session(Session::open(config).unwrap()).unwrap().with_callback(Events(events.clone()));
     assert_eq!(trainer.train().unwrap().step, 5);
     let expected = "train_begin 0, epoch_begin 0, step_begin 0, step_end 1, step_begin 1, step_end 2, evaluate 2, save 2, \
                     step_begin 2, step_end 3, step_begin 3, step_end 4, epoch_end 4, log 4, epoch_begin 4, step_begin 4, \
@@ -415,7 +417,7 @@ fn figures_of_ones_own_stand_in_the_log_and_choose_the_best_model() {
         };
         let metrics = ComputeMetrics::new(&["own_accuracy", "own_count"], compute);
         let session = Session::open_with_metrics(config, metrics).unwrap();
-        Trainer::new(session).unwrap().train().unwrap();
+        Trainer::from_session(session).unwrap().train().unwrap();
         let all = rows(&folder.path().join("run"));
         let of_eval = all.iter().filter(|row| row.get("eval_loss").is_some()).collect::<Vec<_>>();
         assert!(of_eval.len() >= 2, "{task}");

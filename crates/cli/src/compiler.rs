@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use kiln::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
 use kiln::engine::compiler::columns;
 use kiln::engine::compiler::decision::Decision;
-use kiln::session::Session;
+use kiln::session::{OpenSession, Session};
 use kiln::trainer::warmup;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_json, write_json};
@@ -18,9 +18,10 @@ use kiln_data::cache;
 use kiln_measure::engines::{self, in_a_process};
 use kiln_measure::proof::bisect::{Finding, bisect};
 use kiln_measure::proof::parity::parity;
-use kiln_measure::proof::probe::{Look, Probe};
-use kiln_measure::proof::{auto, probe, verify};
+use kiln_measure::proof::auto;
+use kiln_train::trial::{self, probe, verify};
 use kiln_models::Operator;
+use kiln_train::trial::probe::{Look, Probe};
 
 use super::say;
 use super::training::{ConfigArgs, open};
@@ -77,7 +78,7 @@ pub(super) fn verify_start(session: &Session) -> Result<bool> {
     if plan.engine.verify == Verify::Off || plan.engine.device.kind == DeviceKind::Cpu {
         return Ok(false);
     }
-    let report = parity(&session.config(), verify::STEPS, &mut probed)?;
+    let report = parity(&session.config()?, verify::STEPS, &mut probed)?;
     say(verify::verdict(Some(&report), 0)?)?;
     Ok(true)
 }
@@ -107,12 +108,12 @@ pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> 
     }
     let kind = plan.engine.device.kind;
     let handed = handed.map(Decision::from_json).transpose().map_err(|error| error.at("--decision"))?;
-    let decision = match handed.map_or_else(|| auto::kept(plan), |handed| Ok(Some(handed)))? {
+    let decision = match handed.map_or_else(|| trial::kept(plan), |handed| Ok(Some(handed)))? {
         Some(decision) => decision,
         None => {
             say("compiler auto: trying both modes on the run's own data")?;
             if kind == DeviceKind::Cpu {
-                auto::decide(&session)?
+                trial::decide(&session)?
             } else {
                 auto::between_engines(&session, &mut probed)?
             }

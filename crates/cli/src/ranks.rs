@@ -16,7 +16,7 @@ use kiln::distributed::environment::{self, Hosts};
 use kiln::distributed::launch::{Ended, Said};
 use kiln::distributed::launch::{Launch, Node};
 use kiln::engine::device;
-use kiln::plan::{RunPlan, RunSettings};
+use kiln::plan::TrainPlan;
 use kiln::trainer::{Callback, log_of};
 #[cfg(unix)]
 use kiln_core::error::ErrorKind;
@@ -505,7 +505,7 @@ pub(super) fn join(config: &mut RunConfig) -> Result<Ranks> {
         return Ok(Ranks { world, other: None });
     }
     // A message for people comes from rank 0; a path that it refuses, it refuses for all.
-    let folder = RunSettings::of(config).expanded_output_dir()?;
+    let folder = config.trainer.expanded_output_dir()?;
     let scratch = scratch()?;
     divert(&scratch.path().join("log"))?;
     config.trainer.output_dir = scratch.path().join("run");
@@ -540,7 +540,7 @@ impl MoveLog {
 }
 
 impl<M> Callback<M> for MoveLog {
-    fn on_train_begin(&mut self, _plan: &RunPlan) {
+    fn on_train_begin(&mut self, _plan: &TrainPlan) {
         // A log that cannot be written ends no training.
         if let Err(error) = self.make() {
             tracing::warn!("{error}");

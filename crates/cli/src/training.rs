@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use console::Term;
+use kiln::Trainer;
 use kiln::config::{CompilerMode, DataFormat, OnExisting, Precision, RunConfig, Switch, Task, Validation};
 use kiln::distributed::World;
 use kiln::engine::compiler::decision::Decision;
@@ -17,10 +18,10 @@ use kiln::engine::compiler::start_up_lines;
 use kiln::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use kiln::inference::predict::{PredictOptions, format_of};
 use kiln::plan::{RunPlan, RunSettings};
-use kiln::session::evaluation::EvaluationSession;
+use kiln::session::evaluation::{self, EvaluationSession};
 use kiln::session::model_folder::{ModelFolder, PLAN_TOML};
-use kiln::session::{Session, outline};
-use kiln::trainer::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput, Trainer};
+use kiln::session::{OpenSession, Session, outline};
+use kiln::trainer::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput};
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::write_whole;
 use kiln_core::process::this_program;
@@ -30,7 +31,7 @@ use kiln_data::table::Columns;
 use kiln_data::{paths, store};
 use kiln_measure::engines::{self, in_a_process};
 use kiln_measure::proof::verify_resume::{Part, Report, across_modes, verify};
-use kiln_measure::proof::{auto, verify_resume};
+use kiln_measure::proof::verify_resume;
 use kiln_measure::report;
 
 use super::ask::{answer, tell, until_read};
@@ -345,7 +346,7 @@ fn load(args: &ConfigArgs) -> Result<RunConfig> {
 
 /// The plan of `config`; a signal stops tokenising.
 pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
-    open(config).map(Session::into_plan)
+    open(config)?.run_plan()
 }
 
 /// Opens `config`; a signal stops tokenising.
@@ -355,7 +356,7 @@ pub(super) fn open(config: RunConfig) -> Result<Session> {
 
 /// Opens `config` for an evaluation alone; a signal stops tokenising.
 fn open_evaluation(config: &RunConfig) -> Result<EvaluationSession> {
-    tokenising("before the first batch", |progress| EvaluationSession::open_with_progress(config, progress))
+    tokenising("before the first batch", |progress| evaluation::open(config, progress))
 }
 
 /// Shows how far tokenising has come in `open`. A signal stops it; `when` says in the error before
@@ -442,7 +443,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if !config.trainer.do_train {
         return world.by_root(|| without_training(config, talk)).map(drop);
     }
-    RunFolder::check(&RunSettings::of(&config))?;
+    RunFolder::check(&RunSettings::of(&config.trainer))?;
     test_file(&config)?;
     if args.decision.is_none() && (args.verbose || talk.format != LogFormat::Table) {
         start_up_lines(config.trainer.compiler.as_ref()).iter().try_for_each(|line| talk.inform(line))?;
@@ -455,11 +456,10 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     // The files that one rank of a machine has tokenised are in the cache for the others.
     let session = world.first_of_a_machine_first(|| open(config))?;
     let session = choose_together(&world, session, args.decision.as_deref())?;
-    let plan = session.plan();
-    talk.plan(plan, args.verbose)?;
+    talk.plan(&session.run_plan()?, args.verbose)?;
     world.describe().iter().try_for_each(|line| talk.inform(line))?;
     let verified = world.made_by_root(|| verify_start(&session))?;
-    let trainer = auto::trainer(session)?.with_world(world.clone());
+    let trainer = Trainer::from_session(session)?.with_world(world.clone());
     let trainer = if verified { trainer.with_verified_start() } else { trainer };
     if let Some(report) = trainer.load_report() {
         talk.inform(format!("loaded {} tensors", report.loaded))?;
@@ -580,7 +580,7 @@ fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
 /// Hub id), into the run folder.
 fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
     let plan = session.plan();
-    let (config, folder, (_, task)) = (session.config(), plan.output_dir()?, plan.model.built_in()?);
+    let (config, folder, task) = (session.config()?, plan.output_dir()?, session.task.task);
     let Some(input) = test_file(&config)? else { return Ok(()) };
     let options = PredictOptions {
         format: Some(config.data.format),

@@ -152,7 +152,7 @@ pub(super) fn size_of(config: &RunConfig) -> Result<Option<usize>> {
     }
     say("trainer.per_device_train_batch_size = \"auto\", and no size is known for this run: looking for one")?;
     let found = search(config, config.trainer.compiler_mode(), &TuneOptions::new(this_program()?))?;
-    Ok(Some(micro_batch(config, found.batch)))
+    Ok(Some(micro_batch(&config.trainer, found.batch)))
 }
 
 /// Runs `kiln tune-batch` for one mode, in a process that becomes that mode's engine.

@@ -4,6 +4,8 @@
 //!
 //!     cargo run --release --example compare
 
+use kiln::OpenSession;
+
 use kiln::config::{
     DataSection, ModelKind, ModelSection, OnExisting, Task, TokenizerSection, TrainingArguments, TrainingCompilerConfig,
 };

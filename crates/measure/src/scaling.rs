@@ -26,8 +26,8 @@ use serde::Serialize;
 
 use super::collectives::{Collectives, Link};
 use super::compare::measured::MeasuredRun;
-use super::figures::{Spread, Window};
 use super::output;
+use crate::figures::{Spread, Window};
 
 /// The file of the figures.
 pub const FILE: &str = "scaling.json";

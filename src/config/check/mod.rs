@@ -12,8 +12,8 @@ use super::{DataFormat, EvalStrategy, GenerationSection, LoraSection, RunConfig,
 
 /// The first rule that `config` breaks.
 pub(super) fn check(config: &RunConfig) -> Checked {
-    config.trainer.check()?;
     finite(config)?;
+    config.trainer.check()?;
     of_the_data(config)?;
     model(config)?;
     config.lora.as_ref().map_or(Ok(()), |section| lora(section, config))?;
@@ -24,15 +24,17 @@ pub(super) fn check(config: &RunConfig) -> Checked {
     config.generation.as_ref().map_or(Ok(()), |section| generation(section, config))
 }
 
-/// The order of examples and the padding of batches are settings of the data in a config.
+/// Settings of the data and of samples have one place in a config.
 fn of_the_data(config: &RunConfig) -> Checked {
     let default = TrainingArguments::default();
     for (key, data, given) in [
         ("sampler", "data.sampler", config.trainer.sampler != default.sampler),
         ("padding", "data.padding", config.trainer.padding != default.padding),
+        ("samples", "[generation]", config.trainer.samples != default.samples),
+        ("test", "data.test", config.trainer.test.is_some()),
     ] {
         if given {
-            let message = "is a setting of the data in a config";
+            let message = "is set elsewhere in a config";
             return Err(Complaint::new(&format!("trainer.{key}"), message).help(format!("set {data}")));
         }
     }
@@ -55,7 +57,8 @@ fn finite(config: &RunConfig) -> Checked {
             _ => Ok(()),
         }
     }
-    let value = Value::try_from(config).map_err(|error| Complaint::new("config", error.to_string()))?;
+    // What TOML cannot hold is found by the rules of its key.
+    let Ok(value) = Value::try_from(config) else { return Ok(()) };
     walk("", &value)
 }
 

@@ -65,7 +65,7 @@ fn the_example_of_the_contract() {
         logging_steps: Some(10.into()),
         eval_strategy: EvalStrategy::Steps,
         eval_steps: Some(100.into()),
-        ..TrainingArguments::default()
+        ..TrainingArguments::new("runs/quickstart")
     };
     assert_eq!(config.trainer, expected);
     assert_eq!(config.trainer.device, DeviceArguments { kind: DeviceKind::Auto, index: 0 });
@@ -265,7 +265,7 @@ fn the_builder_checks_like_a_file() {
     let trainer = TrainingArguments { seed: u64::MAX, max_tokens: Some(u64::MAX), ..run() };
     refused(of(trainer).build(), &["trainer.max_tokens: expected at most"]);
     let sampler = TrainingArguments { sampler: Sampler::Sequential, ..run() };
-    refused(of(sampler).build(), &["trainer.sampler: is a setting of the data in a config", "set data.sampler"]);
+    refused(of(sampler).build(), &["trainer.sampler: is set elsewhere in a config", "set data.sampler"]);
     refused(of(run()).tokenizer(TokenizerSection::train(4096)).build(), &["no text to learn a tokenizer from"]);
     let config = RunConfig::builder(run())
         .model(ModelSection::from_pretrained("gpt2"))

@@ -4,12 +4,13 @@ use kiln_core::error::Error;
 use kiln_core::model_config::Labels;
 use kiln_data::labels::LabelNames;
 use kiln_data::paths;
+use kiln_train::task::model_facts;
 
 use super::Use;
 use super::model::{model_config, with_vocabulary};
 use super::opening::{optional_tokenizer, with_dataset};
 use crate::config::{RunConfig, Task, Validation};
-use crate::plan::{Found, ModelFacts};
+use crate::plan::{Architecture, Found};
 use crate::session::BuiltIn;
 use crate::session::adapter::Adapters;
 
@@ -57,7 +58,7 @@ pub fn found(config: &RunConfig) -> Found {
     }
     let Ok(adapters) = Adapters::of(config, &model) else { return found };
     let task = BuiltIn { model_from: from, ..BuiltIn::new(task, model) }.with_adapters(adapters);
-    let facts = task.facts().ok();
-    found.model = facts.map(|facts| ModelFacts { unknown_fields, ..facts });
+    let architecture = Architecture { unknown_fields, ..task.architecture() };
+    found.model = model_facts(&task).ok().map(|facts| (facts, architecture));
     found
 }

@@ -24,12 +24,13 @@ use kiln_data::squad::SquadData;
 use kiln_data::store::OnProgress;
 use kiln_data::stream::{Shuffle, Streamed};
 use kiln_data::subset::Subset;
+use kiln_train::task::{TrainingTask, model_facts};
 use opening::{Opening, with_dataset};
 pub use splits::Splits;
 
 use crate::config::{DataFormat, RunConfig, Sampler, Task};
 use crate::engine::device::DeviceFacts;
-use crate::plan::{BatchPlan, DataFacts, Facts, FoundBatch, ModelFacts, TokenizerFacts};
+use crate::plan::{Architecture, BatchPlan, DataFacts, ExampleFacts, Facts, FoundBatch, TokenizerFacts, TrainFacts};
 use crate::session::BuiltIn;
 use crate::session::adapter::Adapters;
 use crate::session::model_folder::kept_files;
@@ -92,10 +93,11 @@ impl Inputs {
         device: DeviceFacts,
         batch: Option<FoundBatch>,
     ) -> Result<(Data, Option<Data>, Facts)> {
-        let (inputs, of_batch) = (self, BatchPlan::of(config, batch.as_ref())?);
+        let (inputs, arguments) = (self, config.arguments());
+        let of_batch = BatchPlan::of(&arguments, batch.as_ref())?;
         let train = inputs.train(config, of_batch.global)?;
         let validation = inputs.validation(config);
-        let drawn = of_batch.drawn(config);
+        let drawn = of_batch.drawn(&arguments);
         let data = DataFacts::new(&*train, validation.as_deref(), drawn);
         let tokenizer = inputs.task.tokenizer.as_ref().map(|tokenizer| {
             let prompts = config.generation.iter().flat_map(|generation| &generation.prompt);
@@ -106,11 +108,12 @@ impl Inputs {
                 prompt_tokens: tokens,
             })
         });
+        let architecture =
+            Architecture { unknown_fields: inputs.unknown_model_fields.clone(), ..inputs.task.architecture() };
         let facts = Facts {
-            model: ModelFacts { unknown_fields: inputs.unknown_model_fields.clone(), ..inputs.task.facts()? },
-            data: DataFacts {
+            architecture,
+            examples: ExampleFacts {
                 block_size: inputs.block_size,
-                max_length: inputs.max_length,
                 pad_id: inputs.task.pad_id,
                 version_2_with_negative: SquadData::of(&**validation.as_ref().unwrap_or(&train))
                     .is_some_and(|squad| squad.questions().iter().any(|question| question.may_be_unanswerable)),
@@ -118,13 +121,17 @@ impl Inputs {
                     Task::MultipleChoice => train.get(0, 0)?.sequences().len().max(1),
                     _ => 1,
                 },
-                ..data
             },
             tokenizer: tokenizer.transpose()?,
-            device,
-            batch,
-            decision: None,
             resident: resident(),
+            train: TrainFacts {
+                model: model_facts(&inputs.task)?,
+                data: DataFacts { max_length: inputs.max_length, ..data },
+                device,
+                batch,
+                decision: None,
+                loss: inputs.task.loss_options(&arguments)?,
+            },
         };
         Ok((train, validation, facts))
     }

@@ -6,7 +6,7 @@ use console::style;
 
 use super::fitted;
 use kiln::config::CompilerMode;
-use kiln::plan::RunPlan;
+use kiln::plan::{RunPlan, TrainPlan};
 use kiln_core::words::thousands;
 
 /// Columns of a line's name and the space after it.
@@ -15,23 +15,17 @@ const NAME: usize = 8;
 /// Model, data, batch, steps, and device with mode of `plan`: a line of at most `width` columns
 /// each.
 pub(super) fn header(plan: &RunPlan, width: Option<usize>) -> String {
-    let RunPlan { model, data, batch, steps, engine, .. } = plan;
-    let task = model.task.map_or(String::new(), |task| format!(" for {task}"));
+    let TrainPlan { model, data, batch, steps, engine, .. } = &plan.train;
+    let architecture = plan.architecture.as_ref();
+    let task = architecture.map_or(String::new(), |it| format!(" for {}", it.task));
+    let from = architecture.map_or_else(|| "random weights".into(), |it| it.origin());
     let validation = data.validation_examples.map_or("none".into(), |examples| thousands(examples as u64));
     let mode = match engine.mode {
         CompilerMode::Auto => "a trial chooses the mode".into(),
         mode => format!("{mode} mode"),
     };
     let lines = [
-        (
-            "model",
-            format!(
-                "{}{task}, {} parameters, from {}",
-                model.kind,
-                thousands(model.num_parameters as u64),
-                model.origin()
-            ),
-        ),
+        ("model", format!("{}{task}, {} parameters, from {from}", model.kind, thousands(model.num_parameters as u64),)),
         (
             "data",
             format!(

@@ -95,10 +95,11 @@ impl Talk {
         if self.level.informs() {
             show(header(plan, width()).trim_end())?;
         }
-        let unknown = &plan.model.unknown_fields;
-        let unknown = (!unknown.is_empty()).then(|| format!("not known, not used: config.json {}", unknown.join(", ")));
+        let unknown = plan.architecture.as_ref().map(|it| it.unknown_fields.join(", "));
+        let unknown = unknown.filter(|names| !names.is_empty());
+        let unknown = unknown.map(|names| format!("not known, not used: config.json {names}"));
         let no_effect = plan.run.no_effect.iter().map(|line| format!("no effect: {line}"));
-        unknown.into_iter().chain(plan.data.limits.clone()).chain(no_effect).try_for_each(|line| self.warn(&line))
+        unknown.into_iter().chain(plan.examples.limits.clone()).chain(no_effect).try_for_each(|line| self.warn(&line))
     }
 
     /// Says the summary and the last evaluation again as Hugging Face's scripts do at their end,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use console::{StyledObject, measure_text_width, style};
 use indicatif::{ProgressBar, ProgressFinish};
-use kiln::plan::RunPlan;
+use kiln::plan::TrainPlan;
 use kiln::trainer::{Callback, Control, Progress};
 use kiln_core::metrics::Record;
 
@@ -52,7 +52,7 @@ impl<M> Callback<M> for Printer {
         self.bar.set_position(progress.step);
     }
 
-    fn on_train_begin(&mut self, plan: &RunPlan) {
+    fn on_train_begin(&mut self, plan: &TrainPlan) {
         self.bar.set_length(plan.steps.total as u64);
         // The steps before a continuation took no time of this process.
         self.bar.reset_eta();

@@ -125,6 +125,17 @@ pub trait Dataset<E: Fingerprint = Example>: Send + Sync + Any {
     }
 }
 
+/// Examples in memory.
+impl<E: Fingerprint + Clone + Send + Sync> Dataset<E> for Vec<E> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn get(&self, index: usize, _: u64) -> Result<E> {
+        Ok(self[index].clone())
+    }
+}
+
 /// Data that are read in their own order as they are needed, and are kept nowhere, as far as a run
 /// has to know them.
 pub trait Stream {

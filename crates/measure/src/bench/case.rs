@@ -179,6 +179,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::bench::suite::Suite;
+    use kiln::OpenSession;
     use kiln::session::Session;
 
     #[test]
@@ -214,7 +215,7 @@ mod tests {
             };
             let session = Session::open(RunConfig::parse(&config.to_toml().unwrap(), "case").unwrap()).unwrap();
             let plan = session.plan();
-            assert_eq!((plan.batch.micro, plan.model.task), (micro, Some(case.task)));
+            assert_eq!((plan.batch.micro, session.task.task), (micro, case.task));
             assert!(session.train().max_len() <= case.length);
             let read: CaseFile =
                 serde_json::from_str(&fs::read_to_string(folder.path().join("case.json")).unwrap()).unwrap();

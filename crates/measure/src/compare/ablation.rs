@@ -96,8 +96,8 @@ pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<
 /// measure nothing.
 fn is_used(operator: Operator, plan: &RunPlan) -> bool {
     match operator {
-        Operator::Dropout => plan.model.has_dropout(),
-        Operator::CrossEntropy => matches!(plan.model.task, Some(Task::Clm | Task::Mlm)),
+        Operator::Dropout => plan.architecture.as_ref().is_none_or(|it| it.has_dropout()),
+        Operator::CrossEntropy => plan.architecture.as_ref().is_some_and(|it| matches!(it.task, Task::Clm | Task::Mlm)),
         // The gradient norm is a part of `adamw`, whatever the optimizer.
         _ => true,
     }

@@ -317,7 +317,7 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
         micro_batch: plan.map(|plan| plan.batch.micro as u64),
         accumulation: plan.map(|plan| plan.batch.accumulation as u64),
         learning_rate: plan.map(|plan| plan.optimizer.learning_rate.rate),
-        block: plan.and_then(|plan| plan.data.block_size.or(plan.data.max_length)).map(|length| length as u64),
+        block: plan.and_then(|plan| plan.examples.block_size.or(plan.examples.max_length)).map(|length| length as u64),
         repeats: runs.len(),
         step_ms_p50: figures.step_ms.map(|ms| ms.median),
         step_ms_p95: figures.step_ms.map(|ms| ms.p95),

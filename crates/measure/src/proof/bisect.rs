@@ -9,8 +9,10 @@ use kiln::engine::compiler::columns::{Column, only};
 use kiln_core::error::{Error, Result};
 use kiln_models::Operator;
 
-use super::parity::{Report, Runner, computed_and_captured, in_mode, report};
-use super::probe::{Look, Probe};
+use kiln_train::trial::report::{Report, report};
+
+use super::parity::{Runner, computed_and_captured, in_mode};
+use kiln_train::trial::probe::{Look, Probe};
 
 /// Compiled counts as slower when a step takes this much longer than native, relative, or the noise
 /// of two native runs.
@@ -155,9 +157,9 @@ mod tests {
     use burn::tensor::FloatDType;
 
     use super::*;
-    use crate::proof::figures::{StepFigures, TensorFigures};
     use kiln::config::DeviceKind;
     use kiln::engine::operators;
+    use kiln_train::trial::figures::{StepFigures, TensorFigures};
 
     fn config() -> RunConfig {
         let mut config = RunConfig::default();

@@ -18,6 +18,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use kiln::Trainer;
 use kiln::config::{CompilerMode, DeviceKind, OnExisting, RunConfig};
 use kiln::plan::{self, RunPlan};
 use kiln::session::Session;
@@ -29,8 +30,7 @@ use kiln_core::process::scratch;
 use kiln_models::weights::{ADAPTER_FILE, Depth, MODEL_FILE, safetensors_words};
 use safetensors::SafeTensors;
 
-use crate::proof::auto;
-use crate::proof::figures::{self, Limits, StepFigures, TensorFigures};
+use kiln_train::trial::figures::{self, Limits, StepFigures, TensorFigures};
 
 /// Figures of a training row that say something about the run, not about the machine.
 const FIGURES: [&str; 7] = ["step", "epoch", "samples", "tokens", "loss", "grad_norm", "learning_rate"];
@@ -78,7 +78,7 @@ pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result
         return Err(Error::config("this run has one step: there is nothing to stop in the middle of"));
     }
     let steps = if part.before_stop { (total / 2).min(3) } else { total.min(6) };
-    let trainer = auto::trainer(session)?.with_callback(SaveAndStop(steps));
+    let trainer = Trainer::from_session(session)?.with_callback(SaveAndStop(steps));
     let mut trainer = if part.without_dropout { trainer.without_dropout() } else { trainer };
     trainer.train().map(drop)
 }
@@ -119,7 +119,7 @@ fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) 
     // As the parts have resolved it: this process may have the other engine.
     let straight = folder.path().join("straight");
     let plan = serde_json::from_slice::<RunPlan>(&read(&straight.join(plan::FILE))?);
-    let engine = plan.map_err(|error| Error::data(format!("{}: {error}", plan::FILE)))?.engine;
+    let engine = plan.map_err(|error| Error::data(format!("{}: {error}", plan::FILE)))?.train.engine;
     let rounded = if modes[0] == modes[1] && engine.device.kind == DeviceKind::Cpu {
         None
     } else {

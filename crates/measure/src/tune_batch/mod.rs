@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use kiln::config::{CompilerMode, DeviceKind, RunConfig};
 use kiln::engine::device::DeviceFacts;
 use kiln::plan::{RunPlan, batch::micro_batch};
-use kiln::session::Session;
 use kiln::session::batch_sizes::{Key, Outcome, Stored, Trial, accumulates, probe, sharers, useful};
 use kiln::session::memory_line::MemoryLine;
+use kiln::session::{OpenSession, Session};
 use kiln_core::clock;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_whole;
@@ -164,7 +164,7 @@ pub fn tune(
     let mut config = config.clone();
     config.trainer.set_compiler(mode);
     let session = open(probe(&config))?;
-    let probe = session.plan();
+    let probe = &session.run_plan()?;
     let (budget_mib, because) = options.budget(&probe.engine.device, sharers(&config, probe.engine.device.kind))?;
     let key = Key::of(&config, probe)?;
     watch(Event::Begins { key: &key, budget: &because })?;
@@ -266,7 +266,7 @@ fn try_size(
 pub fn found(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<Option<usize>> {
     let probe = plan(probe(config))?;
     let stored = Stored::find(&Key::of(config, &probe)?, useful(config, &probe))?;
-    Ok(stored.map(|stored| micro_batch(config, stored.batch)))
+    Ok(stored.map(|stored| micro_batch(&config.trainer, stored.batch)))
 }
 
 /// `2GiB`, `1.5 GB`, `512M` or a number of bytes, in MiB.

@@ -17,7 +17,7 @@ use kiln::config::{
 use kiln::distributed::World;
 use kiln::inference::evaluate::evaluate;
 use kiln::plan::memory::sent;
-use kiln::session::Session;
+use kiln::session::{OpenSession, Session};
 use kiln::trainer::{Callback, Progress, Trainer};
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_json;
@@ -52,8 +52,7 @@ pub fn trial_config(
     accumulates: bool,
     folder: &Path,
 ) -> Result<RunConfig> {
-    let plan = session.plan();
-    let config = session.config();
+    let config = session.config()?;
     let given = &config.trainer;
     let mut config = config.training_only(folder.join("run"), 1);
     config.trainer.on_existing = OnExisting::Overwrite;
@@ -62,7 +61,7 @@ pub fn trial_config(
         let learned = folder.join("tokenizer");
         if !learned.exists() {
             std::fs::create_dir(&learned).map_err(|error| Error::io(format!("make {}", learned.display()), &error))?;
-            write_files(&learned, &tokenizer.files(plan.model.built_in()?.0, None)?)?;
+            write_files(&learned, &tokenizer.files(session.run_plan()?.built_in()?.0, None)?)?;
         }
         config.tokenizer = TokenizerSection::from_pretrained(learned.to_string_lossy());
     }
@@ -109,12 +108,12 @@ pub fn run_trial(file: &Path, out: &Path, devices: usize) -> Result<()> {
     let eval_batch = plan.evaluation.batch_size;
     let evaluated = Arc::new(Longest::new(evaluated, eval_batch, 1));
     let train = Longest::new(session.train().clone(), plan.batch.micro, plan.batch.accumulation);
-    let gradients = 4 * plan.memory.values.trained as u128;
+    let gradients = 4 * plan.model.num_trainable as u128;
     let sent = match plan.engine.device.kind {
         DeviceKind::Cpu => sent(gradients, devices, plan.distributed.optimizer_sharding),
         _ => 0,
     };
-    let mut trainer = Trainer::new(session.with_examples(Arc::new(train), None)?)?;
+    let mut trainer = Trainer::from_session(session.with_examples(Arc::new(train), None)?)?;
     if sent > 0 {
         trainer = trainer.with_callback(Exchange(usize::try_from(sent).unwrap_or(usize::MAX)));
     }

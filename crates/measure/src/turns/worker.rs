@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use kiln::engine::device::memory_use;
-use kiln::plan::RunPlan;
+use kiln::plan::TrainPlan;
+use kiln::session::OpenSession;
 use kiln::session::Session;
 use kiln::session::provenance::Provenance;
 use kiln::trainer::laps::{self, Laps, StepTimes};
@@ -33,13 +34,13 @@ pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
         read: 0,
         left: 0,
         device: session.device.clone(),
-        provenance: Provenance::of(&session),
+        provenance: Provenance::of(&session)?,
         losses: Arc::default(),
         began: false,
         ended: false,
         failed: None,
     }));
-    let trained = Trainer::new(session)?
+    let trained = Trainer::from_session(session)?
         .with_purpose(Purpose::Measurement { writes_model })
         .with_observer(HeldUp { laps: Laps::default(), turns: turns.clone() })
         .with_callback(Answers(turns.clone()))
@@ -56,10 +57,11 @@ pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
 /// The device's, and a line that is no command.
 pub fn serve_operators(session: &Session) -> Result<()> {
     let plan = session.plan();
-    let (config, task) = plan.model.built_in()?;
+    let run_plan = session.run_plan()?;
+    let (config, task) = run_plan.built_in()?;
     let shapes = Shapes::new(config, task, plan.batch.micro, plan.batch.seq_len);
     let device = &session.device;
-    say(&hello(&Provenance::of(session), plan))?;
+    say(&hello(&Provenance::of(session)?, plan))?;
     while let Some(repeats) = command()? {
         let operators = shapes.measure(plan.engine.compute(), device, repeats)?;
         say(&Turn { steps: Vec::new(), operators, peak_mib: memory_use(device).peak_mib })?;
@@ -67,7 +69,7 @@ pub fn serve_operators(session: &Session) -> Result<()> {
     Ok(())
 }
 
-fn hello(provenance: &Provenance, plan: &RunPlan) -> Hello {
+fn hello(provenance: &Provenance, plan: &TrainPlan) -> Hello {
     Hello {
         provenance: serde_json::to_value(provenance).expect("names and numbers are JSON"),
         batch: plan.batch.micro,
@@ -206,7 +208,7 @@ impl Observer for HeldUp {
 struct Answers(Arc<Mutex<Turns>>);
 
 impl<M> Callback<M> for Answers {
-    fn on_train_begin(&mut self, plan: &RunPlan) {
+    fn on_train_begin(&mut self, plan: &TrainPlan) {
         let hello = hello(&lock(&self.0).provenance, plan);
         if let Err(error) = say(&hello) {
             lock(&self.0).fail(error);

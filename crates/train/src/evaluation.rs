@@ -1,0 +1,237 @@
+//! Evaluation: one pass over a dataset in order, without gradients. The task's
+//! [`Evaluator`] collects the values of each batch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use kiln_core::dataset::Dataset;
+use kiln_core::dataset::loader::{Loader, LoaderOptions, Share};
+use kiln_core::dataset::sampler::Order;
+use kiln_core::error::{Error, Result};
+use kiln_core::metrics::Record;
+use kiln_models::ops::dropout::DropoutRng;
+use kiln_models::{Compute, Copies, Pass};
+
+use crate::confusion::Confusion;
+use crate::distributed::World;
+use crate::reads::read_scalars;
+use crate::task::{Batch, TrainingTask};
+
+/// Collects the values that an evaluation reads from the device, and makes figures of them.
+pub trait Evaluator<B> {
+    /// Takes the values of `batch`, one tensor's after the other's, in the order of the data.
+    fn add(&mut self, batch: &B, values: &[f64]);
+
+    /// The figures by name, without `eval_`; the first is the `loss`.
+    ///
+    /// # Errors
+    /// Data of which nothing can be said, such as one without a label.
+    fn metrics(&self) -> Result<Vec<(&'static str, f64)>>;
+
+    /// Which class was predicted for which, for a classification.
+    fn confusion(&self) -> Option<Confusion> {
+        None
+    }
+}
+
+/// Means over all labels of a dataset, from the sums of batches.
+#[derive(Default)]
+struct Means {
+    names: Vec<&'static str>,
+    sums: Vec<f64>,
+    labels: f64,
+}
+
+impl Means {
+    fn add(&mut self, batch: &impl Batch, values: &[f64]) {
+        self.sums.resize(values.len(), 0.0);
+        self.sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        self.labels += batch.size().labels;
+    }
+
+    fn metrics(&self) -> Result<Vec<(&'static str, f64)>> {
+        if self.labels == 0.0 {
+            return Err(no_label());
+        }
+        Ok(self.names.iter().zip(&self.sums).map(|(name, sum)| (*name, sum / self.labels)).collect())
+    }
+}
+
+/// Validation data of which no loss can be computed.
+pub fn no_label() -> Error {
+    Error::data("the validation data has no valid label").help("at least one label must not be -100")
+}
+
+/// An evaluation that can begin.
+pub struct EvaluationSession<T: TrainingTask> {
+    /// Where it runs.
+    pub device: Device,
+    /// How a model computes.
+    pub compute: Compute,
+    /// The task, with its loss and its metrics.
+    pub task: T,
+    /// Validation data.
+    pub validation: Arc<dyn Dataset<T::Example>>,
+    /// Examples of a batch.
+    pub batch_size: usize,
+}
+
+/// The result of an evaluation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluation {
+    /// The figures by name, without `eval_`; the first is the `loss`, the mean over all valid
+    /// terms.
+    pub metrics: Vec<(&'static str, f64)>,
+    /// Which class was predicted for which, for a classification.
+    pub confusion: Option<Confusion>,
+    /// Examples evaluated.
+    pub samples: u64,
+    /// Batches evaluated.
+    pub batches: u64,
+}
+
+/// Batches after which values are read back, so that pending work does not pile up on the device.
+const READ_EVERY: usize = 32;
+
+/// Evaluates `model` in `session`. The ranks of `world` take turns with the batches and tell one
+/// another the values: each has the figures that one process alone has, to the bit.
+///
+/// # Errors
+/// Data that cannot be read, a dataset without one valid label; a signal to any rank, which stops
+/// all. MPI's.
+pub fn evaluate<T: TrainingTask>(
+    world: &World,
+    session: &EvaluationSession<T>,
+    model: &T::Model,
+) -> Result<Evaluation> {
+    let EvaluationSession { device, compute, task, validation, batch_size } = session;
+    let (compute, batch_size) = (*compute, *batch_size);
+    let options = LoaderOptions {
+        batch_size,
+        order: Order::SEQUENTIAL,
+        drop_last: false,
+        prefetch: 2,
+        repeat: false,
+        share: Share::ALL,
+    };
+    let collator = task.clone();
+    let mut own = task.evaluator(validation);
+    let mut means = Means::default();
+    let mut loader = Loader::new(validation.clone(), move |examples| collator.batch(examples, batch_size), options)?;
+    let model = model.valid();
+    let copies = Copies::default();
+    let pass = Pass { compute, rng: DropoutRng::Off, copies: Some(&copies), on_stage: None };
+    // Batches and their values.
+    let mut pending: Vec<(T::Batch, Vec<Tensor<1>>)> = Vec::new();
+    let (mut samples, mut batches) = (0, 0);
+    loop {
+        let is_first_turn = batches % world.size() as u64 == 0;
+        if is_first_turn && let Some(signal) = world.received()? {
+            return Err(signal.error(format_args!("stopped while evaluating, after {batches} batches")));
+        }
+        let loaded = loader.next_batch()?;
+        let is_done = loaded.is_none();
+        if let Some(loaded) = loaded {
+            let is_own = batches % world.size() as u64 == world.rank() as u64;
+            // The first batch names the figures on every rank.
+            let values = if is_own || means.names.is_empty() {
+                task.evaluate(&model, &loaded.batch.to_device(device)?, pass)?
+            } else {
+                Vec::new()
+            };
+            let (names, values): (Vec<_>, Vec<_>) = values.into_iter().unzip();
+            if means.names.is_empty() {
+                means.names = names;
+            }
+            pending.push((loaded.batch, if is_own { values } else { Vec::new() }));
+            samples += loaded.examples as u64;
+            batches += 1;
+        }
+        if pending.len() >= READ_EVERY || is_done {
+            let lengths = |tensors: &[Tensor<1>]| tensors.iter().map(|tensor| tensor.dims()[0]).sum::<usize>();
+            let (of_batches, tensors): (Vec<_>, Vec<_>) =
+                pending.drain(..).map(|(batch, tensors)| ((batch, lengths(&tensors)), tensors)).unzip();
+            let values = read_scalars(tensors.into_iter().flatten().collect())?;
+            for (batch, values) in in_order(world, of_batches, values)? {
+                match &mut own {
+                    Some(own) => own.add(&batch, &values),
+                    None => means.add(&batch, &values),
+                }
+            }
+        }
+        if is_done {
+            break;
+        }
+    }
+    let (metrics, confusion) = match own {
+        Some(own) => (own.metrics()?, own.confusion()),
+        None => (means.metrics()?, None),
+    };
+    Ok(Evaluation { metrics, confusion, samples, batches })
+}
+
+/// Batches with their values, which lie one after the other in `values`: those that other ranks
+/// have computed, and of which this one has none, are theirs.
+fn in_order<B>(world: &World, batches: Vec<(B, usize)>, values: Vec<f64>) -> Result<Vec<(B, Vec<f64>)>> {
+    let lengths = batches.iter().map(|(_, length)| *length as f64).collect();
+    let (lengths, values) = (world.gather_lists(lengths)?, world.gather_lists(values)?);
+    let mut rests = values.iter().map(Vec::as_slice).collect::<Vec<_>>();
+    let of_batch = |(at, (batch, _)): (usize, (B, usize))| {
+        let mut own = Vec::new();
+        for (rest, lengths) in rests.iter_mut().zip(&lengths) {
+            let (part, after) = rest.split_at(lengths[at] as usize);
+            own.extend_from_slice(part);
+            *rest = after;
+        }
+        (batch, own)
+    };
+    Ok(batches.into_iter().enumerate().map(of_batch).collect())
+}
+
+impl Evaluation {
+    /// The figure of that name; NaN where there is none.
+    pub fn metric(&self, name: &str) -> f64 {
+        self.metrics.iter().find(|(known, _)| *known == name).map_or(f64::NAN, |(_, value)| *value)
+    }
+
+    /// The confusion matrix as lines of text, a row for each label and a column for each
+    /// prediction; none for other tasks.
+    pub fn confusion_lines(&self, names: &[String]) -> Vec<String> {
+        let Some(confusion) = &self.confusion else { return Vec::new() };
+        let classes = 0..confusion.num_labels();
+        let name = |class: usize| names.get(class).cloned().unwrap_or_else(|| format!("LABEL_{class}"));
+        let width = classes.clone().map(|class| name(class).chars().count()).max().unwrap_or(0).max("label".len());
+        let line = |first: String, cells: Vec<String>| {
+            let cells = cells.iter().map(|cell| format!("  {cell:>width$}")).collect::<String>();
+            format!("{first:<width$}{cells}")
+        };
+        let head = line("label".into(), classes.clone().map(name).collect());
+        let rows = classes.clone().map(|expected| {
+            line(name(expected), classes.clone().map(|p| confusion.count(expected, p).to_string()).collect())
+        });
+        std::iter::once(head).chain(rows).collect()
+    }
+
+    /// The evaluation row of a run after step `step`, in epoch `epoch`.
+    pub fn record(&self, step: u64, epoch: f64, elapsed: Duration) -> Record {
+        let record = Record::default().with("step", step).with("epoch", epoch);
+        let metrics = self.metrics.iter();
+        let record = metrics.fold(record, |record, (name, value)| record.with(&format!("eval_{name}"), *value));
+        let seconds = elapsed.as_secs_f64();
+        record
+            .with("eval_samples", self.samples)
+            .with("eval_runtime", seconds)
+            .with("eval_samples_per_second", self.samples as f64 / seconds)
+            .with("eval_steps_per_second", self.batches as f64 / seconds)
+    }
+}
+
+/// The error of an evaluation without data.
+pub fn no_validation() -> Error {
+    Error::config("data.validation: required to evaluate, got none").help(
+        "name files, or a share to split off: --set data.validation=10%; a task of your own gets its validation data from \
+         Trainer::with_validation",
+    )
+}

@@ -1,0 +1,11 @@
+//! The names that a program needs to train a model of its own: `use kiln_train::prelude::*`.
+
+pub use kiln_core::dataset::Dataset;
+pub use kiln_core::error::Result;
+pub use kiln_models::weights::StateDict;
+pub use kiln_models::{Compute, Pass};
+
+pub use crate::arguments::{OnExisting, TrainingArguments};
+pub use crate::engine::settings::CompilerMode;
+pub use crate::task::{Figures, TokenBatch, TrainingTask};
+pub use crate::trainer::Trainer;

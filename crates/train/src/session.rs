@@ -1,0 +1,368 @@
+//! A run that can begin: its arguments, the facts about what is open, and the plan that follows from
+//! them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor};
+use kiln_core::dataset::padding::survey;
+use kiln_core::dataset::subset::Subset;
+use kiln_core::dataset::{Dataset, Fingerprint};
+use kiln_core::error::{Error, Result};
+use kiln_core::files::hex;
+use kiln_core::files::{NamedFile, write_files};
+use kiln_core::random::seed_for;
+use kiln_models::weights::LoadReport;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::arguments::{TrainBatchSize, TrainingArguments};
+use crate::engine::compiler::decision::Decision;
+use crate::engine::{device, handover};
+use crate::evaluation::EvaluationSession;
+use crate::plan::{self, BatchPlan, DataFacts, SplitFacts, TrainFacts, TrainPlan};
+use crate::task::{TrainingTask, model_facts};
+
+/// A run that can begin: its plan, its device, its task and its open datasets.
+pub struct Session<T: TrainingTask> {
+    /// The plan of the run. Nothing changes it: other arguments or other facts make another session.
+    plan: TrainPlan,
+    /// Where it runs.
+    pub device: Device,
+    /// The model, its loss and its metrics.
+    pub task: T,
+    /// Training data.
+    train: Arc<dyn Dataset<T::Example>>,
+    /// Validation data, if any.
+    validation: Option<Arc<dyn Dataset<T::Example>>>,
+    /// The arguments and the facts that the plan is derived from.
+    arguments: TrainingArguments,
+    facts: TrainFacts,
+    weights: Weights,
+}
+
+/// The weights that a run begins with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Weights {
+    /// Those of the task: pretrained ones, or random ones where it has none.
+    #[default]
+    OfTask,
+    /// Random ones, drawn from the seed.
+    Random,
+    /// Those that a run has saved in this folder.
+    Saved(PathBuf),
+}
+
+/// A run before it begins: what its [description](TrainingTask::description) follows from.
+#[derive(Clone, Copy)]
+pub struct Planned<'a> {
+    /// The arguments.
+    pub arguments: &'a TrainingArguments,
+    /// The facts.
+    pub facts: &'a TrainFacts,
+    /// The plan that follows from both.
+    pub plan: &'a TrainPlan,
+}
+
+/// What a run keeps in its folder about itself.
+#[derive(Debug, Clone)]
+pub struct Description {
+    /// The settings of the run by key, with their values in the plan: a resumed run must not change
+    /// those that its weights depend on.
+    pub settings: Value,
+    /// The settings of a run in which nothing is set.
+    pub defaults: Value,
+    /// The files of the plan.
+    pub files: Vec<NamedFile>,
+    /// The plan in lines, for people.
+    pub lines: String,
+    /// SHA-256 of the settings without those of the run folder, so that equal plans are recognised.
+    pub sha256: String,
+    /// Floating-point operations that training on a token takes, where they are known.
+    pub flops_per_token: Option<f64>,
+}
+
+impl Description {
+    /// The description of a run that a program has made, which no file describes.
+    ///
+    /// # Errors
+    /// A value that JSON cannot hold.
+    pub fn of_a_program(run: Planned<'_>) -> Result<Self> {
+        let resolved = run.plan.resolved(run.arguments);
+        let mut plan = serde_json::Map::new();
+        plan.insert("schema".into(), plan::SCHEMA.into());
+        plan.insert("kiln".into(), env!("CARGO_PKG_VERSION").into());
+        let bad = |error: serde_json::Error| Error::config(format!("{}: {error}", plan::FILE));
+        if let Value::Object(training) = serde_json::to_value(run.plan).map_err(bad)? {
+            plan.extend(training);
+        }
+        let text = serde_json::to_string_pretty(&plan).map_err(bad)? + "\n";
+        let settings = settings(&resolved);
+        let sha256 = hex(&Sha256::digest(settings.to_string()));
+        Ok(Self {
+            settings,
+            defaults: self::settings(&TrainingArguments::default()),
+            files: vec![(plan::FILE.into(), text.into_bytes().into())],
+            lines: run.plan.describe(),
+            sha256,
+            flops_per_token: None,
+        })
+    }
+}
+
+/// The arguments by section and key, as a config file names them, without those of the run folder.
+fn settings(arguments: &TrainingArguments) -> Value {
+    json!({
+        "precision": arguments.precision,
+        "data": { "sampler": arguments.sampler, "padding": arguments.padding },
+        "trainer": arguments,
+        "batch": arguments.batch,
+        "learning_rate": arguments.learning_rate_scaling,
+        "device": arguments.device,
+        "distributed": arguments.distributed,
+        "compiler": arguments.compiler,
+    })
+}
+
+impl<T: TrainingTask> Clone for Session<T> {
+    fn clone(&self) -> Self {
+        Self {
+            plan: self.plan.clone(),
+            device: self.device.clone(),
+            task: self.task.clone(),
+            train: self.train.clone(),
+            validation: self.validation.clone(),
+            arguments: self.arguments.clone(),
+            facts: self.facts.clone(),
+            weights: self.weights.clone(),
+        }
+    }
+}
+
+impl<T: TrainingTask> Session<T> {
+    /// The run that trains `task` on `train`; [`with_validation`](Self::with_validation) adds
+    /// examples to evaluate on.
+    ///
+    /// # Errors
+    /// Arguments that contradict one another, the task or the data, and a model that cannot be made.
+    pub fn new(arguments: TrainingArguments, task: T, train: impl Dataset<T::Example>) -> Result<Self> {
+        arguments.validate()?;
+        of_a_program(&arguments)?;
+        handover::settle(arguments.compiler.as_ref(), arguments.device.kind)?;
+        let found = device::select(arguments.device.kind, arguments.device.index)?;
+        let batch = BatchPlan::of(&arguments, None)?;
+        let is_cut = arguments.overfit_one_batch || arguments.fast_dev_run;
+        let train = limited("training", train, is_cut.then_some(batch.global))?;
+        let facts = TrainFacts {
+            model: model_facts(&task)?,
+            data: DataFacts::new(&*train, None, batch.drawn(&arguments)),
+            device: found.facts(),
+            batch: None,
+            decision: None,
+            loss: task.loss_options(&arguments)?,
+        };
+        Self::opened(arguments, facts, task, found.device, train, None)
+    }
+
+    /// The session that evaluates on the examples `validation`.
+    ///
+    /// # Errors
+    /// Data without an example, and arguments that contradict them.
+    pub fn with_validation(&self, validation: impl Dataset<T::Example>) -> Result<Self> {
+        let batch = self.arguments.per_device_eval_batch_size;
+        let validation = limited("validation", validation, self.arguments.fast_dev_run.then_some(batch))?;
+        let session = self.derive(|_, facts| {
+            facts.data.validation = Some(SplitFacts::of(&*validation));
+            Ok(())
+        })?;
+        Ok(Self { validation: Some(validation), ..session })
+    }
+
+    /// The run of `arguments` on what is open.
+    ///
+    /// # Errors
+    /// Arguments that contradict one another or the facts.
+    pub fn opened(
+        arguments: TrainingArguments,
+        facts: TrainFacts,
+        task: T,
+        device: Device,
+        train: Arc<dyn Dataset<T::Example>>,
+        validation: Option<Arc<dyn Dataset<T::Example>>>,
+    ) -> Result<Self> {
+        let plan = TrainPlan::derive(&arguments, &facts)?;
+        let (task, weights) = (task.planned(&plan), Weights::default());
+        Ok(Self { task, plan, device, train, validation, arguments, facts, weights })
+    }
+
+    /// The plan of the run.
+    pub fn plan(&self) -> &TrainPlan {
+        &self.plan
+    }
+
+    /// Training data.
+    pub fn train(&self) -> &Arc<dyn Dataset<T::Example>> {
+        &self.train
+    }
+
+    /// Validation data, if any.
+    pub fn validation(&self) -> Option<&Arc<dyn Dataset<T::Example>>> {
+        self.validation.as_ref()
+    }
+
+    /// An evaluation on `data`, as this run evaluates.
+    pub fn evaluation(&self, data: Arc<dyn Dataset<T::Example>>) -> EvaluationSession<T> {
+        EvaluationSession {
+            device: self.device.clone(),
+            compute: self.plan.engine.compute(),
+            task: self.task.clone(),
+            validation: data,
+            batch_size: self.plan.evaluation.batch_size,
+        }
+    }
+
+    /// The arguments that the plan is derived from.
+    pub fn arguments(&self) -> &TrainingArguments {
+        &self.arguments
+    }
+
+    /// The facts about the inputs that the plan is derived from, besides the arguments.
+    pub fn facts(&self) -> &TrainFacts {
+        &self.facts
+    }
+
+    /// What the run keeps in its folder about itself.
+    ///
+    /// # Errors
+    /// A value that cannot be written.
+    pub fn description(&self) -> Result<Description> {
+        self.task.description(Planned { arguments: &self.arguments, facts: &self.facts, plan: &self.plan })
+    }
+
+    /// Writes the files of the plan into the run folder `folder`.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn write_plan(&self, folder: &Path) -> Result<()> {
+        write_files(folder, &self.description()?.files)
+    }
+
+    /// The session of other arguments on what is open: `change` is made to this one's, the batches
+    /// that it draws are looked at again, and a plan is derived. Model, device and the choice of
+    /// examples stay.
+    ///
+    /// # Errors
+    /// Arguments that contradict one another or the facts.
+    pub fn with(&self, change: impl FnOnce(&mut TrainingArguments)) -> Result<Self> {
+        self.derive(|arguments, facts| {
+            change(arguments);
+            let batch = BatchPlan::of(arguments, facts.batch.as_ref())?;
+            facts.data.batches = survey(&*self.train, batch.drawn(arguments));
+            Ok(())
+        })
+    }
+
+    /// The session of other arguments and other facts on what is open: `change` is made to this
+    /// one's, and a plan is derived from them.
+    ///
+    /// # Errors
+    /// The error of `change`, and arguments that contradict one another or the facts.
+    pub fn derive(&self, change: impl FnOnce(&mut TrainingArguments, &mut TrainFacts) -> Result<()>) -> Result<Self> {
+        let (mut arguments, mut facts) = (self.arguments.clone(), self.facts.clone());
+        change(&mut arguments, &mut facts)?;
+        facts.loss = self.task.loss_options(&arguments)?;
+        let plan = TrainPlan::derive(&arguments, &facts)?;
+        Ok(Self { task: self.task.planned(&plan), plan, arguments, facts, ..self.clone() })
+    }
+
+    /// The session of the same arguments on a choice of its own examples: `train` in place of its
+    /// training data and `validation`, if any, in place of its validation data. They are padded by
+    /// the same rule.
+    ///
+    /// # Errors
+    /// Arguments that so many examples contradict.
+    pub fn with_examples(
+        &self,
+        train: Arc<dyn Dataset<T::Example>>,
+        validation: Option<Arc<dyn Dataset<T::Example>>>,
+    ) -> Result<Self> {
+        let chosen = self.derive(|_, facts| {
+            facts.data.choose(&*train, validation.as_deref());
+            Ok(())
+        })?;
+        Ok(Self { train, validation: validation.or(chosen.validation), ..chosen })
+    }
+
+    /// The session in the mode that `decision` names.
+    ///
+    /// # Errors
+    /// Arguments that contradict one another or the facts.
+    pub fn decided(&self, decision: Decision) -> Result<Self> {
+        self.derive(|_, facts| {
+            facts.decision = Some(decision);
+            Ok(())
+        })
+    }
+
+    /// The session whose model begins with `weights`.
+    #[must_use]
+    pub fn with_weights(self, weights: Weights) -> Self {
+        Self { weights, ..self }
+    }
+
+    /// The model as it is before the first step: with the weights that it begins with, and random
+    /// ones, drawn from the run's seed alone, where it has none. Parameters that do not learn are
+    /// frozen.
+    ///
+    /// # Errors
+    /// Weights that do not fit the model.
+    pub fn model(&self, device: &Device) -> Result<(T::Model, Option<LoadReport>)> {
+        let (plan, compute) = (&self.plan, self.plan.engine.compute());
+        device.seed(seed_for(plan.run.seed, "init", 0, 0));
+        let model = self.task.model(compute, device)?;
+        let (model, report) = match &self.weights {
+            Weights::Random => (model, None),
+            weights => self.task.pretrained(model, weights, &plan.optimizer.groups, compute)?,
+        };
+        let model = plan.optimizer.groups.freeze(model);
+        // Drawn now: the first forward pass draws dropout too, in another order in every mode.
+        model.visit(&mut Drawn);
+        Ok((model, report))
+    }
+}
+
+/// The first `most` examples of `data`, where there is such a limit.
+fn limited<E: Fingerprint>(name: &str, data: impl Dataset<E>, most: Option<usize>) -> Result<Arc<dyn Dataset<E>>> {
+    if data.is_empty() {
+        return Err(Error::data(format!("expected examples in the {name} data, got none")));
+    }
+    let data: Arc<dyn Dataset<E>> = Arc::new(data);
+    Ok(match most {
+        Some(most) => Arc::new(Subset::first(data, most)),
+        None => data,
+    })
+}
+
+/// Refuses the arguments that are about runs of the command.
+fn of_a_program(arguments: &TrainingArguments) -> Result<()> {
+    let given = [("trainer.do_predict", arguments.do_predict), ("trainer.do_train", !arguments.do_train)];
+    if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
+        let message = format!("{key}: has no effect on a run whose model, data and loss the program brings along");
+        return Err(Error::config(message).help("remove it"));
+    }
+    if arguments.per_device_train_batch_size == TrainBatchSize::Auto {
+        let message = "trainer.per_device_train_batch_size: \"auto\" is for models that Kiln knows";
+        return Err(Error::config(message).help("set a number"));
+    }
+    Ok(())
+}
+
+/// Draws every weight that has not been drawn.
+struct Drawn;
+
+impl ModuleVisitor for Drawn {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        drop(param.val());
+    }
+}

@@ -1,0 +1,361 @@
+//! The trait by which the [`Trainer`](crate::Trainer) trains any model. A [`TrainingTask`] must
+//! define `model`, `batch` and `loss`; everything else has a default. [`TokenBatch`] is a batch of
+//! rows of token ids.
+//! The crate `kiln` implements it for Kiln's models and tasks.
+
+use std::sync::Arc;
+
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use kiln_core::dataset::{Dataset, Fingerprint};
+use kiln_core::error::Result;
+use kiln_core::files::NamedFile;
+use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_with};
+use kiln_models::{Compute, Pass};
+
+use crate::arguments::TrainingArguments;
+use crate::evaluation::Evaluator;
+use crate::optim::ParameterGroups;
+use crate::optim::backward::Stages;
+use crate::optim::loss::LossOptions;
+use crate::plan::{ModelFacts, TrainPlan};
+use crate::session::{Description, Planned, Weights};
+
+/// A model with its batches, its loss and its metrics. A clone trains the same.
+///
+/// The switch between native and compiled reaches a model as [`Pass::ops`]: Kiln's operators
+/// ([`kiln_models::ops`]) take it and compute in the form that it names; what a model computes with
+/// Burn's own operations is the same in both modes.
+pub trait TrainingTask: Clone + Send + Sync + 'static {
+    /// The module that learns. Its parameters are named by its fields, which checkpoints and
+    /// patterns of `[trainer]` use.
+    type Model: StateDict;
+    /// An example of the data.
+    type Example: Fingerprint;
+    /// Examples of a micro-batch, put together on the host.
+    type Batch: Batch;
+
+    /// The model with random weights, drawn from the generator of `device` and from nothing else.
+    /// `compute` says in which form and type it will compute; [`Pass::compute`] says the same.
+    ///
+    /// # Errors
+    /// A configuration of which no model can be made.
+    fn model(&self, compute: Compute, device: &Device) -> Result<Self::Model>;
+
+    /// `examples` as a batch (`transformers` calls it a data collator), on any thread. A full batch
+    /// has `rows` rows: a task whose batches have one shape fills up one that has fewer.
+    ///
+    /// # Errors
+    /// Examples that do not fit together.
+    fn batch(&self, examples: &[Self::Example], rows: usize) -> Result<Self::Batch>;
+
+    /// The sum of the loss over the terms of `batch`, `[1]`, f32: not divided by anything. The
+    /// Trainer divides it by [`BatchSize::labels`], once for all micro-batches of a step. Dropout
+    /// is [`Pass::rng`]'s.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    fn loss(&self, model: &Self::Model, batch: &OnDevice<Self>, pass: Pass<'_>) -> Result<Tensor<1>>;
+
+    /// Whether the loss comes in [stages](Self::stages), so that the backward pass can compute
+    /// blocks again (`trainer.activation_checkpointing = "blocks"`).
+    const HAS_BLOCKS: bool = false;
+
+    /// The stages of the [loss](Self::loss) of `batch`; by default none.
+    fn stages<'a>(
+        &'a self,
+        model: &Self::Model,
+        batch: &'a OnDevice<Self>,
+    ) -> Option<Box<dyn Stages<Self::Model> + 'a>> {
+        let (_, _) = (model, batch);
+        None
+    }
+
+    /// Whether a step can be recorded once and replayed (`compiler.graph`): [`loss`](Self::loss)
+    /// copies nothing from the host and reads nothing back, drops nothing but with Kiln's
+    /// operators, and [`Batch::OnDevice`] shows all of its tensors.
+    const CAN_BE_CAPTURED: bool = false;
+
+    /// The sums over `batch` whose means over all labels are the figures of an evaluation, each with
+    /// its name, `[1]`, f32, without autodiff; the first is the `loss`. By default the loss alone. A
+    /// task with an [evaluator](Self::evaluator) gives it values of any length.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    fn evaluate(&self, model: &Self::Model, batch: &OnDevice<Self>, pass: Pass<'_>) -> Result<Figures> {
+        Ok(vec![("loss", self.loss(model, batch, pass)?)])
+    }
+
+    /// The kind of the model, in a word. By default the name of its type.
+    fn name(&self) -> String {
+        let path = std::any::type_name::<Self::Model>();
+        path.rsplit("::").next().unwrap_or(path).into()
+    }
+
+    /// The names of the figures of an evaluation, without `eval_`, where they are known before the
+    /// first one.
+    fn metrics(&self) -> Option<&'static [&'static str]> {
+        None
+    }
+
+    /// The evaluator that makes figures of the values of [`evaluate`](Self::evaluate) over the
+    /// examples of `data`; by default none, and each value is a sum that is divided once by all
+    /// labels.
+    fn evaluator(&self, data: &Arc<dyn Dataset<Self::Example>>) -> Option<Box<dyn Evaluator<Self::Batch>>> {
+        let _ = data;
+        None
+    }
+
+    /// The task with those of its settings that a plan decides, such as loss and padding, as `plan`
+    /// has them; called whenever a run gets another plan. By default a task has no such settings.
+    #[must_use]
+    fn planned(&self, plan: &TrainPlan) -> Self {
+        let _ = plan;
+        self.clone()
+    }
+
+    /// The configuration of the model, saved as `config.json`: a run is continued only with an
+    /// equal one. By default the [name](Self::name) as `model_type`.
+    fn config(&self) -> serde_json::Value {
+        serde_json::json!({ "model_type": self.name() })
+    }
+
+    /// The names of the classes of a classification, in the order of their ids, for its confusion
+    /// matrix; by default none, and the classes have numbers.
+    ///
+    /// # Errors
+    /// Names that cannot be told apart.
+    fn class_names(&self) -> Result<Option<Vec<String>>> {
+        Ok(None)
+    }
+
+    /// The files beside the weights in a saved folder of `model`: `config.json`, which a checkpoint
+    /// must have, and what else the model needs.
+    ///
+    /// # Errors
+    /// A file that cannot be made.
+    fn files(&self, model: &Self::Model) -> Result<Vec<NamedFile>> {
+        let (_, config) = (model, self.config());
+        let text = serde_json::to_string_pretty(&config).expect("a JSON value has a text") + "\n";
+        Ok(vec![("config.json".into(), text.into_bytes().into())])
+    }
+
+    /// The texts that `model`, without autodiff, writes when the run has samples
+    /// ([`TrainingArguments::samples`]), each as a prompt and the prompt with its continuation; by
+    /// default none.
+    ///
+    /// # Errors
+    /// The device's.
+    fn samples(&self, model: &Self::Model, device: &Device) -> Result<Vec<(String, String)>> {
+        let (_, _) = (model, device);
+        Ok(Vec::new())
+    }
+
+    /// The name of the task, where the model is one of several that learn it; by default none.
+    fn task_name(&self) -> Option<&str> {
+        None
+    }
+
+    /// Whether training drops anything out. By default true.
+    fn drops(&self) -> bool {
+        true
+    }
+
+    /// The loss under `arguments`. By default the task's own sum, of which nothing is known.
+    ///
+    /// # Errors
+    /// Arguments that the loss cannot have.
+    fn loss_options(&self, arguments: &TrainingArguments) -> Result<LossOptions> {
+        LossOptions::of_a_program(arguments)
+    }
+
+    /// `model` with the weights that training begins with, and what has become of them; by default
+    /// those that it has, or the saved ones that `weights` names.
+    ///
+    /// # Errors
+    /// Weights that do not fit the model.
+    fn pretrained(
+        &self,
+        model: Self::Model,
+        weights: &Weights,
+        groups: &ParameterGroups,
+        compute: Compute,
+    ) -> Result<(Self::Model, Option<LoadReport>)> {
+        let _ = groups;
+        let Weights::Saved(folder) = weights else { return Ok((model, None)) };
+        let narrow: Narrow<'_> = (compute.dtype(), &|_: &Parameter| false);
+        let options = LoadOptions { narrow, ignore_mismatched_sizes: false, resize_token_embeddings: false };
+        let (model, report) = load_with(model, folder, options)?;
+        Ok((model, Some(report)))
+    }
+
+    /// What a run of this task keeps in its folder about itself. By default the plan of its training
+    /// and its arguments.
+    ///
+    /// # Errors
+    /// A value that cannot be written.
+    fn description(&self, run: Planned<'_>) -> Result<Description> {
+        Description::of_a_program(run)
+    }
+}
+
+/// The facts about the model of `task` that a plan is derived from. The model is built for its
+/// shapes only: nothing is drawn until a parameter is used.
+///
+/// # Errors
+/// A configuration of which no model can be made.
+pub fn model_facts<T: TrainingTask>(task: &T) -> Result<ModelFacts> {
+    let model = task.model(Compute::default(), &Device::flex())?;
+    let facts = ModelFacts::of(&task.name(), &model);
+    Ok(ModelFacts {
+        task: task.task_name().unwrap_or(&facts.kind).to_owned(),
+        metrics: task.metrics(),
+        has_blocks: T::HAS_BLOCKS,
+        can_be_captured: T::CAN_BE_CAPTURED,
+        drops: task.drops(),
+        ..facts
+    })
+}
+
+/// Values of a batch for an evaluation, each with its name.
+pub type Figures = Vec<(&'static str, Tensor<1>)>;
+
+/// A micro-batch of the task `T` on the device.
+pub type OnDevice<T> = <<T as TrainingTask>::Batch as Batch>::OnDevice;
+
+/// Examples of a micro-batch, put together on the host.
+pub trait Batch: Send + 'static {
+    /// The batch on the device: a tensor, or a tuple or structure of tensors.
+    type OnDevice: TensorTree;
+
+    /// Its size.
+    fn size(&self) -> BatchSize;
+
+    /// The batch on `device`.
+    ///
+    /// # Errors
+    /// A batch of another kind than the task has.
+    fn to_device(&self, device: &Device) -> Result<Self::OnDevice>;
+}
+
+/// Rows of token ids, `[rows, seq]` on the device, the shorter ones filled up with an id for padding.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenBatch {
+    rows: Vec<Vec<i32>>,
+    pad_id: i32,
+    labels: Option<f64>,
+}
+
+impl TokenBatch {
+    /// The batch of `rows`. Every token but the first of a row is a label of the loss.
+    pub fn new(rows: &[Vec<i32>]) -> Self {
+        Self { rows: rows.to_vec(), pad_id: 0, labels: None }
+    }
+
+    /// Rows are filled up with `pad_id`, by default 0.
+    #[must_use]
+    pub fn with_pad_id(self, pad_id: i32) -> Self {
+        Self { pad_id, ..self }
+    }
+
+    /// The loss has so many labels.
+    #[must_use]
+    pub fn with_labels(self, labels: f64) -> Self {
+        Self { labels: Some(labels), ..self }
+    }
+
+    fn seq_len(&self) -> usize {
+        self.rows.iter().map(Vec::len).max().unwrap_or(0)
+    }
+}
+
+impl Batch for TokenBatch {
+    type OnDevice = Tensor<2, Int>;
+
+    fn size(&self) -> BatchSize {
+        let (rows, seq_len) = (self.rows.len(), self.seq_len());
+        let tokens = self.rows.iter().map(Vec::len).sum::<usize>();
+        let predicted = self.rows.iter().map(|row| row.len().saturating_sub(1)).sum::<usize>();
+        let labels = self.labels.unwrap_or(predicted as f64);
+        BatchSize { rows, seq_len, padded: tokens < rows * seq_len, tokens: tokens as u64, labels }
+    }
+
+    fn to_device(&self, device: &Device) -> Result<Tensor<2, Int>> {
+        let seq_len = self.seq_len();
+        let padded = |row: &Vec<i32>| {
+            let mut row = row.clone();
+            row.resize(seq_len, self.pad_id);
+            row
+        };
+        let ids = self.rows.iter().flat_map(padded).collect::<Vec<_>>();
+        Ok(Tensor::from_data(TensorData::new(ids, [self.rows.len(), seq_len]), device))
+    }
+}
+
+/// The size of a batch, as the Trainer counts it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BatchSize {
+    /// Rows, those that only fill the batch up among them.
+    pub rows: usize,
+    /// Tokens of a row, padding included.
+    pub seq_len: usize,
+    /// Some positions are padding, which a mask hides.
+    pub padded: bool,
+    /// Tokens without padding.
+    pub tokens: u64,
+    /// The divisor of the loss sum: the number of labels, or the sum of their weights. 0 where
+    /// there is none.
+    pub labels: f64,
+}
+
+/// Tensors that belong together, each of which can be replaced by another of the same shape.
+pub trait TensorTree: Clone + 'static {
+    /// Replaces every tensor by what `mapper` makes of it, always in the same order.
+    #[must_use]
+    fn map<M: TensorMapper>(self, mapper: &mut M) -> Self;
+}
+
+/// Replaces the tensors of a [`TensorTree`].
+pub trait TensorMapper {
+    /// A tensor of numbers.
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D>;
+    /// A tensor of whole numbers.
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int>;
+    /// A tensor of truth values.
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool>;
+}
+
+impl<const D: usize> TensorTree for Tensor<D> {
+    fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
+        mapper.float(self)
+    }
+}
+
+impl<const D: usize> TensorTree for Tensor<D, Int> {
+    fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
+        mapper.int(self)
+    }
+}
+
+impl<const D: usize> TensorTree for Tensor<D, Bool> {
+    fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
+        mapper.bool(self)
+    }
+}
+
+impl<T: TensorTree> TensorTree for Option<T> {
+    fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
+        self.map(|tensors| TensorTree::map(tensors, mapper))
+    }
+}
+
+impl<A: TensorTree, B: TensorTree> TensorTree for (A, B) {
+    fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
+        (self.0.map(mapper), self.1.map(mapper))
+    }
+}
+
+impl<A: TensorTree, B: TensorTree, C: TensorTree> TensorTree for (A, B, C) {
+    fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
+        (self.0.map(mapper), self.1.map(mapper), self.2.map(mapper))
+    }
+}

@@ -1,0 +1,128 @@
+//! Hooks into the training loop, with Hugging Face's event names (`TrainerCallback`). The command
+//! line prints through one.
+
+use std::path::Path;
+
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use kiln_core::metrics::Record;
+use kiln_models::Model;
+
+use crate::plan::TrainPlan;
+use crate::trainer::step_closures::StepClosures;
+
+/// How far a run has come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// Optimizer steps made.
+    pub step: u64,
+    /// Optimizer steps that the plan wants.
+    pub total_steps: u64,
+    /// Examples seen.
+    pub samples: u64,
+    /// Attended tokens seen.
+    pub tokens: u64,
+    /// Passes over the training data, with fraction.
+    pub epoch: f64,
+}
+
+/// Requests of a callback to the loop (`TrainerControl`). All but `should_training_stop` hold for
+/// the step at hand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Control {
+    /// End after this step, as if the plan ended here.
+    pub should_training_stop: bool,
+    /// Evaluate after this step.
+    pub should_evaluate: bool,
+    /// Save a checkpoint after this step.
+    pub should_save: bool,
+}
+
+/// The values that a step has computed, `[1]` each, still on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceValues<'a> {
+    /// The step's loss.
+    pub loss: &'a Tensor<1>,
+    /// Norm of its gradient before clipping.
+    pub grad_norm: &'a Tensor<1>,
+}
+
+/// Called by the loop; every method does nothing unless it is written. `M` is the model that is
+/// trained: one that looks at no model is a callback for all of them (`impl<M> Callback<M> for
+/// ...`).
+#[allow(unused_variables)]
+pub trait Callback<M = Model> {
+    /// Before everything else, when the run continues from `checkpoint`.
+    fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {}
+
+    /// Before the first step, and again when the run goes on after it ran out of memory.
+    fn on_train_begin(&mut self, plan: &TrainPlan) {}
+
+    /// Before the first step of an epoch, also when a run is taken up in the middle of one.
+    fn on_epoch_begin(&mut self, progress: &Progress) {}
+
+    /// Before every optimizer step.
+    fn on_step_begin(&mut self, progress: &Progress) {}
+
+    /// Whether [`on_pre_optimizer_step`](Self::on_pre_optimizer_step) or
+    /// [`on_optimizer_step`](Self::on_optimizer_step) is to be called: a captured step
+    /// (`compiler.graph`) has no moment for them, so steps are not captured then.
+    fn sees_gradients(&self) -> bool {
+        false
+    }
+
+    /// Before the weights change: the model and its gradients, summed over the micro-batches,
+    /// neither divided nor clipped. Only where some callback [sees
+    /// gradients](Self::sees_gradients), or steps are not captured and the optimizer is not divided
+    /// among ranks.
+    fn on_pre_optimizer_step(&mut self, progress: &Progress, model: &M, grads: &GradientsParams) {}
+
+    /// After the weights have changed, before the step is counted. As `on_pre_optimizer_step`.
+    fn on_optimizer_step(&mut self, progress: &Progress, model: &M) {}
+
+    /// After every optimizer step, before its `on_step_end`, with its values on the device. A
+    /// callback that wants to read them, or others, queues them with `closures`: they are handed to
+    /// it after the step, or with the next log row, when they are read together with the values of
+    /// that row.
+    fn on_step_values(&mut self, progress: &Progress, values: DeviceValues<'_>, closures: &mut StepClosures<'static>) {}
+
+    /// After every optimizer step. Reads nothing from the device.
+    fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {}
+
+    /// After the last step of an epoch, following its `on_step_end`.
+    fn on_epoch_end(&mut self, progress: &Progress, control: &mut Control) {}
+
+    /// After a training row was written.
+    fn on_log(&mut self, progress: &Progress, row: &Record) {}
+
+    /// After an evaluation row was written.
+    fn on_evaluate(&mut self, progress: &Progress, row: &Record, control: &mut Control) {}
+
+    /// After the model wrote `samples` of text in the middle of the run (`generation.every`), each
+    /// a prompt with its continuation.
+    fn on_samples(&mut self, progress: &Progress, samples: &[String]) {}
+
+    /// Something worth telling has happened.
+    fn on_notice(&mut self, notice: &str) {}
+
+    /// After a checkpoint was handed over for writing into `checkpoint`; the folder appears when it
+    /// is whole.
+    fn on_save(&mut self, progress: &Progress, checkpoint: &Path) {}
+
+    /// After the last step, when everything is written.
+    fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}
+}
+
+/// Ends the run after a number of steps, as if the plan ended there; the schedule stays that of the
+/// whole plan.
+#[derive(Debug, Clone, Copy)]
+pub struct StopAfter(
+    /// The steps.
+    pub u64,
+);
+
+impl<M> Callback<M> for StopAfter {
+    fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {
+        control.should_training_stop |= progress.step >= self.0;
+    }
+}

@@ -1,0 +1,277 @@
+//! Steps that are computed operation by operation: on every device, and with every option.
+
+use std::time::{Duration, Instant};
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
+use kiln_models::Compute;
+
+use super::gradients::{gradients, gradients_in_parts};
+use super::observer::{Observer, Part};
+use super::step::{Executor, MicroBatch, Totals, TrainState, Updated};
+use crate::distributed::{Overlap, Shard, ShardGradients, World, sum_gradients, sum_loss};
+use crate::engine::settings::DeviceKind;
+use crate::optim::Optimizer;
+use crate::optim::backward::ActivationCheckpointing;
+use crate::optim::backward::{DropoutSeed, GradientPass};
+use crate::optim::gradient::{global_norm, global_norm_of_shards, scale_and_norm, unscale_and_norm};
+use crate::optim::loss::Reduction;
+use crate::optim::scaler::Verdict;
+use crate::reads::read_scalars;
+use crate::session::Session;
+use crate::task::{OnDevice, TrainingTask};
+
+/// Computes steps, and holds the sums over the micro-batches of the one at hand.
+pub(super) struct Eager<T: TrainingTask> {
+    task: T,
+    /// The ranks whose losses and gradients are summed.
+    world: World,
+    /// With autodiff.
+    device: Device,
+    compute: Compute,
+    reduction: Reduction,
+    /// Whether dropout drops anything.
+    drops: bool,
+    checkpointing: ActivationCheckpointing,
+    /// Micro-batches of a step.
+    micro_batches: usize,
+    clip: Option<f64>,
+    /// Whether the gradient norm of rank 0 is that of all: on a GPU ranks may have tuned their way
+    /// to kernels that add in different orders, and their weights would drift apart.
+    agrees: bool,
+    /// Whether a callback sees gradients, which are put together for it where they are divided.
+    shows_gradients: bool,
+    /// Stands in for the model while it is updated: it has one element in every parameter.
+    stand_in: T::Model,
+    grads: GradientsAccumulator<T::Model>,
+    /// Sums gradients during the backward pass, where the plan asks for it.
+    overlap: Option<Overlap>,
+    /// The sums that it has made in the step at hand.
+    summed: Option<GradientsParams>,
+    /// `[1]`
+    loss_sum: Option<Tensor<1>>,
+}
+
+impl<T: TrainingTask> Eager<T> {
+    /// For the run of `session` by the ranks of `world` that trains `model`, on `device` with
+    /// autodiff.
+    ///
+    /// # Errors
+    /// A thread that cannot be started.
+    pub(super) fn new(
+        session: &Session<T>,
+        world: &World,
+        model: &T::Model,
+        device: Device,
+        drops: bool,
+        shows_gradients: bool,
+    ) -> Result<Self> {
+        let plan = session.plan();
+        let overlaps = world.is_shared() && plan.distributed.overlap_communication;
+        Ok(Self {
+            task: session.task.clone(),
+            world: world.clone(),
+            stand_in: model.clone().map(&mut Emptied),
+            device,
+            compute: plan.engine.compute(),
+            reduction: plan.optimizer.loss.reduction,
+            drops,
+            checkpointing: plan.engine.activation_checkpointing,
+            micro_batches: plan.batch.micro_batches(),
+            clip: plan.optimizer.max_grad_norm,
+            agrees: world.is_shared() && plan.engine.device.kind != DeviceKind::Cpu,
+            shows_gradients,
+            grads: GradientsAccumulator::new(),
+            overlap: if overlaps { Some(Overlap::new(world, model)?) } else { None },
+            summed: None,
+            loss_sum: None,
+        })
+    }
+
+    /// The divisor that the step will have if all its micro-batches are like the first, which has
+    /// so many labels.
+    fn expected_divisor(&self, first_labels: f64) -> f64 {
+        self.reduction.expected_divisor(first_labels, self.micro_batches)
+    }
+}
+
+/// Leaves one element of every parameter.
+struct Emptied;
+
+impl ModuleMapper for Emptied {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let device = param.lazy_device();
+        Param::from_tensor(Tensor::zeros([1; D], &device))
+    }
+}
+
+impl<T: TrainingTask> Executor<T> for Eager<T> {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn micro_batch(
+        &mut self,
+        state: &mut TrainState<T::Model>,
+        micro: MicroBatch<OnDevice<T>>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<String>> {
+        let pass = GradientPass {
+            seed: if self.drops { DropoutSeed::Host(micro.seed) } else { DropoutSeed::Off },
+            checkpointing: self.checkpointing,
+            compute: self.compute,
+            device: &self.device,
+            copies: Some(state.optimizer.copies()),
+        };
+        // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so
+        // the sum is divided before the backward pass, by what the step's divisor will be if all
+        // batches are like this.
+        let expected = self.expected_divisor(micro.first_labels);
+        let weight = self.reduction.weight(micro.labels);
+        let weighted = |loss: Tensor<1>| if weight == 1.0 { loss } else { loss * weight };
+        let scaled = |loss| {
+            observer.part(Part::Forward);
+            match &state.scaler {
+                None => weighted(loss),
+                Some(scaler) => scaler.scaled(weighted(loss), expected),
+            }
+        };
+        let sum = match self.overlap.as_mut().filter(|_| micro.is_last) {
+            Some(overlap) => {
+                let model = &state.model;
+                overlap.begin(if overlap.is_ready() { self.grads.grads() } else { GradientsParams::new() });
+                let on_part = &mut |part| overlap.part(model, part);
+                let sum = gradients_in_parts(&self.task, model, &micro.batch, &pass, scaled, on_part)?;
+                if let Some(grads) = overlap.end() {
+                    self.grads.accumulate(model, grads);
+                }
+                sum
+            }
+            None => {
+                let (sum, grads) = gradients(&self.task, &state.model, &micro.batch, &pass, scaled)?;
+                self.grads.accumulate(&state.model, grads);
+                sum
+            }
+        };
+        observer.part(Part::Backward);
+        let sum = weighted(sum);
+        self.loss_sum = Some(match self.loss_sum.take() {
+            Some(total) => total + sum,
+            None => sum,
+        });
+        Ok(None)
+    }
+
+    fn end_micro_batches(&mut self, state: &mut TrainState<T::Model>) -> Result<()> {
+        let Some(overlap) = &mut self.overlap else { return Ok(()) };
+        let grads = &mut self.grads;
+        let device = self.device.clone().inner();
+        overlap.finish(&state.model, || grads.grads())?;
+        self.summed = overlap.sums(&state.model, &device)?;
+        Ok(())
+    }
+
+    fn update(
+        &mut self,
+        state: &mut TrainState<T::Model>,
+        totals: Totals,
+        sees: &mut dyn FnMut(&T::Model, &GradientsParams),
+        observer: &mut dyn Observer,
+    ) -> Result<Updated> {
+        let expected = self.expected_divisor(totals.first_labels);
+        let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
+        let device = self.device.clone().inner();
+        let mut communicated = Duration::ZERO;
+        let (grads, loss) = (self.grads.grads(), self.loss_sum.take());
+        let TrainState { model, optimizer, scaler, .. } = &mut *state;
+        let began = Instant::now();
+        let (grads, loss_sum) = match (optimizer.shard(), self.summed.take()) {
+            (Some(shard), _) => {
+                let (grads, loss) = shard.scatter(model, grads, loss, &device)?;
+                (Summed::Shard(shard.clone(), grads), loss)
+            }
+            (None, Some(grads)) => (Summed::All(grads), sum_loss(&self.world, loss, &device)?),
+            (None, None) if self.world.is_shared() => {
+                let (grads, loss) = sum_gradients(&self.world, model, grads, loss, &device)?;
+                (Summed::All(grads), loss)
+            }
+            (None, None) => (Summed::All(grads), loss.expect("a step with labels has a micro-batch")),
+        };
+        if self.world.is_shared() {
+            observer.part(Part::Communicate);
+            communicated += began.elapsed();
+        }
+        // Divide once, clip by the global norm, update.
+        let sum_norm = match &grads {
+            Summed::All(grads) => global_norm(model, grads, self.compute.ops()),
+            Summed::Shard(shard, grads) => global_norm_of_shards(shard, grads, self.compute.ops(), &device)?,
+        };
+        let sum_norm = if self.agrees {
+            observer.part(Part::Update);
+            let began = Instant::now();
+            let norm = self.world.of_root(read_scalars(vec![sum_norm])?[0])?;
+            observer.part(Part::Communicate);
+            communicated += began.elapsed();
+            Tensor::from_floats([norm as f32], &device)
+        } else {
+            sum_norm
+        };
+        let verdict = scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
+        let (scale, grad_norm) = match scaler {
+            None => scale_and_norm(sum_norm, divisor, self.clip),
+            Some(scaler) => unscale_and_norm(sum_norm, scaler.scale(), divisor / expected, self.clip),
+        };
+        let loss = loss_sum * (1.0 / divisor);
+        if let Some(why) = state.outlier(&self.world, &loss, &grad_norm)? {
+            state.optimizer.pass_over();
+            return Ok(Updated { loss, grad_norm, verdict, outlier: Some(why), notice: None, communicated });
+        }
+        let TrainState { model, optimizer, .. } = state;
+        // The model is moved, not copied: weights that nobody else holds are updated in place.
+        match grads {
+            Summed::All(grads) => {
+                sees(model, &grads);
+                let moved = std::mem::replace(model, self.stand_in.clone());
+                *model = update(optimizer, moved, grads, &scale, verdict.as_ref(), totals.lr);
+            }
+            Summed::Shard(shard, grads) => {
+                if self.shows_gradients {
+                    sees(model, &shard.all_gradients(model, &grads, &device)?);
+                }
+                let (own, grads) = shard.cut(model, grads, &device);
+                let own = update(optimizer, own, grads, &scale, verdict.as_ref(), totals.lr);
+                observer.part(Part::Update);
+                let began = Instant::now();
+                let moved = std::mem::replace(model, self.stand_in.clone());
+                *model = shard.put_back(moved, own, &device)?;
+                observer.part(Part::Communicate);
+                communicated += began.elapsed();
+            }
+        }
+        Ok(Updated { loss, grad_norm, verdict, outlier: None, notice: None, communicated })
+    }
+}
+
+/// The gradients of a step, summed over the ranks.
+enum Summed {
+    All(GradientsParams),
+    /// Summed gradients of this rank's part of the parameters.
+    Shard(Shard, ShardGradients),
+}
+
+/// `parameters` after an update, unless `verdict` says that it is skipped.
+fn update<M: Module>(
+    optimizer: &mut Optimizer,
+    parameters: M,
+    grads: GradientsParams,
+    scale: &Tensor<1>,
+    verdict: Option<&Verdict>,
+    lr: f64,
+) -> M {
+    match verdict {
+        None => optimizer.step(parameters, grads, scale, lr),
+        Some(verdict) => optimizer.step_unless(verdict, parameters, grads, scale, lr),
+    }
+}

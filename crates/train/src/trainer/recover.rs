@@ -1,0 +1,65 @@
+//! Recovers a run that ran out of memory: back to the last good state (the newest whole checkpoint,
+//! or the start), the micro-batch halved, the global batch kept. Steps computed since that state
+//! are not trusted: a device that ran out of memory may have left any values. Only running out that
+//! is reported as an error can be caught; a process that the operating system's kernel ends, or
+//! that Rust's allocator aborts, is continued with `--resume`.
+
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::metrics::MetricsFile;
+
+use super::Trainer;
+use super::checkpoint::{self, Checkpoint};
+use super::output::RunFolder;
+use super::run::Run;
+use crate::optim::loss::Reduction;
+use crate::plan::{BatchPlan, TrainPlan};
+use crate::task::TrainingTask;
+
+/// The batch to go on with after `error`; none when it was not about memory, or when no smaller
+/// micro-batch trains the same.
+pub(super) fn smaller_batch(plan: &TrainPlan, error: &Error) -> Option<BatchPlan> {
+    if error.kind() != ErrorKind::OutOfMemory {
+        return None;
+    }
+    if plan.optimizer.loss.reduction != Reduction::Exact {
+        return None;
+    }
+    // The examples that an epoch leaves out must stay the same too.
+    let mut smaller = plan.batch.halved()?;
+    while plan.data.examples_of_epoch(&smaller) != plan.data.examples_of_epoch(&plan.batch) {
+        smaller = smaller.halved()?;
+    }
+    Some(smaller)
+}
+
+impl<T: TrainingTask> Trainer<T> {
+    /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing
+    /// that the run promises. Rows written since are taken back, plan.toml and plan.json are
+    /// written again.
+    pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Run> {
+        let checkpoint = Checkpoint::newest(&folder.checkpoints())?;
+        checkpoint::supersede(
+            &folder.checkpoints(),
+            checkpoint.as_ref().map_or(0, |found| found.state.step),
+            &|name| folder.manifest.has_in_checkpoints(name),
+        )?;
+        let back_to = checkpoint.as_ref().map_or("the start".into(), |found| format!("step {}", found.state.step));
+        let message = format!(
+            "out of memory: {}; back to {back_to} with half the micro-batch and the same global batch: {}, was {}",
+            error.lines().next().unwrap_or_default(),
+            smaller.arithmetic(),
+            self.session.plan().batch.arithmetic()
+        );
+        self.notice(&message);
+
+        self.session = self.session.with(|trainer| {
+            trainer.per_device_train_batch_size = smaller.micro.into();
+            trainer.gradient_accumulation_steps = smaller.accumulation;
+        })?;
+        (self.state, _) = Self::begin_state(&self.session, &self.device)?;
+        self.session.write_plan(folder.path())?;
+        let (rows, step) = checkpoint.as_ref().map_or((0, 0), |found| (found.state.metrics_rows, found.state.step));
+        folder.metrics = MetricsFile::resume(folder.path(), rows, step)?;
+        self.begin(folder, checkpoint.as_ref())
+    }
+}

@@ -1,0 +1,103 @@
+//! `run.log`: what a run printed, with the time, so that it can be read after the terminal is gone.
+//! Appended by every process that takes the run up.
+
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use kiln_core::clock;
+use kiln_core::error::printable;
+use kiln_core::metrics::Record;
+
+use super::callback::{Callback, Control, Progress};
+
+/// The file's name.
+pub const FILE: &str = "run.log";
+
+/// Writes the log of one run folder.
+#[derive(Debug)]
+pub struct RunLog {
+    path: PathBuf,
+    /// It could not be written once, which was said then.
+    failed: bool,
+    /// The last evaluation.
+    evaluation: Option<Record>,
+}
+
+impl RunLog {
+    /// The log in the run folder `folder`.
+    pub fn new(folder: &Path) -> Self {
+        Self { path: folder.join(FILE), failed: false, evaluation: None }
+    }
+
+    /// Appends the lines of `text`. A log that cannot be written is no reason to end a training: it
+    /// is said once.
+    pub fn say(&mut self, text: impl Display) {
+        let now = clock::rfc3339();
+        let lines = printable(&text.to_string()).lines().map(|line| format!("{now} {line}\n")).collect::<String>();
+        let file = OpenOptions::new().create(true).append(true).open(&self.path);
+        let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
+        if let (Err(error), false) = (&written, self.failed) {
+            tracing::warn!("cannot write {}: {error}", self.path.display());
+        }
+        self.failed |= written.is_err();
+    }
+}
+
+impl RunLog {
+    /// A run begins whose plan has these `lines`.
+    pub(super) fn begin(&mut self, lines: &str) {
+        self.say(format_args!("kiln {} begins\n{lines}", env!("CARGO_PKG_VERSION")));
+    }
+}
+
+impl<M> Callback<M> for RunLog {
+    fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
+        self.say(format_args!("continuing after step {} from {}", progress.step, checkpoint.display()));
+    }
+
+    fn on_log(&mut self, _progress: &Progress, row: &Record) {
+        self.say(row.to_dict());
+    }
+
+    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
+        self.say(row.to_dict());
+        self.evaluation = Some(row.clone());
+    }
+
+    fn on_notice(&mut self, notice: &str) {
+        self.say(notice);
+    }
+
+    fn on_save(&mut self, _progress: &Progress, checkpoint: &Path) {
+        self.say(format_args!("saving {}", checkpoint.display()));
+    }
+
+    fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {
+        self.say(summary.to_dict());
+        self.say(summary.to_lines("train"));
+        if let Some(evaluation) = self.evaluation.take() {
+            self.say(evaluation.to_lines("eval"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_line_has_its_time_and_a_failure_is_no_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = RunLog::new(folder.path());
+        log.say("one\ntwo");
+        let text = std::fs::read_to_string(folder.path().join(FILE)).unwrap();
+        let lines = text.lines().collect::<Vec<_>>();
+        assert!(lines[0].ends_with("Z one") && lines[1].ends_with("Z two") && lines.len() == 2, "{text}");
+        let mut nowhere = RunLog::new(&folder.path().join("none"));
+        nowhere.say("lost");
+        assert!(nowhere.failed);
+    }
+}

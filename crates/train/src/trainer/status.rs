@@ -1,0 +1,143 @@
+//! `status.json`: how a run stands, for whoever looks at its folder later. Together with the lock
+//! of the folder it tells a run that is going on from one whose process was killed.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use kiln_core::clock;
+use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::files::{read_json_if_there, write_json};
+use serde::{Deserialize, Serialize};
+
+use super::callback::Progress;
+use super::manifest::LOCK;
+use crate::plan::TrainPlan;
+
+/// The file's name.
+pub const FILE: &str = "status.json";
+
+/// How a run stands. The names are those of SageMaker's training jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RunStatus {
+    /// A process is at work on it.
+    InProgress,
+    /// It reached its end.
+    Completed,
+    /// A signal or `trainer.max_minutes` stopped it; it can be continued.
+    Stopped,
+    /// It ended with an error, or its process was killed.
+    Failed,
+}
+
+impl std::fmt::Display for RunStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::InProgress => "InProgress",
+            Self::Completed => "Completed",
+            Self::Stopped => "Stopped",
+            Self::Failed => "Failed",
+        })
+    }
+}
+
+/// The content of `status.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// How the run stands.
+    pub status: RunStatus,
+    /// The error that ended it, or why it stopped before its last step.
+    pub message: Option<String>,
+    /// The run's name, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The model's type and the task.
+    pub model: String,
+    /// Optimizer steps made when this was written.
+    pub step: u64,
+    /// Optimizer steps that the plan wants.
+    pub total_steps: u64,
+    /// When this process took the run up, in seconds since 1970.
+    pub started_at: f64,
+    /// When this was written.
+    pub written_at: f64,
+    /// Seconds that the run had taken before that process took it up.
+    pub seconds_before: f64,
+    /// Seconds that the run has taken, over all its processes.
+    pub seconds: f64,
+}
+
+impl Status {
+    /// A run that begins now, or is taken up after `seconds`.
+    pub fn begin(plan: &TrainPlan, task: Option<&str>, seconds: f64) -> Self {
+        let now = clock::seconds();
+        Self {
+            status: RunStatus::InProgress,
+            message: None,
+            name: plan.run.name.clone(),
+            model: task.map_or(plan.model.kind.clone(), |task| format!("{} {task}", plan.model.kind)),
+            step: 0,
+            total_steps: plan.steps.total as u64,
+            started_at: now,
+            written_at: now,
+            seconds_before: seconds,
+            seconds,
+        }
+    }
+
+    /// The run has come to `progress`, `seconds` after this process took it up.
+    pub fn advance(&mut self, progress: &Progress, seconds: f64) {
+        (self.step, self.total_steps) = (progress.step, progress.total_steps);
+        self.seconds = self.seconds_before + seconds;
+        self.written_at = clock::seconds();
+    }
+
+    /// The run has ended well, or with `error`.
+    pub fn end(&mut self, error: Option<&Error>) {
+        (self.status, self.message) = match error {
+            // The loop's message about an early end stays.
+            None if self.status == RunStatus::InProgress => (RunStatus::Completed, self.message.take()),
+            None => (self.status, self.message.take()),
+            Some(error) => match error.kind() {
+                ErrorKind::Interrupted(_) => (RunStatus::Stopped, Some(error.to_string())),
+                _ => (RunStatus::Failed, Some(error.to_string())),
+            },
+        };
+        self.written_at = clock::seconds();
+    }
+
+    /// Writes `status.json` into the run folder.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        write_json(&folder.join(FILE), self)
+    }
+
+    /// Reads how the run in `folder` stands; none when there is no run of Kiln's. A run that says
+    /// it is in progress while nobody holds its folder was killed.
+    ///
+    /// # Errors
+    /// A `status.json` that is no such file.
+    pub fn read(folder: &Path) -> Result<Option<Self>> {
+        let Some(mut status) = read_json_if_there::<Self>(&folder.join(FILE))? else { return Ok(None) };
+        if status.status == RunStatus::InProgress {
+            let lock = folder.join(LOCK);
+            // A pipe in its place would not open.
+            let free = lock.is_file() && File::open(lock).is_ok_and(|file| file.try_lock_shared().is_ok());
+            // A clock that was set back gives no negative time.
+            let since = |at: f64| (at - status.started_at).max(0.0);
+            if free {
+                let last = fs::metadata(folder.join("metrics.jsonl")).and_then(|file| file.modified()).ok();
+                let last = last.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0.0, |at| at.as_secs_f64());
+                let seconds = status.seconds_before + since(last.max(status.written_at));
+                status.seconds = status.seconds.max(seconds);
+                status.status = RunStatus::Failed;
+                status.message = Some("the process ended without a word; it was killed, or the machine stopped".into());
+            } else {
+                status.seconds = status.seconds.max(status.seconds_before + since(clock::seconds()));
+            }
+        }
+        Ok(Some(status))
+    }
+}
