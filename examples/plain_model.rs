@@ -2,8 +2,6 @@
 //!
 //!     cargo run --release --example plain_model
 
-use std::ops::Range;
-
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -50,9 +48,10 @@ impl TrainingTask for NextNumber {
 
 fn main() -> Result<()> {
     let row = |i: i32| (0..8).map(|j| (i + 3 * j) % VOCABULARY as i32).collect();
-    let rows = |range: Range<i32>| range.map(row).collect::<Vec<Vec<i32>>>();
-    let arguments = TrainingArguments { on_existing: OnExisting::Overwrite, max_steps: Some(60), learning_rate: 1e-2,
-        ..TrainingArguments::new("runs/example-plain-model") };
+    let rows = |range: std::ops::Range<i32>| range.map(row).collect::<Vec<Vec<i32>>>();
+    let run = TrainingArguments::new("runs/example-plain-model");
+    let arguments =
+        TrainingArguments { on_existing: OnExisting::Overwrite, max_steps: Some(60), learning_rate: 1e-2, ..run };
     let mut trainer = Trainer::new(arguments, NextNumber, rows(0..200))?.with_validation(rows(200..240))?;
     trainer.train()?;
     println!("loss {:.3}", trainer.evaluate()?.metric("loss"));

@@ -5,21 +5,22 @@
 //! The modules stand in the order in which data flows, and each imports only from those above it. A
 //! [`RunConfig`] is what a file says. A [`Session`] opens what it names: model folder, tokenizer,
 //! data and device. From the config and these facts follows its [`RunPlan`]: batch arithmetic,
-//! steps, learning rate, memory. The [`trainer`] carries the plan out.
+//! steps, learning rate, memory. The [`Trainer`] of [`kiln_train`], which knows no file, carries the
+//! plan out.
 //!
 //! ```no_run
-//! use kiln::{OpenSession, RunConfig, Session, Trainer};
+//! use kiln::prelude::*;
 //!
-//! # fn main() -> kiln::Result<()> {
-//! let session = Session::open(RunConfig::load("configs/quickstart.toml")?)?;
-//! println!("{}", session.run_plan()?.describe());
-//! let output = Trainer::from_session(session)?.train()?;
+//! # fn main() -> Result<()> {
+//! let mut trainer = Trainer::from_config("configs/quickstart.toml")?;
+//! print!("{}", trainer.describe()?);
+//! let output = trainer.train()?;
 //! println!("{} steps", output.step);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! The crate stands on [`kiln_core`], [`kiln_data`] and [`kiln_models`]. The crate `kiln-measure`
+//! The crate stands on [`kiln_core`], [`kiln_data`], [`kiln_models`] and [`kiln_train`]. The crate `kiln-measure`
 //! shows that both modes compute the same and measures what the switch is worth; `kiln-cli` is the
 //! program.
 
@@ -31,13 +32,18 @@ pub mod task;
 pub mod plan;
 pub mod session;
 
-// Using a model.
+// Using a model, and training one from a file.
 pub mod inference;
+pub mod entry;
+
+// All that a script needs.
+pub mod prelude;
 
 // The guide, which is text.
 pub mod guide;
 
 pub use config::RunConfig;
+pub use entry::FromConfig;
 pub use kiln_core as core;
 pub use kiln_core::error::{Error, ErrorKind, Result};
 pub use kiln_data as data;

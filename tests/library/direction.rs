@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 /// The crates of which modules are ordered: folder and modules, lowest first. Walls between crates
 /// are their manifests.
-const CRATES: [(&str, &[&str]); 3] = [
+const CRATES: [(&str, &[&str]); 4] = [
+    ("src", &["config", "task", "plan", "session", "inference", "entry", "prelude", "guide"]),
     (
-        "src",
+        "crates/train/src",
         &[
             "build_info",
             "reads",
@@ -18,13 +19,15 @@ const CRATES: [(&str, &[&str]); 3] = [
             "engine",
             "optim",
             "arguments",
-            "config",
-            "task",
             "plan",
+            "confusion",
+            "task",
+            "evaluation",
             "session",
-            "inference",
+            "provenance",
             "trainer",
-            "guide",
+            "trial",
+            "prelude",
         ],
     ),
     (
@@ -42,6 +45,8 @@ const CRATES: [(&str, &[&str]); 3] = [
             "error",
             "signals",
             "choices",
+            "complaint",
+            "values",
             "names",
             "whole_file",
             "panics",

@@ -135,8 +135,7 @@ fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
     // in them.
     assert!(!plan.contains("token") && !plan.contains("padding"), "{plan}");
     let counts = Arc::new(std::sync::Mutex::new([0; 2]));
-    let mut trainer =
-        Trainer::from_session(session).unwrap().with_step_times().with_callback(Count(counts.clone()));
+    let mut trainer = Trainer::from_session(session).unwrap().with_step_times().with_callback(Count(counts.clone()));
     let output = trainer.train().unwrap();
     assert_eq!((output.step, *counts.lock().unwrap()), (8, [8, 2]));
     assert!(output.summary.get("train_loss").is_some_and(|loss| loss < 3.3));

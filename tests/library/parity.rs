@@ -9,10 +9,10 @@ use kiln::engine::compiler::columns::Column;
 use kiln::{Result, RunConfig, Session};
 use kiln_measure::proof::bisect::{Finding, bisect};
 use kiln_measure::proof::parity::parity;
-use kiln_train::trial::{probe, verify};
 use kiln_models::Operator;
 use kiln_models::weights::save;
 use kiln_train::trial::probe::{Look, Probe};
+use kiln_train::trial::{probe, verify};
 
 use crate::common::small_run::write;
 use crate::common::{fails, kiln, succeeds};

@@ -16,12 +16,12 @@ use kiln_core::process::{scratch, this_program};
 use kiln_core::signals;
 use kiln_data::cache;
 use kiln_measure::engines::{self, in_a_process};
+use kiln_measure::proof::auto;
 use kiln_measure::proof::bisect::{Finding, bisect};
 use kiln_measure::proof::parity::parity;
-use kiln_measure::proof::auto;
-use kiln_train::trial::{self, probe, verify};
 use kiln_models::Operator;
 use kiln_train::trial::probe::{Look, Probe};
+use kiln_train::trial::{self, probe, verify};
 
 use super::say;
 use super::training::{ConfigArgs, open};

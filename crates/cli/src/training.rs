@@ -30,8 +30,8 @@ use kiln_data::hub::{self, HubSettings};
 use kiln_data::table::Columns;
 use kiln_data::{paths, store};
 use kiln_measure::engines::{self, in_a_process};
-use kiln_measure::proof::verify_resume::{Part, Report, across_modes, verify};
 use kiln_measure::proof::verify_resume;
+use kiln_measure::proof::verify_resume::{Part, Report, across_modes, verify};
 use kiln_measure::report;
 
 use super::ask::{answer, tell, until_read};

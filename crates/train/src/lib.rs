@@ -37,3 +37,8 @@ pub use plan::TrainPlan;
 pub use session::Session;
 pub use task::{Batch, TokenBatch, TrainingTask};
 pub use trainer::Trainer;
+
+/// The samples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

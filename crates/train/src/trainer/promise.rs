@@ -148,7 +148,22 @@ const REASONS: &[(&str, &str)] = &[
 
 /// Settings of a config file with their defaults, which a program's run had in checkpoints of Kiln
 /// up to 0.1.0, when a config file was a part of every run.
-const OF_A_FILE: &[(&str, &str)] = &[];
+const OF_A_FILE: &[(&str, &str)] = &[
+    ("data.assistant_only_loss", "false"),
+    ("data.document_end", "\"auto\""),
+    ("data.documents", "\"file\""),
+    ("data.format", "\"text\""),
+    ("data.mlm_probability", "0.15"),
+    ("data.packing", "false"),
+    ("data.shuffle_buffer_size", "1000"),
+    ("data.skip_unlabeled", "false"),
+    ("data.streaming", "false"),
+    ("data.task", "\"clm\""),
+    ("data.train", "[]"),
+    ("data.whole_word_mask", "false"),
+    ("model.ignore_mismatched_sizes", "false"),
+    ("model.resize_token_embeddings", "false"),
+];
 
 /// The settings and facts that must stay, by key.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -334,7 +349,10 @@ impl Promise {
     fn is_default(&self, key: &str, was: Option<&Value>, now: &Self, is: Option<&Value>) -> bool {
         match (was, is) {
             (None, Some(is)) => now.defaults.get(key) == Some(is),
-            (Some(was), None) => OF_A_FILE.iter().any(|(of, default)| *of == key && was.to_string() == *default),
+            (Some(was), None) => {
+                let was = was.to_string();
+                OF_A_FILE.contains(&(key, was.as_str()))
+            }
             _ => false,
         }
     }
@@ -408,6 +426,21 @@ mod tests {
         let rate = |rate: f64| promise(json!({RATE: rate, LENGTH: 9}));
         rate(0.0013543242950814507).kept_by(&rate(0.0013543242950814509), 3, 3).unwrap();
         assert!(rate(0.00135432).kept_by(&rate(0.00135433), 3, 3).is_err());
+    }
+
+    #[test]
+    fn a_setting_that_one_side_does_not_know_has_its_default() {
+        let was = promise(json!({LENGTH: 9, "data": {"task": "clm", "train": []}}));
+        let knows = |flag: bool| Promise {
+            defaults: promise(json!({"trainer": {"new": false}})).settings,
+            ..promise(json!({LENGTH: 9, "trainer": {"new": flag}}))
+        };
+        was.kept_by(&knows(false), 3, 3).unwrap();
+        let error = was.kept_by(&knows(true), 3, 3).unwrap_err().to_string();
+        assert!(error.contains("trainer.new was not given and is true"), "{error}");
+        let other = promise(json!({LENGTH: 9, "data": {"task": "mlm"}}));
+        let error = other.kept_by(&knows(false), 3, 3).unwrap_err().to_string();
+        assert!(error.contains("data.task was \"mlm\" and is not given"), "{error}");
     }
 
     #[test]

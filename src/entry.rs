@@ -1,0 +1,23 @@
+//! The way from a config file to a trainer.
+
+use std::path::Path;
+
+use kiln_core::error::Result;
+
+use crate::config::RunConfig;
+use crate::session::{BuiltIn, OpenSession, Session};
+
+/// A trainer of the run that a config file describes.
+pub trait FromConfig: Sized {
+    /// Reads and opens the config file `path`.
+    ///
+    /// # Errors
+    /// A config or inputs that cannot be used, and an error of the trial where the mode is `auto`.
+    fn from_config(path: impl AsRef<Path>) -> Result<Self>;
+}
+
+impl FromConfig for kiln_train::Trainer<BuiltIn> {
+    fn from_config(path: impl AsRef<Path>) -> Result<Self> {
+        Self::from_session(Session::open(RunConfig::load(path)?)?)
+    }
+}
