@@ -57,7 +57,7 @@ fn main() -> Result<()> {
     };
     let config = RunConfig::builder(arguments)
         .model(model)
-        .data(DataSection { block_size: Some(32), ..DataSection::text(Task::Clm, ["src/optim/*.rs"]) })
+        .data(DataSection { block_size: Some(32), ..DataSection::text(Task::Clm, ["crates/train/src/optim/*.rs"]) })
         .tokenizer(TokenizerSection::train(300))
         .build()?;
 

@@ -27,7 +27,7 @@ fn pretrain(folder: &Path) -> Result<String> {
     };
     let config = RunConfig::builder(arguments)
         .model(model)
-        .data(DataSection { block_size: Some(48), ..DataSection::text(Task::Clm, ["src/optim/*.rs"]) })
+        .data(DataSection { block_size: Some(48), ..DataSection::text(Task::Clm, ["crates/train/src/optim/*.rs"]) })
         .tokenizer(TokenizerSection::train(400))
         .build()?;
     Trainer::from_session(Session::open(config)?)?.train()?;
@@ -37,7 +37,9 @@ fn pretrain(folder: &Path) -> Result<String> {
 /// Lines of Kiln's source with what they are, as a table.
 fn write_table(path: &Path) -> Result<()> {
     let read = |file: &str| fs::read_to_string(file).map_err(|error| Error::io(format!("read {file}"), &error));
-    let source = read("src/optim/optimizer.rs")? + &read("src/optim/schedule.rs")? + &read("src/optim/scaler.rs")?;
+    let source = read("crates/train/src/optim/optimizer.rs")?
+        + &read("crates/train/src/optim/schedule.rs")?
+        + &read("crates/train/src/optim/scaler.rs")?;
     let lines = source.lines().map(str::trim).filter(|line| line.len() > 12);
     let row = |line: &str| {
         let label = if line.starts_with("//") { "comment" } else { "code" };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 use kiln_core::error::{Error, Result, printable};
-use kiln_core::files::hex;
+use kiln_core::files::{hex, json_text};
 use kiln_core::signals;
 use kiln_data::collate::Collator;
 use kiln_data::labels::{LabelNames, label_names};
@@ -268,7 +268,7 @@ impl TrainingTask for BuiltIn {
         let (plan, config) = (described.plan(run), described.config_of(run.arguments));
         let resolved = plan.resolved(&config);
         let json = |config: &RunConfig| serde_json::to_value(config).map_err(|error| Error::config(error.to_string()));
-        let saved = serde_json::to_string_pretty(&plan).map_err(|error| Error::config(error.to_string()))? + "\n";
+        let saved = json_text(&plan).map_err(|error| Error::config(error.to_string()))?;
         let mut same = resolved.clone();
         // The folder and its treatment say nothing of what is computed.
         let run_folder = TrainingArguments::default();

@@ -137,7 +137,7 @@ impl Sandbox {
             }
         }
         // Stands in for the sources of crates that cargo keeps on the disk.
-        let sources = std::fs::read_to_string(repository().join("src/config/names.rs")).unwrap();
+        let sources = std::fs::read_to_string(repository().join("src/config/hugging_face.rs")).unwrap();
         (0..8).for_each(|n| {
             sandbox.write(format!("cargo-home/registry/src/index/burn-1.0.0/src/{n}.rs"), &sources[n * 1000..]);
         });

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what src/distributed/nccl.rs says of NCCL with NVIDIA's header and library, which need no GPU for that:
+"""Compares what crates/train/src/distributed/nccl.rs says of NCCL with NVIDIA's header and library, which need no GPU for that:
 
     pip download --no-deps nvidia-nccl-cu12 && unzip nvidia_nccl_cu12-*.whl && tests/fake-cuda/nccl_facts.py nvidia/nccl
 
@@ -28,7 +28,7 @@ TYPES = {
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    source = (pathlib.Path(__file__).parents[2] / "src/distributed/nccl.rs").read_text()
+    source = (pathlib.Path(__file__).parents[2] / "crates/train/src/distributed/nccl.rs").read_text()
     header = re.sub(r"/\*.*?\*/", " ", (folder / "include/nccl.h").read_text(), flags=re.S)
     library = ctypes.CDLL(str(folder / "lib/libnccl.so.2"))
 

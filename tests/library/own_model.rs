@@ -19,6 +19,8 @@ use kiln::trainer::{Callback, Progress, StopAfter};
 use kiln::{Result, Session, Trainer};
 use kiln_measure::proof::parity::modes;
 
+use crate::common::small_run::copy;
+
 fn arguments(folder: &Path, mode: CompilerMode, given: TrainingArguments) -> TrainingArguments {
     TrainingArguments {
         output_dir: folder.into(),
@@ -89,6 +91,31 @@ fn a_run_that_is_stopped_and_resumed_is_the_same_to_the_bit() {
             assert!(!straight.join("fault").exists());
         }
     }
+}
+
+/// A run of the version before there was `kiln-train`, with a `plan.toml` and the defaults of a config
+/// file among its settings, goes on from its checkpoint of step 50.
+#[test]
+fn a_run_of_an_earlier_version_goes_on() {
+    let _alone = crate::one_at_a_time();
+    let folder = tempfile::tempdir().unwrap();
+    let stored = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/own_run"));
+    copy(stored, folder.path());
+    let arguments = TrainingArguments {
+        on_existing: OnExisting::Resume,
+        max_steps: Some(60),
+        learning_rate: 1e-2,
+        ..TrainingArguments::new(folder.path())
+    };
+    let mut other = arguments.clone();
+    other.seed = 7;
+    let open = |arguments| Trainer::new(arguments, NextNumber, progressions(0..256));
+    let error = open(other).unwrap().train().unwrap_err().to_string();
+    assert!(error.contains("trainer.seed was 42 and is 7") && !error.contains("data."), "{error}");
+    let mut trainer = open(arguments).unwrap().with_validation(progressions(256..288)).unwrap();
+    assert_eq!(trainer.train().unwrap().step, 60);
+    // The stored run had 1.64 after 50 steps.
+    assert!(trainer.evaluate().unwrap().metric("loss") < 1.64);
 }
 
 #[test]

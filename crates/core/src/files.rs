@@ -435,8 +435,15 @@ pub fn write_files(folder: &Path, files: &[NamedFile]) -> Result<()> {
 /// # Errors
 /// The operating system's; a value that JSON does not have.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| malformed(path, &error))?;
-    write_whole(path, format!("{}\n", printable(&text)).as_bytes())
+    write_whole(path, json_text(value).map_err(|error| malformed(path, &error))?.as_bytes())
+}
+
+/// The text of a file with `value` as [`write_json`] writes it.
+///
+/// # Errors
+/// A value that JSON does not have.
+pub fn json_text(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(format!("{}\n", printable(&serde_json::to_string_pretty(value)?)))
 }
 
 /// Reads a value that is kept as JSON.

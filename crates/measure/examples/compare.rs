@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     };
     let config = RunConfig::builder(arguments)
         .model(model)
-        .data(DataSection { block_size: Some(64), ..DataSection::text(Task::Clm, ["src/optim/*.rs"]) })
+        .data(DataSection { block_size: Some(64), ..DataSection::text(Task::Clm, ["crates/train/src/optim/*.rs"]) })
         .tokenizer(TokenizerSection::train(512))
         .build()?;
     let found = modes(&Session::open(config)?, 3)?;

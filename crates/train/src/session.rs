@@ -10,8 +10,7 @@ use kiln_core::dataset::padding::survey;
 use kiln_core::dataset::subset::Subset;
 use kiln_core::dataset::{Dataset, Fingerprint};
 use kiln_core::error::{Error, Result};
-use kiln_core::files::hex;
-use kiln_core::files::{NamedFile, write_files};
+use kiln_core::files::{NamedFile, hex, json_text, write_whole};
 use kiln_core::random::seed_for;
 use kiln_models::weights::LoadReport;
 use serde_json::{Value, json};
@@ -97,7 +96,7 @@ impl Description {
         if let Value::Object(training) = serde_json::to_value(run.plan).map_err(bad)? {
             plan.extend(training);
         }
-        let text = serde_json::to_string_pretty(&plan).map_err(bad)? + "\n";
+        let text = json_text(&plan).map_err(bad)?;
         let settings = settings(&resolved);
         let sha256 = hex(&Sha256::digest(settings.to_string()));
         Ok(Self {
@@ -245,7 +244,8 @@ impl<T: TrainingTask> Session<T> {
     /// # Errors
     /// The operating system's.
     pub fn write_plan(&self, folder: &Path) -> Result<()> {
-        write_files(folder, &self.description()?.files)
+        let files = self.description()?.files;
+        files.iter().try_for_each(|(name, bytes)| write_whole(&folder.join(name), bytes))
     }
 
     /// The session of other arguments on what is open: `change` is made to this one's, the batches

@@ -15,13 +15,14 @@ fn table(file: &str) -> toml::Table {
 }
 
 /// The packages, by name and folder.
-const PACKAGES: [(&str, &str); 6] = [
+const PACKAGES: [(&str, &str); 7] = [
     ("kiln", "."),
     ("kiln-cli", "crates/cli"),
     ("kiln-core", "crates/core"),
     ("kiln-data", "crates/data"),
     ("kiln-measure", "crates/measure"),
     ("kiln-models", "models"),
+    ("kiln-train", "crates/train"),
 ];
 
 /// The features of a package, and of all with their names before them; without a package, those of
@@ -163,7 +164,7 @@ fn help_that_names_a_build() {
             assert_eq!(fault(&words), None, "{said}");
             let place = words.iter().position(|word| *word == "--features").unwrap();
             let features = words[place + 1].split(',').collect::<Vec<_>>();
-            let table = table("Cargo.toml");
+            let table = table("crates/train/Cargo.toml");
             let brings = |feature: &str| table["features"][feature].as_array().unwrap().clone();
             let backend = toml::Value::String(format!("burn/{kind}"));
             assert!(features.iter().any(|feature| brings(feature).contains(&backend)), "{said}");

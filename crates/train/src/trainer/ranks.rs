@@ -42,8 +42,8 @@ struct Opened {
 
 impl<T: TrainingTask> Trainer<T> {
     /// Trains together with the other ranks of `world`, each of which has this trainer. The plan is
-    /// one for as many devices ([`RunConfig::devices`](crate::RunConfig::devices)), or else the run
-    /// is refused where it begins.
+    /// one for as many devices ([`devices`](crate::TrainingArguments::devices)), or else the run is
+    /// refused where it begins.
     #[must_use]
     pub fn with_world(mut self, world: World) -> Self {
         if world.is_shared() && self.session.plan().distributed.optimizer_sharding {
@@ -65,7 +65,7 @@ impl<T: TrainingTask> Trainer<T> {
             "the plan is one for {planned}, and the trainer's world has {}",
             self.world.devices()
         ))
-        .help("set RunConfig::devices = world.devices() before Session::open, and give the trainer the same world"))
+        .help("set TrainingArguments::devices = world.devices(), and give the trainer the same world"))
     }
 
     /// Has NCCL sum the gradients of CUDA devices, where the plan has it so.
