@@ -155,8 +155,7 @@ impl DeviceBatch {
         self.training_loss(model.head(x, &self.input, rows, pass), options)
     }
 
-    /// The loss sum of `logits` with `options`, which is to be divided by
-    /// [`LossOptions::total_weight`].
+    /// The loss sum of `logits` with `options`, which is to be divided by [`total_weight`].
     ///
     /// # Errors
     /// A batch without labels.

@@ -205,7 +205,7 @@ pub struct ArmReport {
     /// Seconds of a checkpoint.
     pub save_seconds: Option<f64>,
     /// Model GFLOP/s; the convention is that of
-    /// [`ModelPlan::flops_per_token`](kiln::plan::ModelPlan::flops_per_token).
+    /// [`Architecture::flops_per_token`](kiln::plan::Architecture::flops_per_token).
     pub model_gflops: Option<f64>,
     /// Share of the device's measured matrix-product rate.
     pub model_flops_utilization: Option<f64>,
