@@ -5,8 +5,8 @@
 //! The modules stand in the order in which data flows, and each imports only from those above it. A
 //! [`RunConfig`] is what a file says. A [`Session`] opens what it names: model folder, tokenizer,
 //! data and device. From the config and these facts follows its [`RunPlan`]: batch arithmetic,
-//! steps, learning rate, memory. The [`Trainer`] of [`kiln_train`], which knows no file, carries the
-//! plan out.
+//! steps, learning rate, memory. The [`Trainer`] of [`kiln_train`], which knows no file, carries
+//! the plan out.
 //!
 //! ```no_run
 //! use kiln::prelude::*;
@@ -20,9 +20,9 @@
 //! # }
 //! ```
 //!
-//! The crate stands on [`kiln_core`], [`kiln_data`], [`kiln_models`] and [`kiln_train`]. The crate `kiln-measure`
-//! shows that both modes compute the same and measures what the switch is worth; `kiln-cli` is the
-//! program.
+//! The crate stands on [`kiln_core`], [`kiln_data`], [`kiln_models`] and [`kiln_train`]. The crate
+//! `kiln-measure` shows that both modes compute the same and measures what the switch is worth;
+//! `kiln-cli` is the program.
 
 // The run as it is written, and what is learned.
 pub mod config;

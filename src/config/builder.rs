@@ -1,6 +1,6 @@
-//! A config written in Rust: the arguments of the Trainer and one method per section, checked at the
-//! end like a file. All are plain structs with defaults, so a script sets the fields it means and leaves the rest to
-//! `..Default::default()`.
+//! A config written in Rust: the arguments of the Trainer and one method per section, checked at
+//! the end like a file. All are plain structs with defaults, so a script sets the fields it means
+//! and leaves the rest to `..Default::default()`.
 
 use kiln_core::error::Result;
 

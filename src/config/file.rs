@@ -1,5 +1,5 @@
-//! The sections of a config file, in the order of the file: where the arguments of the Trainer stand
-//! in it.
+//! The sections of a config file, in the order of the file: where the arguments of the Trainer
+//! stand in it.
 
 use std::path::PathBuf;
 

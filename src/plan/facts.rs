@@ -1,6 +1,6 @@
-//! The facts that the plan of a run follows from, besides the config: those about training, and what
-//! is known of architecture, examples, tokenizer and this machine. They are gathered before anything
-//! is planned; nothing here opens a file.
+//! The facts that the plan of a run follows from, besides the config: those about training, and
+//! what is known of architecture, examples, tokenizer and this machine. They are gathered before
+//! anything is planned; nothing here opens a file.
 
 use super::{Architecture, TrainFacts};
 

@@ -1,5 +1,6 @@
-//! Plans of runs: the [`TrainPlan`] of a run's training, and what a config file adds to it. A plan is
-//! derived from the config and the facts about the run's inputs, printed, and saved before step 1.
+//! Plans of runs: the [`TrainPlan`] of a run's training, and what a config file adds to it. A plan
+//! is derived from the config and the facts about the run's inputs, printed, and saved before
+//! step 1.
 
 mod facts;
 mod file;

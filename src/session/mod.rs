@@ -1,6 +1,7 @@
-//! Opens a run that a config file describes: its model's folder, tokenizer and data ([`inputs`]) and
-//! its device are found, and the plan is derived from the config and these facts. The [`Session`] is
-//! that of `kiln-train`; [`OpenSession`] opens one, and tells what the file adds to it.
+//! Opens a run that a config file describes: its model's folder, tokenizer and data ([`inputs`])
+//! and its device are found, and the plan is derived from the config and these facts. The
+//! [`Session`] is that of `kiln-train`; [`OpenSession`] opens one, and tells what the file adds to
+//! it.
 
 pub mod adapter;
 pub mod batch_sizes;

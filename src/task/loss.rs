@@ -48,8 +48,8 @@ pub fn loss_options(trainer: &TrainingArguments, task: Task, model: &ModelConfig
     Ok(LossOptions { label_smoothing, class_weights, reduction, counts_first_labels })
 }
 
-/// The divisor of the loss sum of `batch` in training under `options`: the sum of the weights of the terms,
-/// where without weights each counts 1.
+/// The divisor of the loss sum of `batch` in training under `options`: the sum of the weights of
+/// the terms, where without weights each counts 1.
 pub fn total_weight(options: &LossOptions, task: Task, batch: &Batch) -> f64 {
     match (&options.class_weights, &batch.labels) {
         (Some(weights), Labels::Classes(labels)) => {

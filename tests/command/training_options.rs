@@ -1,8 +1,8 @@
 //! Settings of `[trainer]` for the update and the loss, through the binary: every optimizer trains
 //! and continues from a checkpoint bit for bit, frozen parameters keep their values, class weights
 //! and label smoothing change the loss of training and of no evaluation. The formulas are tested in
-//! `crates/train/src/optim/tests.rs` and `src/task/loss.rs`. Then Hugging Face's arguments: the effect of each
-//! on a run, and whole files of them.
+//! `crates/train/src/optim/tests.rs` and `src/task/loss.rs`. Then Hugging Face's arguments: the
+//! effect of each on a run, and whole files of them.
 
 use std::path::Path;
 

@@ -93,8 +93,8 @@ fn a_run_that_is_stopped_and_resumed_is_the_same_to_the_bit() {
     }
 }
 
-/// A run of the version before there was `kiln-train`, with a `plan.toml` and the defaults of a config
-/// file among its settings, goes on from its checkpoint of step 50.
+/// A run of the version before there was `kiln-train`, with a `plan.toml` and the defaults of a
+/// config file among its settings, goes on from its checkpoint of step 50.
 #[test]
 fn a_run_of_an_earlier_version_goes_on() {
     let _alone = crate::one_at_a_time();
@@ -197,10 +197,11 @@ fn what_does_not_fit_is_refused_with_its_reason() {
         "\"auto\" is for models that Kiln knows",
     );
     let (metric, eval_strategy) = (Some("f1".to_owned()), EvalStrategy::Epoch);
-    refused(
-        TrainingArguments { metric_for_best_model: metric, eval_strategy, ..defaults() },
-        "an evaluation of Llama has no `f1`",
-    );
+    // The task names its figures when it evaluates.
+    let by_f1 = TrainingArguments { metric_for_best_model: metric, eval_strategy, ..defaults() };
+    let error = Trainer::from_session(session(by_f1).unwrap()).unwrap().train().unwrap_err().to_string();
+    assert!(error.contains("an evaluation of Llama has no `f1`") && error.contains("it has loss, accuracy"), "{error}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is written");
     let blocks = ActivationCheckpointing::Blocks;
     refused(TrainingArguments { activation_checkpointing: blocks, ..defaults() }, "does not know the blocks");
     let tokens = Some(Interval::Tokens(500));

@@ -54,7 +54,7 @@ fn faults(source: &str) -> Vec<(usize, &'static str)> {
 #[test]
 fn comments_name_their_subject_and_are_no_wider_than_a_page() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    let mut files = vec![root.join("build.rs")];
+    let mut files = Vec::new();
     FOLDERS.iter().for_each(|folder| sources(&root.join(folder), &mut files));
     assert!(files.len() > 400, "{} files", files.len());
     let mut found = Vec::new();

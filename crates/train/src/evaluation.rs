@@ -172,6 +172,17 @@ pub fn evaluate<T: TrainingTask>(
     Ok(Evaluation { metrics, confusion, samples, batches })
 }
 
+/// The names of the figures that an evaluation of `model` in `session` has, from one example of it.
+///
+/// # Errors
+/// Data that cannot be read, and the device's.
+pub(crate) fn figures<T: TrainingTask>(session: &EvaluationSession<T>, model: &T::Model) -> Result<Vec<&'static str>> {
+    let EvaluationSession { device, compute, task, validation, .. } = session;
+    let pass = Pass { compute: *compute, rng: DropoutRng::Off, copies: None, on_stage: None };
+    let batch = task.batch(&[validation.get(0, 0)?], 1)?.to_device(device)?;
+    Ok(task.evaluate(&model.valid(), &batch, pass)?.into_iter().map(|(name, _)| name).collect())
+}
+
 /// Batches with their values, which lie one after the other in `values`: those that other ranks
 /// have computed, and of which this one has none, are theirs.
 fn in_order<B>(world: &World, batches: Vec<(B, usize)>, values: Vec<f64>) -> Result<Vec<(B, Vec<f64>)>> {

@@ -59,8 +59,8 @@ pub struct Provenance {
     pub dropout: bool,
     /// Parameters of the model, tied ones counted once.
     pub parameters: u64,
-    /// Floating-point operations that training on a token takes. None for a model that Kiln does not
-    /// know.
+    /// Floating-point operations that training on a token takes. None for a model that Kiln does
+    /// not know.
     #[serde(default)]
     pub flops_per_token: Option<f64>,
 }

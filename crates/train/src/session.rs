@@ -1,5 +1,5 @@
-//! A run that can begin: its arguments, the facts about what is open, and the plan that follows from
-//! them.
+//! A run that can begin: its arguments, the facts about what is open, and the plan that follows
+//! from them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,8 @@ use crate::task::{TrainingTask, model_facts};
 
 /// A run that can begin: its plan, its device, its task and its open datasets.
 pub struct Session<T: TrainingTask> {
-    /// The plan of the run. Nothing changes it: other arguments or other facts make another session.
+    /// The plan of the run. Nothing changes it: other arguments or other facts make another
+    /// session.
     plan: TrainPlan,
     /// Where it runs.
     pub device: Device,
@@ -144,7 +145,8 @@ impl<T: TrainingTask> Session<T> {
     /// examples to evaluate on.
     ///
     /// # Errors
-    /// Arguments that contradict one another, the task or the data, and a model that cannot be made.
+    /// Arguments that contradict one another, the task or the data, and a model that cannot be
+    /// made.
     pub fn new(arguments: TrainingArguments, task: T, train: impl Dataset<T::Example>) -> Result<Self> {
         arguments.validate()?;
         of_a_program(&arguments)?;

@@ -75,9 +75,9 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// operators, and [`Batch::OnDevice`] shows all of its tensors.
     const CAN_BE_CAPTURED: bool = false;
 
-    /// The sums over `batch` whose means over all labels are the figures of an evaluation, each with
-    /// its name, `[1]`, f32, without autodiff; the first is the `loss`. By default the loss alone. A
-    /// task with an [evaluator](Self::evaluator) gives it values of any length.
+    /// The sums over `batch` whose means over all labels are the figures of an evaluation, each
+    /// with its name, `[1]`, f32, without autodiff; the first is the `loss`. By default the loss
+    /// alone. A task with an [evaluator](Self::evaluator) gives it values of any length.
     ///
     /// # Errors
     /// A batch without labels.
@@ -188,8 +188,8 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         Ok((model, Some(report)))
     }
 
-    /// What a run of this task keeps in its folder about itself. By default the plan of its training
-    /// and its arguments.
+    /// What a run of this task keeps in its folder about itself. By default the plan of its
+    /// training and its arguments.
     ///
     /// # Errors
     /// A value that cannot be written.
@@ -237,7 +237,8 @@ pub trait Batch: Send + 'static {
     fn to_device(&self, device: &Device) -> Result<Self::OnDevice>;
 }
 
-/// Rows of token ids, `[rows, seq]` on the device, the shorter ones filled up with an id for padding.
+/// Rows of token ids, `[rows, seq]` on the device, the shorter ones filled up with an id for
+/// padding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenBatch {
     rows: Vec<Vec<i32>>,

@@ -66,8 +66,8 @@ pub struct Part {
 /// Trains a part, as [`train`] does.
 pub type Runner<'a> = dyn Fn(&Part) -> Result<()> + 'a;
 
-/// Trains `part` and saves a checkpoint at its end. `open` opens a config ([`open`](kiln::OpenSession::open), or
-/// one that shows its progress).
+/// Trains `part` and saves a checkpoint at its end. `open` opens a config
+/// ([`open`](kiln::OpenSession::open), or one that shows its progress).
 ///
 /// # Errors
 /// A run of one step, and whatever the run meets.

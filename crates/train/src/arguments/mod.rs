@@ -30,9 +30,9 @@ use crate::optim::backward::ActivationCheckpointing;
 use crate::optim::loss::Accumulation;
 use crate::optim::scheduler::{SchedulerKwargs, SchedulerType};
 
-/// How a model is trained. One of `max_steps`, `num_train_epochs` and `max_tokens` is given; it sets
-/// the length of the run and of the learning-rate schedule. Beside `max_steps`, `num_train_epochs`
-/// has no effect.
+/// How a model is trained. One of `max_steps`, `num_train_epochs` and `max_tokens` is given; it
+/// sets the length of the run and of the learning-rate schedule. Beside `max_steps`,
+/// `num_train_epochs` has no effect.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainingArguments {
@@ -228,8 +228,8 @@ pub struct TrainingArguments {
     /// A name for people; `run.name` of a config file. Default: none.
     #[serde(skip)]
     pub run_name: Option<String>,
-    /// The checkpoint to continue from, with [`OnExisting::Resume`]; `run.resume_from_checkpoint` of
-    /// a config file. Default: the newest.
+    /// The checkpoint to continue from, with [`OnExisting::Resume`]; `run.resume_from_checkpoint`
+    /// of a config file. Default: the newest.
     #[serde(skip)]
     pub resume_from_checkpoint: Option<PathBuf>,
     /// The type of matrix products, in training and evaluation; `precision` of a config file.

@@ -1,5 +1,5 @@
-//! Arguments of the Trainer that are one name out of a few: each an enum with its spelling in a file,
-//! the list of all spellings and an error with the nearest one.
+//! Arguments of the Trainer that are one name out of a few: each an enum with its spelling in a
+//! file, the list of all spellings and an error with the nearest one.
 
 use kiln_core::choices;
 use kiln_core::error::Error;

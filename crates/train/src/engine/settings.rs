@@ -1,6 +1,6 @@
-//! Where a run computes, how, and in which type: the settings of devices and of the engines that are
-//! one name out of a few. Values that are known but that this version cannot do are refused here,
-//! with the reason.
+//! Where a run computes, how, and in which type: the settings of devices and of the engines that
+//! are one name out of a few. Values that are known but that this version cannot do are refused
+//! here, with the reason.
 
 use kiln_core::choices;
 use kiln_core::error::Error;

@@ -1,7 +1,7 @@
 //! Plans of training. A plan is derived from the arguments and the facts about the run's inputs: it
 //! holds every number of the training, checked against the others, before step 1. A plan is a
-//! value: deriving it reads and writes nothing, and it is not changed afterwards. Other arguments or
-//! other facts have another plan.
+//! value: deriving it reads and writes nothing, and it is not changed afterwards. Other arguments
+//! or other facts have another plan.
 
 pub mod batch;
 mod captured;
@@ -82,8 +82,8 @@ pub struct TrainPlan {
 }
 
 impl TrainPlan {
-    /// The plan that follows from `trainer` and `facts`. Pure: the same arguments and facts have the
-    /// same plan.
+    /// The plan that follows from `trainer` and `facts`. Pure: the same arguments and facts have
+    /// the same plan.
     ///
     /// # Errors
     /// Arguments that contradict one another or the facts.
@@ -118,7 +118,10 @@ impl TrainPlan {
             &trainer.lr_scheduler_kwargs,
         )
         .map_err(|error| error.at("[trainer]"))?;
-        check_metric(trainer, &facts.model)?;
+        // Those that the first evaluation names are looked for when training begins.
+        if let Some(figures) = facts.model.metrics {
+            check_metric(&trainer.best_metric(), figures, &facts.model.task)?;
+        }
         let (evaluation, logging, saving) = work(trainer, step_size)?;
         let engine = EnginePlan::of(trainer, &facts.device, facts.decision.clone())?;
         update.check_precision(&engine.precision, trainer.optim.as_str())?;
@@ -382,10 +385,7 @@ fn interval_notes(trainer: &TrainingArguments, step: StepSize) -> Vec<String> {
 }
 
 /// The figure that says which model is best has to be one of the evaluation's.
-fn check_metric(trainer: &TrainingArguments, model: &ModelFacts) -> Result<()> {
-    // Figures that the first evaluation names are looked for there.
-    let (metric, Some(figures)) = (trainer.best_metric(), model.metrics) else { return Ok(()) };
-    let task = &model.task;
+pub(crate) fn check_metric(metric: &str, figures: &[&str], task: &str) -> Result<()> {
     let name = metric.trim_start_matches("eval_");
     if figures.contains(&name) {
         return Ok(());

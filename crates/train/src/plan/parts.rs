@@ -45,8 +45,8 @@ pub(super) const NOT_DETERMINISTIC: &str = "kernels are chosen by their measured
 
 /// The parts of the training compiler that are active on `device` in this build when a run under
 /// `compiler`, whose matrix products are in `dtype`, computes in the form `ops` and
-/// [captures](crate::plan::TrainPlan::captures) its steps or not, and the reasons why the others are
-/// not.
+/// [captures](crate::plan::TrainPlan::captures) its steps or not, and the reasons why the others
+/// are not.
 pub(super) fn parts(
     compiler: Option<&TrainingCompilerConfig>,
     device: &DeviceFacts,

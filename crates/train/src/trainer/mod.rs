@@ -77,13 +77,13 @@ use crate::distributed::World;
 use crate::engine::device;
 use crate::engine::settings::DeviceKind;
 pub use crate::evaluation::Evaluation;
-use crate::evaluation::evaluate;
 use crate::evaluation::no_validation;
+use crate::evaluation::{evaluate, figures};
 use crate::optim::Optimizer;
 use crate::optim::backward::ActivationCheckpointing;
 use crate::optim::outliers::Outliers;
 use crate::optim::scaler::{LossScaler, ScalerConfig};
-use crate::plan::TrainPlan;
+use crate::plan::{TrainPlan, check_metric};
 use crate::session::Session;
 use crate::task::TrainingTask;
 
@@ -300,6 +300,19 @@ impl<T: TrainingTask> Trainer<T> {
         evaluate(&self.world, &self.session.evaluation(validation), &self.state.model)
     }
 
+    /// Refuses a run whose best model is to be found by a figure that its evaluations do not have.
+    /// The figures of a task that does not tell them before are those of one batch.
+    fn check_figures(&self) -> Result<()> {
+        let (task, plan) = (&self.session.task, self.session.plan());
+        let Some(validation) = self.session.validation() else { return Ok(()) };
+        if task.metrics().is_some() || plan.saving.metric == "eval_loss" {
+            return Ok(());
+        }
+        let session = self.session.evaluation(validation.clone());
+        let figures = figures(&session, &self.state.model)?;
+        check_metric(&plan.saving.metric, &figures, task.task_name().unwrap_or(&plan.model.kind))
+    }
+
     /// Trains to the end of the plan, writes the run folder, and returns the summary. With
     /// `run.on_existing = "resume"` it begins where the newest checkpoint stands. On the CPU this
     /// thread is one of those that compute from then on ([`threads::compute_here`]).
@@ -312,6 +325,7 @@ impl<T: TrainingTask> Trainer<T> {
     pub fn train(&mut self) -> Result<TrainOutput> {
         self.check_world()?;
         self.session.plan().check_evaluation()?;
+        self.check_figures()?;
         if self.session.plan().engine.device.kind == DeviceKind::Cpu {
             threads::compute_here();
         }

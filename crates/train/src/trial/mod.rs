@@ -141,13 +141,13 @@ pub fn judge(natives: &[Probe], compileds: &[Probe], steps: usize, starts: usize
 }
 
 impl<T: TrainingTask> Trainer<T> {
-    /// The trainer of `task` on the examples `train`, under `arguments`, in the mode that they name;
-    /// with `auto` a short trial of both chooses it. Compiled steps are checked against native where
-    /// the arguments ask for it.
+    /// The trainer of `task` on the examples `train`, under `arguments`, in the mode that they
+    /// name; with `auto` a short trial of both chooses it. Compiled steps are checked against
+    /// native where the arguments ask for it.
     ///
     /// # Errors
-    /// Arguments that contradict one another, the task or the data, a model that cannot be made, and
-    /// an error of the trial.
+    /// Arguments that contradict one another, the task or the data, a model that cannot be made,
+    /// and an error of the trial.
     pub fn new(arguments: TrainingArguments, task: T, train: impl Dataset<T::Example>) -> Result<Self> {
         Self::from_session(Session::new(arguments, task, train)?)
     }

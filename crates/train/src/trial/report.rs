@@ -1,5 +1,5 @@
-//! The comparison of both modes: the losses, gradients and weight changes of the first steps, and how
-//! far they may be apart.
+//! The comparison of both modes: the losses, gradients and weight changes of the first steps, and
+//! how far they may be apart.
 
 use kiln_core::error::{Error, Result};
 

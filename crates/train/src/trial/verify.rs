@@ -1,7 +1,7 @@
 //! `compiler.verify`: a compiled run checks itself against native, on its own data, before step 1
 //! or every so many steps from the weights that it then has. Each check is a short parity
-//! ([`mod@super::report`]) of [`STEPS`] steps without dropout, thrown away: the run is the same to the
-//! bit with and without it. On the CPU both modes live in this process. Elsewhere each has an
+//! ([`mod@super::report`]) of [`STEPS`] steps without dropout, thrown away: the run is the same to
+//! the bit with and without it. On the CPU both modes live in this process. Elsewhere each has an
 //! engine of its own, so there `kiln train` makes the check before step 1 in processes, and one in
 //! the middle of a run is refused.
 

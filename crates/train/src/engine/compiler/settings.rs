@@ -1,6 +1,6 @@
-//! The settings of the training compiler. Some have more than one spelling: `enabled` is true, false
-//! or `"auto"`, `fused_ops` a switch or a list of operators, `verify` a word or a number of steps.
-//! The parent module resolves them for a device.
+//! The settings of the training compiler. Some have more than one spelling: `enabled` is true,
+//! false or `"auto"`, `fused_ops` a switch or a list of operators, `verify` a word or a number of
+//! steps. The parent module resolves them for a device.
 
 use kiln_core::choices::unknown_name;
 use kiln_core::error::Error;
@@ -146,8 +146,8 @@ pub struct TrainingCompilerConfig {
     /// `auto`.
     pub autotune: AutotuneLevel,
     /// Steps captured and replayed, on wgpu and CUDA, in runs that can have it
-    /// ([`TrainPlan::captures`](crate::TrainPlan::captures) says why not); `on` is refused in others.
-    /// Default: `auto`.
+    /// ([`TrainPlan::captures`](crate::TrainPlan::captures) says why not); `on` is refused in
+    /// others. Default: `auto`.
     pub graph: Switch,
     /// Whether a compiled run begins with a stage in which every batch shape is computed once and
     /// thrown away, so that kernels are compiled and tuned before step 1. `auto` is on for wgpu and
