@@ -2,8 +2,11 @@
 //! sum of gradients over micro-batches. A launch takes as many tensors as the device binds buffers;
 //! a cube works on a piece of one of them, which it finds by its number.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
+#![allow(clippy::too_many_arguments)] // those of a kernel are its buffers
 
-use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -11,7 +14,7 @@ use cubecl::prelude::*;
 use super::AdamWOp;
 use crate::ops::cube::product::is_software;
 use crate::ops::cube::rows::cube_sum;
-use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, empty, lanes, own};
+use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, empty, lanes, own, shaped};
 use crate::ops::list::TensorList;
 
 impl AdamWOp for Cube {
@@ -24,11 +27,11 @@ impl AdamWOp for Cube {
         factors: FusedTensor,
         kinds: Vec<usize>,
     ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
-        <Self as Kernels>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds, false)
+        <Self as UpdateKernels>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds, false)
     }
 
     fn norm(tensors: TensorList<Self>) -> FusedTensor {
-        <Self as Kernels>::global_norm(tensors)
+        <Self as UpdateKernels>::global_norm(tensors)
     }
 }
 
@@ -104,52 +107,164 @@ impl Shape {
     }
 }
 
-/// AdamW's update of all `values` with their moments, in their own memory if `in_place` says so or
-/// nobody else holds them. `factors [kinds, 8]` are those of [`Factors`](super::Factors), and
-/// `kinds` says which of them a value is told.
-pub(in crate::ops) fn adamw(
-    [values, exp_avgs, exp_avg_sqs]: [Vec<CubeTensor>; 3],
-    grads: Vec<CubeTensor>,
-    scale: CubeTensor,
-    factors: CubeTensor,
-    kinds: &[usize],
-    in_place: bool,
-) -> [Vec<CubeTensor>; 3] {
-    let (scale, factors) = (into_contiguous(scale), into_contiguous(factors));
-    let grads = grads.into_iter().map(into_contiguous).collect::<Vec<_>>();
-    let [values, exp_avgs, exp_avg_sqs] = [values, exp_avgs, exp_avg_sqs]
-        .map(|tensors| if in_place { tensors } else { tensors.into_iter().map(own).collect() });
-    assert!(values.iter().all(CubeTensor::is_contiguous), "weights are row-major");
-    let Shape { units, each } = Shape::new(&values);
-    let at_once = at_once(&scale, 4, 3); // the scale, the factors, and what the kernel is told of sizes
-    for first in (0..values.len()).step_by(at_once) {
-        let these = first..values.len().min(first + at_once);
-        let Pieces { sizes, firsts, cubes } = Pieces::new(&values[these.clone()], units * each);
-        let (count, dim) = count(&scale, cubes, units);
-        // SAFETY: a value, its moments and its gradient have the same number of elements,
-        // row-major, and a unit touches those below it; `factors` has eight elements for every
-        // kind.
+/// The kernels, as operations of a backend.
+#[backend_extension(Cube, Fusion)]
+pub(in crate::ops) trait UpdateKernels: Backend {
+    /// `(values, exp_avgs, exp_avg_sqs)` after an update, in their own memory if `in_place` says so
+    /// or nobody else holds them; `scale [1]`, `factors [kinds * 8]`.
+    #[fusion(meta = |values, m, v, _grads, _scale, _factors, _kinds, _in_place| (values.clone(), m.clone(), v.clone()))]
+    fn adamw(
+        #[extension_type] values: TensorList<Self>,
+        #[extension_type] exp_avgs: TensorList<Self>,
+        #[extension_type] exp_avg_sqs: TensorList<Self>,
+        #[extension_type] grads: TensorList<Self>,
+        scale: FloatTensor<Self>,
+        factors: FloatTensor<Self>,
+        kinds: Vec<usize>,
+        in_place: bool,
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>);
+
+    /// The norm over all elements of all `tensors`, `[1]`.
+    #[fusion(meta = |tensors| shaped(&tensors[0], [1]))]
+    fn global_norm(#[extension_type] tensors: TensorList<Self>) -> FloatTensor<Self>;
+
+    /// `sums * by[0] + values * by[1]` in the memory of `sums`; `by [2]`.
+    #[fusion(meta = |sums, _values, _by| sums.clone())]
+    fn accumulate(
+        #[extension_type] sums: TensorList<Self>,
+        #[extension_type] values: TensorList<Self>,
+        by: FloatTensor<Self>,
+    ) -> TensorList<Self>;
+}
+
+impl UpdateKernels for CubeBackend {
+    fn adamw(
+        values: TensorList<Self>,
+        exp_avgs: TensorList<Self>,
+        exp_avg_sqs: TensorList<Self>,
+        grads: TensorList<Self>,
+        scale: CubeTensor,
+        factors: CubeTensor,
+        kinds: Vec<usize>,
+        in_place: bool,
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
+        let (scale, factors) = (into_contiguous(scale), into_contiguous(factors));
+        let grads = grads.0.into_iter().map(into_contiguous).collect::<Vec<_>>();
+        let [values, exp_avgs, exp_avg_sqs] = [values, exp_avgs, exp_avg_sqs]
+            .map(|tensors| if in_place { tensors.0 } else { tensors.0.into_iter().map(own).collect() });
+        assert!(values.iter().all(CubeTensor::is_contiguous), "weights are row-major");
+        let Shape { units, each } = Shape::new(&values);
+        let at_once = at_once(&scale, 4, 3); // the scale, the factors, and what the kernel is told of sizes
+        for first in (0..values.len()).step_by(at_once) {
+            let these = first..values.len().min(first + at_once);
+            let Pieces { sizes, firsts, cubes } = Pieces::new(&values[these.clone()], units * each);
+            let (count, dim) = count(&scale, cubes, units);
+            // SAFETY: a value, its moments and its gradient have the same number of elements,
+            // row-major, and a unit touches those below it; `factors` has eight elements for every
+            // kind.
+            unsafe {
+                update_each::launch_unchecked(
+                    &scale.client,
+                    count,
+                    dim,
+                    addresses(values[these.clone()].iter().chain(&grads[these.clone()])),
+                    buffers(&values[these.clone()]),
+                    buffers(&exp_avgs[these.clone()]),
+                    buffers(&exp_avg_sqs[these.clone()]),
+                    buffers(&grads[these.clone()]),
+                    buffer(&scale),
+                    buffer(&factors),
+                    sizes,
+                    firsts,
+                    kinds[these].iter().copied().collect(),
+                    units,
+                    each,
+                );
+            }
+        }
+        [values, exp_avgs, exp_avg_sqs].map(TensorList).into()
+    }
+
+    fn global_norm(tensors: TensorList<Self>) -> CubeTensor {
+        let tensors = tensors.0.into_iter().map(into_contiguous).collect::<Vec<_>>();
+        let lanes = lanes(&tensors[0]);
+        let least = Shape::new(&tensors).each;
+        let elements = tensors.iter().map(|tensor| tensor.shape().num_elements()).sum::<usize>();
+        let each = elements.div_ceil(MOST_PIECES * lanes).max(least);
+        let at_once = at_once(&tensors[0], 1, 2); // the sums, and what the kernel is told of sizes
+        let pieces = Pieces::new(&tensors, lanes * each).cubes;
+        let sums = empty(&tensors[0], [pieces]);
+        let mut before = 0;
+        for tensors in tensors.chunks(at_once) {
+            let Pieces { sizes, firsts, cubes } = Pieces::new(tensors, lanes * each);
+            let (count, dim) = count(&sums, cubes, lanes);
+            // SAFETY: units read below the size of a tensor, and `sums` has an element for every piece.
+            unsafe {
+                squares_of_pieces::launch_unchecked(
+                    &sums.client,
+                    count,
+                    dim,
+                    addresses(tensors),
+                    buffers(tensors),
+                    buffer(&sums),
+                    sizes,
+                    firsts,
+                    before,
+                    cubes,
+                    each,
+                    lanes,
+                );
+            }
+            before += cubes;
+        }
+        let norm = empty(&sums, [1]);
+        let (count, dim) = count(&sums, 1, lanes);
+        // SAFETY: units read below `pieces`, which `sums` has, and one writes the one element of
+        // `norm`.
         unsafe {
-            update_each::launch_unchecked(
-                &scale.client,
+            root_of_sum::launch_unchecked(
+                &sums.client,
                 count,
                 dim,
-                addresses(values[these.clone()].iter().chain(&grads[these.clone()])),
-                buffers(&values[these.clone()]),
-                buffers(&exp_avgs[these.clone()]),
-                buffers(&exp_avg_sqs[these.clone()]),
-                buffers(&grads[these.clone()]),
-                buffer(&scale),
-                buffer(&factors),
-                sizes,
-                firsts,
-                kinds[these].iter().copied().collect(),
-                units,
-                each,
+                addresses([&sums]),
+                buffer(&sums),
+                buffer(&norm),
+                pieces,
+                lanes,
             );
         }
+        norm
     }
-    [values, exp_avgs, exp_avg_sqs]
+
+    fn accumulate(sums: TensorList<Self>, values: TensorList<Self>, by: CubeTensor) -> TensorList<Self> {
+        let (sums, by) = (sums.0, into_contiguous(by));
+        let values = values.0.into_iter().map(into_contiguous).collect::<Vec<_>>();
+        assert!(sums.iter().all(CubeTensor::is_contiguous), "sums are row-major");
+        let Shape { units, each } = Shape::new(&sums);
+        let at_once = at_once(&by, 2, 2); // the factors, and what the kernel is told of sizes
+        for (sums, values) in sums.chunks(at_once).zip(values.chunks(at_once)) {
+            let Pieces { sizes, firsts, cubes } = Pieces::new(sums, units * each);
+            let (count, dim) = count(&by, cubes, units);
+            // SAFETY: a sum and its value have the same number of elements, row-major, and a unit
+            // touches those below it.
+            unsafe {
+                accumulate_each::launch_unchecked(
+                    &by.client,
+                    count,
+                    dim,
+                    addresses(sums.iter().chain(values)),
+                    buffers(sums),
+                    buffers(values),
+                    buffer(&by),
+                    sizes,
+                    firsts,
+                    units,
+                    each,
+                );
+            }
+        }
+        TensorList(sums)
+    }
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -188,58 +303,6 @@ fn update_each(
             }
         }
     }
-}
-
-/// L2 norm over all elements of all `tensors`, `[1]`.
-pub(in crate::ops) fn norm(tensors: Vec<CubeTensor>) -> CubeTensor {
-    let tensors = tensors.into_iter().map(into_contiguous).collect::<Vec<_>>();
-    let lanes = lanes(&tensors[0]);
-    let least = Shape::new(&tensors).each;
-    let elements = tensors.iter().map(|tensor| tensor.shape().num_elements()).sum::<usize>();
-    let each = elements.div_ceil(MOST_PIECES * lanes).max(least);
-    let at_once = at_once(&tensors[0], 1, 2); // the sums, and what the kernel is told of sizes
-    let pieces = Pieces::new(&tensors, lanes * each).cubes;
-    let sums = empty(&tensors[0], [pieces]);
-    let mut before = 0;
-    for tensors in tensors.chunks(at_once) {
-        let Pieces { sizes, firsts, cubes } = Pieces::new(tensors, lanes * each);
-        let (count, dim) = count(&sums, cubes, lanes);
-        // SAFETY: units read below the size of a tensor, and `sums` has an element for every piece.
-        unsafe {
-            squares_of_pieces::launch_unchecked(
-                &sums.client,
-                count,
-                dim,
-                addresses(tensors),
-                buffers(tensors),
-                buffer(&sums),
-                sizes,
-                firsts,
-                before,
-                cubes,
-                each,
-                lanes,
-            );
-        }
-        before += cubes;
-    }
-    let norm = empty(&sums, [1]);
-    let (count, dim) = count(&sums, 1, lanes);
-    // SAFETY: units read below `pieces`, which `sums` has, and one writes the one element of
-    // `norm`.
-    unsafe {
-        root_of_sum::launch_unchecked(
-            &sums.client,
-            count,
-            dim,
-            addresses([&sums]),
-            buffer(&sums),
-            buffer(&norm),
-            pieces,
-            lanes,
-        );
-    }
-    norm
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -289,38 +352,6 @@ fn root_of_sum(sums: &[f32], norm: &mut [f32], n: usize, #[comptime] lanes: usiz
     if UNIT_POS == 0 && CUBE_POS == 0 {
         norm[0] = sum.sqrt();
     }
-}
-
-/// `sums * by[0] + values * by[1]` in the memory of every one of `sums`; what is multiplied by 0
-/// counts as 0 whatever it is.
-pub(in crate::ops) fn accumulate(sums: Vec<CubeTensor>, values: Vec<CubeTensor>, by: CubeTensor) -> Vec<CubeTensor> {
-    let by = into_contiguous(by);
-    let values = values.into_iter().map(into_contiguous).collect::<Vec<_>>();
-    assert!(sums.iter().all(CubeTensor::is_contiguous), "sums are row-major");
-    let Shape { units, each } = Shape::new(&sums);
-    let at_once = at_once(&by, 2, 2); // the factors, and what the kernel is told of sizes
-    for (sums, values) in sums.chunks(at_once).zip(values.chunks(at_once)) {
-        let Pieces { sizes, firsts, cubes } = Pieces::new(sums, units * each);
-        let (count, dim) = count(&by, cubes, units);
-        // SAFETY: a sum and its value have the same number of elements, row-major, and a unit
-        // touches those below it.
-        unsafe {
-            accumulate_each::launch_unchecked(
-                &by.client,
-                count,
-                dim,
-                addresses(sums.iter().chain(values)),
-                buffers(sums),
-                buffers(values),
-                buffer(&by),
-                sizes,
-                firsts,
-                units,
-                each,
-            );
-        }
-    }
-    sums
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

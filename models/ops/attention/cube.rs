@@ -4,9 +4,11 @@
 //! backward, so none are kept.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
-use burn::backend::TensorMetadata;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, IntDType, Shape, Slice};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
@@ -15,7 +17,7 @@ use cubecl::prelude::*;
 use super::{AttentionKernel, Inputs, Parts, Rows, Saved};
 use crate::ops::cube::rows::{cube_max, cube_sum};
 use crate::ops::cube::{
-    Cube, FusedTensor, Kernels, addresses, buffer, by_row, bytes_at_a_time, element, empty_in, lanes, narrow, own_rows,
+    Cube, FusedTensor, addresses, buffer, by_row, bytes_at_a_time, element, empty_in, floats, lanes, narrow, own_rows,
     wide,
 };
 use crate::ops::dropout::cube::{factor, scale, threshold};
@@ -162,7 +164,7 @@ impl AttentionKernel for Cube {
             let scores = Self::float_matmul(query.clone(), transposed(&key));
             let dweights = Self::float_matmul(dout.clone(), transposed(&value));
             let (weights, dscores) =
-                <Self as Kernels>::attention_backward(scores, lse, dweights, keys, saved.inputs.seed.clone(), by);
+                Self::attention_backward(scores, lse, dweights, keys, saved.inputs.seed.clone(), by);
             gradients[0].push(Self::float_matmul(dscores.clone(), key));
             gradients[1].push(Self::float_matmul(transposed(&dscores), query));
             gradients[2].push(Self::float_matmul(transposed(&weights), dout));
@@ -184,95 +186,126 @@ fn sizes(scores: &CubeTensor) -> [usize; 4] {
     scores.shape().dims()
 }
 
-pub(in crate::ops) fn weights(
-    scores: CubeTensor,
-    keys: CubeTensor,
-    seed: CubeTensor,
-    by: Scores,
-) -> (CubeTensor, CubeTensor) {
-    let (scores, pitch) = own_rows(scores);
-    let [keys, seed] = [keys, seed].map(into_contiguous);
-    let [batch, heads, queries, columns] = sizes(&scores);
-    let lse = empty_in(&scores, [batch, heads, queries], DType::F32);
-    let (count, dim) = by_row(&scores, batch * heads * queries);
-    // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has a
-    // row for every sequence.
-    unsafe {
-        weigh_rows::launch_unchecked(
-            &scores.client,
-            count,
-            dim,
-            addresses([&scores]),
-            buffer(&scores),
-            buffer(&keys),
-            buffer(&seed),
-            buffer(&lse),
-            batch * heads * queries,
-            queries,
-            columns,
-            heads,
-            pitch,
-            by.first * heads * queries,
-            by.scale,
-            threshold(by.dropout),
-            scale(by.dropout),
-            by.causal,
-            by.padded,
-            by.dropout > 0.0,
-            lanes(&scores),
-            element(&scores),
-        );
-    }
-    (scores, lse)
-}
-
-pub(in crate::ops) fn scores_backward(
-    scores: CubeTensor,
-    lse: CubeTensor,
-    dweights: CubeTensor,
-    keys: CubeTensor,
-    seed: CubeTensor,
-    by: Scores,
-) -> (CubeTensor, CubeTensor) {
-    let [(scores, pitch), (dweights, dpitch)] = [scores, dweights].map(own_rows);
-    let [lse, keys, seed] = [lse, keys, seed].map(into_contiguous);
-    let [batch, heads, queries, columns] = sizes(&scores);
-    let (count, dim) = by_row(&scores, batch * heads * queries);
-    // SAFETY: as in `weights`.
-    unsafe {
-        weigh_backward_rows::launch_unchecked(
-            &scores.client,
-            count,
-            dim,
-            addresses([&scores, &dweights]),
-            buffer(&scores),
-            buffer(&dweights),
-            buffer(&lse),
-            buffer(&keys),
-            buffer(&seed),
-            batch * heads * queries,
-            queries,
-            columns,
-            heads,
-            pitch,
-            dpitch,
-            by.first * heads * queries,
-            by.scale,
-            threshold(by.dropout),
-            scale(by.dropout),
-            by.causal,
-            by.padded,
-            by.dropout > 0.0,
-            lanes(&scores),
-            element(&scores),
-        );
-    }
-    (scores, dweights)
-}
-
 /// Stands for the score of a key that is not seen, as in `transformers`: where no key is seen, all
 /// are weighted alike. Not the most negative number itself, which WGSL's compilers may not read.
 const HIDDEN: f32 = -3.0e38;
+
+/// The kernels, as operations of a backend.
+#[backend_extension(Cube, Fusion)]
+pub(in crate::ops) trait ScoreKernels: Backend {
+    /// `(weights, lse)`: the softmax of each row of `scores [batch, heads, queries, keys]`, of any
+    /// type, with its dropout, in place where nobody else holds them, and the logarithm of the
+    /// row's sum, `[batch, heads, queries]` in f32.
+    #[fusion(meta = |scores, _keys, _seed, _by| {
+        (scores.clone(), floats([scores.shape[0], scores.shape[1], scores.shape[2]]))
+    })]
+    fn attention_weights(
+        scores: FloatTensor<Self>,
+        keys: IntTensor<Self>,
+        seed: IntTensor<Self>,
+        by: Scores,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `(weights, dscores)` from the scores, their rows' logarithms and the gradient of the
+    /// weights, in the type of the scores.
+    #[fusion(meta = |scores, _lse, _dweights, _keys, _seed, _by| (scores.clone(), scores.clone()))]
+    fn attention_backward(
+        scores: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        dweights: FloatTensor<Self>,
+        keys: IntTensor<Self>,
+        seed: IntTensor<Self>,
+        by: Scores,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+impl ScoreKernels for CubeBackend {
+    fn attention_weights(
+        scores: CubeTensor,
+        keys: CubeTensor,
+        seed: CubeTensor,
+        by: Scores,
+    ) -> (CubeTensor, CubeTensor) {
+        let (scores, pitch) = own_rows(scores);
+        let [keys, seed] = [keys, seed].map(into_contiguous);
+        let [batch, heads, queries, columns] = sizes(&scores);
+        let lse = empty_in(&scores, [batch, heads, queries], DType::F32);
+        let (count, dim) = by_row(&scores, batch * heads * queries);
+        // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has a
+        // row for every sequence.
+        unsafe {
+            weigh_rows::launch_unchecked(
+                &scores.client,
+                count,
+                dim,
+                addresses([&scores]),
+                buffer(&scores),
+                buffer(&keys),
+                buffer(&seed),
+                buffer(&lse),
+                batch * heads * queries,
+                queries,
+                columns,
+                heads,
+                pitch,
+                by.first * heads * queries,
+                by.scale,
+                threshold(by.dropout),
+                scale(by.dropout),
+                by.causal,
+                by.padded,
+                by.dropout > 0.0,
+                lanes(&scores),
+                element(&scores),
+            );
+        }
+        (scores, lse)
+    }
+
+    fn attention_backward(
+        scores: CubeTensor,
+        lse: CubeTensor,
+        dweights: CubeTensor,
+        keys: CubeTensor,
+        seed: CubeTensor,
+        by: Scores,
+    ) -> (CubeTensor, CubeTensor) {
+        let [(scores, pitch), (dweights, dpitch)] = [scores, dweights].map(own_rows);
+        let [lse, keys, seed] = [lse, keys, seed].map(into_contiguous);
+        let [batch, heads, queries, columns] = sizes(&scores);
+        let (count, dim) = by_row(&scores, batch * heads * queries);
+        // SAFETY: as in `attention_weights`.
+        unsafe {
+            weigh_backward_rows::launch_unchecked(
+                &scores.client,
+                count,
+                dim,
+                addresses([&scores, &dweights]),
+                buffer(&scores),
+                buffer(&dweights),
+                buffer(&lse),
+                buffer(&keys),
+                buffer(&seed),
+                batch * heads * queries,
+                queries,
+                columns,
+                heads,
+                pitch,
+                dpitch,
+                by.first * heads * queries,
+                by.scale,
+                threshold(by.dropout),
+                scale(by.dropout),
+                by.causal,
+                by.padded,
+                by.dropout > 0.0,
+                lanes(&scores),
+                element(&scores),
+            );
+        }
+        (scores, dweights)
+    }
+}
 
 /// The score of key `column` for the query of row `row`, counted over the chunk, or [`HIDDEN`].
 #[cube]

@@ -6,9 +6,11 @@
 //! ([`padded`]).
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
-use burn::backend::TensorMetadata;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
@@ -16,9 +18,9 @@ use cubecl::prelude::*;
 
 use super::{CrossEntropyKernel, Gradient, Inputs, Wanted, padded};
 use crate::ops::cube::product::{plain, product, transposed};
-use crate::ops::cube::rows::{cube_max, cube_sum};
+use crate::ops::cube::rows::{RowKernels, cube_max, cube_sum};
 use crate::ops::cube::{
-    Cube, FusedTensor, Kernels, addresses, buffer, by_row, bytes_at_a_time, dims2, element, empty_in, lanes, own_rows,
+    Cube, FusedTensor, addresses, buffer, by_row, bytes_at_a_time, dims2, element, empty_in, floats, lanes, own_rows,
     wide,
 };
 
@@ -91,44 +93,62 @@ impl CrossEntropyKernel for Cube {
     }
 }
 
-pub(in crate::ops) fn rows(
-    logits: CubeTensor,
-    bias: CubeTensor,
-    target: CubeTensor,
-    row_weight: CubeTensor,
-    smoothing: f32,
-) -> (CubeTensor, CubeTensor) {
-    let (logits, pitch) = own_rows(logits);
-    let [bias, target, row_weight] = [bias, target, row_weight].map(into_contiguous);
-    let ([rows, columns], classes) = (dims2(&logits), bias.shape()[0]);
-    let losses = empty_in(&logits, [rows], DType::F32);
-    let (count, dim) = by_row(&logits, rows);
-    // SAFETY: a cube reads and writes its own row, if there is one, whatever the targets are.
-    unsafe {
-        loss_rows::launch_unchecked(
-            &logits.client,
-            count,
-            dim,
-            addresses([&logits]),
-            buffer(&logits),
-            buffer(&bias),
-            buffer(&target),
-            buffer(&row_weight),
-            buffer(&losses),
-            rows,
-            classes,
-            columns,
-            pitch,
-            smoothing,
-            lanes(&logits),
-            element(&logits),
-        );
-    }
-    (losses, logits)
-}
-
 /// The loss of a row, times its weight; its logits become their gradient,
 /// `weight * (softmax(logits) - (1 - s) onehot(target) - s / classes)`, and 0 behind the classes.
+/// The kernel, as an operation of a backend.
+#[backend_extension(Cube, Fusion)]
+pub(in crate::ops) trait LossKernels: Backend {
+    /// `(losses [rows], dlogits)`: the cross-entropy of each row of `logits [rows, columns]`, of
+    /// any type, in place where nobody else holds them. There are as many classes as `bias
+    /// [classes]` has; the columns behind them count for nothing.
+    #[fusion(meta = |logits, _bias, _target, _row_weight, _smoothing| (floats([logits.shape[0]]), logits.clone()))]
+    fn cross_entropy(
+        logits: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        target: IntTensor<Self>,
+        row_weight: FloatTensor<Self>,
+        smoothing: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+impl LossKernels for CubeBackend {
+    fn cross_entropy(
+        logits: CubeTensor,
+        bias: CubeTensor,
+        target: CubeTensor,
+        row_weight: CubeTensor,
+        smoothing: f32,
+    ) -> (CubeTensor, CubeTensor) {
+        let (logits, pitch) = own_rows(logits);
+        let [bias, target, row_weight] = [bias, target, row_weight].map(into_contiguous);
+        let ([rows, columns], classes) = (dims2(&logits), bias.shape()[0]);
+        let losses = empty_in(&logits, [rows], DType::F32);
+        let (count, dim) = by_row(&logits, rows);
+        // SAFETY: a cube reads and writes its own row, if there is one, whatever the targets are.
+        unsafe {
+            loss_rows::launch_unchecked(
+                &logits.client,
+                count,
+                dim,
+                addresses([&logits]),
+                buffer(&logits),
+                buffer(&bias),
+                buffer(&target),
+                buffer(&row_weight),
+                buffer(&losses),
+                rows,
+                classes,
+                columns,
+                pitch,
+                smoothing,
+                lanes(&logits),
+                element(&logits),
+            );
+        }
+        (losses, logits)
+    }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn loss_rows<F: Float>(
     logits: &mut [F],

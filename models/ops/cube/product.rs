@@ -7,10 +7,12 @@
 //! keeps a large tile in registers, nothing is staged, and the units of a plane load different
 //! elements of `a` once and broadcast them to each other.
 
+use burn::backend::tensor::FloatTensor;
+use burn_cubecl::CubeBackend;
 use std::sync::OnceLock;
 
-use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::into_contiguous;
@@ -18,7 +20,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::device::WgpuDeviceKind;
 use cubecl::prelude::*;
 
-use super::{Cube, FusedTensor, Kernels, buffer, dims2, empty};
+use super::{Cube, FusedTensor, buffer, dims2, empty, shaped};
 
 /// A factor of a product.
 pub(in crate::ops) struct Factor {
@@ -95,43 +97,57 @@ const COLUMNS: usize = 4;
 /// Planes in a cube: enough to repay starting one.
 const PLANES: usize = 8;
 
-/// `a b` of row-major matrices, or of their transposes.
-///
-/// # Panics
-/// On another than a software device: [`product`] asks first.
-pub(in crate::ops) fn tiled(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_transposed: bool) -> CubeTensor {
-    let lanes = vector_width(&a.device).expect("product() has seen that it is a software device");
-    let [a, b] = [a, b].map(into_contiguous);
-    let ([a_rows, a_cols], [b_rows, b_cols]) = (dims2(&a), dims2(&b));
-    let (m, k, a_strides) = if a_transposed { (a_cols, a_rows, (1, a_cols)) } else { (a_rows, a_cols, (a_cols, 1)) };
-    let (n, b_strides) = if b_transposed { (b_rows, (1, b_cols)) } else { (b_cols, (b_cols, 1)) };
-    let product = empty(&a, [m, n]);
-    let tiles = m.div_ceil(ROWS) * n.div_ceil(COLUMNS * lanes);
-    // SAFETY: rows and columns behind the last are read as the last, and are not written; `k`
-    // bounds both factors.
-    unsafe {
-        product_tiles::launch_unchecked(
-            &a.client,
-            CubeCount::new_1d(tiles.div_ceil(PLANES) as u32),
-            CubeDim::new_2d(lanes as u32, PLANES as u32),
-            buffer(&a),
-            buffer(&b),
-            buffer(&product),
-            m,
-            n,
-            k,
-            a_strides.0,
-            a_strides.1,
-            b_strides.0,
-            b_strides.1,
-            lanes,
-        );
-    }
-    product
-}
-
 /// A plane computes `ROWS` rows of `COLUMNS * lanes` columns, every `lanes`-th of which is a
 /// unit's.
+/// The kernel, as an operation of a backend.
+#[backend_extension(Cube, Fusion)]
+pub(in crate::ops) trait ProductKernels: Backend {
+    /// `a b`, of the matrices or of their transposes, on a software device.
+    #[fusion(meta = |a, b, a_transposed, b_transposed| {
+        shaped(a, [a.shape[usize::from(*a_transposed)], b.shape[usize::from(!*b_transposed)]])
+    })]
+    fn tiled_product(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        a_transposed: bool,
+        b_transposed: bool,
+    ) -> FloatTensor<Self>;
+}
+
+impl ProductKernels for CubeBackend {
+    fn tiled_product(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_transposed: bool) -> CubeTensor {
+        let lanes = vector_width(&a.device).expect("product() has seen that it is a software device");
+        let [a, b] = [a, b].map(into_contiguous);
+        let ([a_rows, a_cols], [b_rows, b_cols]) = (dims2(&a), dims2(&b));
+        let (m, k, a_strides) =
+            if a_transposed { (a_cols, a_rows, (1, a_cols)) } else { (a_rows, a_cols, (a_cols, 1)) };
+        let (n, b_strides) = if b_transposed { (b_rows, (1, b_cols)) } else { (b_cols, (b_cols, 1)) };
+        let product = empty(&a, [m, n]);
+        let tiles = m.div_ceil(ROWS) * n.div_ceil(COLUMNS * lanes);
+        // SAFETY: rows and columns behind the last are read as the last, and are not written; `k`
+        // bounds both factors.
+        unsafe {
+            product_tiles::launch_unchecked(
+                &a.client,
+                CubeCount::new_1d(tiles.div_ceil(PLANES) as u32),
+                CubeDim::new_2d(lanes as u32, PLANES as u32),
+                buffer(&a),
+                buffer(&b),
+                buffer(&product),
+                m,
+                n,
+                k,
+                a_strides.0,
+                a_strides.1,
+                b_strides.0,
+                b_strides.1,
+                lanes,
+            );
+        }
+        product
+    }
+}
+
 #[cube(launch_unchecked)]
 fn product_tiles(
     a: &[f32],

@@ -4,12 +4,16 @@
 //! integers: the masks of the two devices differ, those of forward and backward do not.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, backend_extension};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{DropoutKernel, Inputs};
-use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, empty};
+use crate::ops::cube::rows::RowKernels;
+use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_element, dims2, empty};
 
 impl DropoutKernel for Cube {
     fn masked(x: FusedTensor, seed: FusedTensor, p: f64) -> FusedTensor {
@@ -17,7 +21,7 @@ impl DropoutKernel for Cube {
     }
 
     fn bias_drop_add(Inputs { x, bias, residual, seed, p }: Inputs<Self>) -> FusedTensor {
-        <Self as Kernels>::bias_drop_add(x, bias, residual, seed, p)
+        <Self as DropKernels>::bias_drop_add(x, bias, residual, seed, p)
     }
 
     fn bias_gradient(dx: FusedTensor) -> FusedTensor {
@@ -25,61 +29,75 @@ impl DropoutKernel for Cube {
     }
 }
 
-pub(in crate::ops) fn drop(x: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
-    let [x, seed] = [x, seed].map(into_contiguous);
-    let [rows, width] = dims2(&x);
-    let y = empty(&x, [rows, width]);
-    let (count, dim) = by_element(&x, rows * width);
-    // SAFETY: a unit touches its own element, if there is one; a seed is two numbers.
-    unsafe {
-        drop_each::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            addresses([&x]),
-            buffer(&x),
-            buffer(&seed),
-            buffer(&y),
-            rows * width,
-            width,
-            threshold(p),
-            scale(p),
-        );
-    }
-    y
+/// The kernels, as operations of a backend: `x` is `[rows, width]`, `bias` is `[width]`.
+#[backend_extension(Cube, Fusion)]
+pub(in crate::ops) trait DropKernels: Backend {
+    /// `x` with every element zeroed or scaled, as `seed [2]` decides.
+    #[fusion(meta = |x, _seed, _p| x.clone())]
+    fn drop(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
+
+    /// `residual + drop(x + bias)`
+    #[fusion(meta = |x, _bias, _residual, _seed, _p| x.clone())]
+    fn bias_drop_add(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        seed: IntTensor<Self>,
+        p: f64,
+    ) -> FloatTensor<Self>;
 }
 
-pub(in crate::ops) fn bias_drop_add(
-    x: CubeTensor,
-    bias: CubeTensor,
-    residual: CubeTensor,
-    seed: CubeTensor,
-    p: f64,
-) -> CubeTensor {
-    let [x, bias, residual, seed] = [x, bias, residual, seed].map(into_contiguous);
-    let [rows, width] = dims2(&x);
-    let y = empty(&x, [rows, width]);
-    let (count, dim) = by_element(&x, rows * width);
-    // SAFETY: as in `drop`, and a unit reads the bias of its column.
-    unsafe {
-        bias_drop_add_each::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            addresses([&x, &residual]),
-            buffer(&x),
-            buffer(&bias),
-            buffer(&residual),
-            buffer(&seed),
-            buffer(&y),
-            rows * width,
-            width,
-            threshold(p),
-            scale(p),
-            p > 0.0,
-        );
+impl DropKernels for CubeBackend {
+    fn drop(x: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
+        let [x, seed] = [x, seed].map(into_contiguous);
+        let [rows, width] = dims2(&x);
+        let y = empty(&x, [rows, width]);
+        let (count, dim) = by_element(&x, rows * width);
+        // SAFETY: a unit touches its own element, if there is one; a seed is two numbers.
+        unsafe {
+            drop_each::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x]),
+                buffer(&x),
+                buffer(&seed),
+                buffer(&y),
+                rows * width,
+                width,
+                threshold(p),
+                scale(p),
+            );
+        }
+        y
     }
-    y
+
+    fn bias_drop_add(x: CubeTensor, bias: CubeTensor, residual: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
+        let [x, bias, residual, seed] = [x, bias, residual, seed].map(into_contiguous);
+        let [rows, width] = dims2(&x);
+        let y = empty(&x, [rows, width]);
+        let (count, dim) = by_element(&x, rows * width);
+        // SAFETY: as in `drop`, and a unit reads the bias of its column.
+        unsafe {
+            bias_drop_add_each::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x, &residual]),
+                buffer(&x),
+                buffer(&bias),
+                buffer(&residual),
+                buffer(&seed),
+                buffer(&y),
+                rows * width,
+                width,
+                threshold(p),
+                scale(p),
+                p > 0.0,
+            );
+        }
+        y
+    }
 }
 
 /// An element is kept if its bits are at least this.

@@ -6,14 +6,17 @@
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, backend_extension};
 use burn::tensor::Shape;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::EmbeddingKernel;
-use crate::ops::cube::{Cube, FusedTensor, Kernels, addresses, buffer, by_row, dims2, lanes};
+use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_row, dims2, lanes, shaped};
 
 impl EmbeddingKernel for Cube {
     fn forward(table: FusedTensor, ids: FusedTensor) -> FusedTensor {
@@ -26,31 +29,42 @@ impl EmbeddingKernel for Cube {
     }
 }
 
-pub(in crate::ops) fn backward(dy: CubeTensor, ids: CubeTensor, num: usize, skipped: i32) -> CubeTensor {
-    let [dy, ids] = [dy, ids].map(into_contiguous);
-    let [n, width] = dims2(&dy);
-    let table = zeros_client(dy.client.clone(), dy.device.clone(), Shape::from([num, width]), dy.dtype); // its rows may have a pitch
-    let (count, dim) = by_row(&dy, n);
-    // SAFETY: there is a token for every cube that goes on, and it writes where its id is below
-    // `num`.
-    unsafe {
-        add_tokens::launch_unchecked(
-            &dy.client,
-            count,
-            dim,
-            addresses([&dy, &table]),
-            buffer(&dy),
-            buffer(&ids),
-            buffer(&table),
-            n,
-            num,
-            width,
-            table.meta.strides()[0],
-            skipped,
-            lanes(&dy),
-        );
+/// The kernel, as an operation of a backend.
+#[backend_extension(Cube, Fusion)]
+pub(in crate::ops) trait TableKernels: Backend {
+    /// The gradient of a table of `num` rows, of which `ids [n]` were looked up and met the
+    /// gradient `dy [n, width]`; ids that equal `skipped` count for nothing.
+    #[fusion(meta = |dy, _ids, num, _skipped| shaped(dy, [*num, dy.shape[1]]))]
+    fn embedding_backward(dy: FloatTensor<Self>, ids: IntTensor<Self>, num: usize, skipped: i32) -> FloatTensor<Self>;
+}
+
+impl TableKernels for CubeBackend {
+    fn embedding_backward(dy: CubeTensor, ids: CubeTensor, num: usize, skipped: i32) -> CubeTensor {
+        let [dy, ids] = [dy, ids].map(into_contiguous);
+        let [n, width] = dims2(&dy);
+        let table = zeros_client(dy.client.clone(), dy.device.clone(), Shape::from([num, width]), dy.dtype); // its rows may have a pitch
+        let (count, dim) = by_row(&dy, n);
+        // SAFETY: there is a token for every cube that goes on, and it writes where its id is below
+        // `num`.
+        unsafe {
+            add_tokens::launch_unchecked(
+                &dy.client,
+                count,
+                dim,
+                addresses([&dy, &table]),
+                buffer(&dy),
+                buffer(&ids),
+                buffer(&table),
+                n,
+                num,
+                width,
+                table.meta.strides()[0],
+                skipped,
+                lanes(&dy),
+            );
+        }
+        table
     }
-    table
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

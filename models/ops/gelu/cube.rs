@@ -1,16 +1,17 @@
 //! Bias and GELU: an element to a unit.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
-use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{Activation, CUBIC, GeluKernel, Inputs, SQRT_2_OVER_PI};
-use crate::ops::cube::{
-    Cube, FusedTensor, Kernels, addresses, buffer, by_element, dims2, element, empty, narrow, rows_of,
-};
+use crate::ops::cube::rows::RowKernels;
+use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_element, dims2, element, empty, narrow, rows_of};
 
 impl GeluKernel for Cube {
     fn forward(Inputs { x, bias, kind, .. }: Inputs<Self>) -> FusedTensor {
@@ -24,56 +25,75 @@ impl GeluKernel for Cube {
     }
 }
 
-pub(in crate::ops) fn forward(x: CubeTensor, bias: CubeTensor, kind: Activation) -> CubeTensor {
-    let ((x, pitch), bias) = (rows_of(x), into_contiguous(bias));
-    let [rows, width] = dims2(&x);
-    let y = empty(&x, [rows, width]);
-    let (count, dim) = by_element(&x, rows * width);
-    // SAFETY: a unit touches its own element, if there is one, and the bias of its column.
-    unsafe {
-        gelu_each::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            addresses([&x]),
-            buffer(&x),
-            buffer(&bias),
-            buffer(&y),
-            rows * width,
-            width,
-            pitch,
-            kind == Activation::GeluTanh,
-            element(&x),
-        );
-    }
-    y
+/// The kernels, as operations of a backend: `x` is `[rows, width]`, `bias` is `[width]`.
+#[backend_extension(Cube, Fusion)]
+pub(in crate::ops) trait ActivationKernels: Backend {
+    /// `gelu(x + bias)` in the type of `x`.
+    #[fusion(meta = |x, _bias, _kind| x.clone())]
+    fn gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
+
+    /// `dx` of [`gelu`](Self::gelu).
+    #[fusion(meta = |x, _bias, _dy, _kind| x.clone())]
+    fn gelu_backward(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        kind: Activation,
+    ) -> FloatTensor<Self>;
 }
 
-pub(in crate::ops) fn backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> CubeTensor {
-    let ((x, pitch), bias, (dy, dpitch)) = (rows_of(x), into_contiguous(bias), rows_of(dy));
-    let [rows, width] = dims2(&x);
-    let dx = empty(&x, [rows, width]);
-    let (count, dim) = by_element(&x, rows * width);
-    // SAFETY: as in `forward`.
-    unsafe {
-        gelu_backward_each::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            addresses([&x, &dy]),
-            buffer(&x),
-            buffer(&bias),
-            buffer(&dy),
-            buffer(&dx),
-            rows * width,
-            width,
-            pitch,
-            dpitch,
-            kind == Activation::GeluTanh,
-            element(&x),
-        );
+impl ActivationKernels for CubeBackend {
+    fn gelu(x: CubeTensor, bias: CubeTensor, kind: Activation) -> CubeTensor {
+        let ((x, pitch), bias) = (rows_of(x), into_contiguous(bias));
+        let [rows, width] = dims2(&x);
+        let y = empty(&x, [rows, width]);
+        let (count, dim) = by_element(&x, rows * width);
+        // SAFETY: a unit touches its own element, if there is one, and the bias of its column.
+        unsafe {
+            gelu_each::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x]),
+                buffer(&x),
+                buffer(&bias),
+                buffer(&y),
+                rows * width,
+                width,
+                pitch,
+                kind == Activation::GeluTanh,
+                element(&x),
+            );
+        }
+        y
     }
-    dx
+
+    fn gelu_backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> CubeTensor {
+        let ((x, pitch), bias, (dy, dpitch)) = (rows_of(x), into_contiguous(bias), rows_of(dy));
+        let [rows, width] = dims2(&x);
+        let dx = empty(&x, [rows, width]);
+        let (count, dim) = by_element(&x, rows * width);
+        // SAFETY: as in `gelu`.
+        unsafe {
+            gelu_backward_each::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x, &dy]),
+                buffer(&x),
+                buffer(&bias),
+                buffer(&dy),
+                buffer(&dx),
+                rows * width,
+                width,
+                pitch,
+                dpitch,
+                kind == Activation::GeluTanh,
+                element(&x),
+            );
+        }
+        dx
+    }
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

@@ -2,33 +2,36 @@
 //! result.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
-use burn::backend::TensorMetadata;
-use burn::backend::tensor::BoolTensor;
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{BoolStore, DType};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use half::{bf16, f16};
 
 use super::InPlaceOp;
-use crate::ops::cube::{Cube, FusedInts, FusedTensor, Kernels, addresses, by_element, empty};
+use crate::ops::adamw::cube::UpdateKernels;
+use crate::ops::cube::{Cube, FusedInts, FusedTensor, addresses, by_element, empty};
 use crate::ops::list::TensorList;
 
 impl InPlaceOp for Cube {
     fn overwrite(target: FusedTensor, values: FusedTensor) -> FusedTensor {
-        <Self as Kernels>::overwrite(target, values)
+        <Self as WriteKernels>::overwrite(target, values)
     }
 
     fn overwrite_ints(target: FusedInts, values: FusedInts) -> FusedInts {
-        <Self as Kernels>::overwrite_ints(target, values)
+        <Self as WriteKernels>::overwrite_ints(target, values)
     }
 
     fn overwrite_bools(target: BoolTensor<Self>, values: BoolTensor<Self>) -> BoolTensor<Self> {
-        <Self as Kernels>::overwrite_bools(target, values)
+        <Self as WriteKernels>::overwrite_bools(target, values)
     }
 
     fn row_major(x: FusedTensor) -> FusedTensor {
-        <Self as Kernels>::row_major(x)
+        <Self as WriteKernels>::row_major(x)
     }
 
     fn adamw(
@@ -40,11 +43,49 @@ impl InPlaceOp for Cube {
         factors: FusedTensor,
         kinds: Vec<usize>,
     ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
-        <Self as Kernels>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds, true)
+        <Self as UpdateKernels>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds, true)
     }
 
     fn accumulate(sums: TensorList<Self>, values: TensorList<Self>, by: FusedTensor) -> TensorList<Self> {
-        <Self as Kernels>::accumulate(sums, values, by)
+        <Self as UpdateKernels>::accumulate(sums, values, by)
+    }
+}
+
+/// The kernels, as operations of a backend.
+#[backend_extension(Cube, Fusion)]
+pub(in crate::ops) trait WriteKernels: Backend {
+    /// `x` row-major, in its own memory if it is that already.
+    #[fusion(meta = |x| x.clone())]
+    fn row_major(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `values` in the memory of `target`.
+    #[fusion(meta = |target, _values| target.clone())]
+    fn overwrite(target: FloatTensor<Self>, values: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `values` in the memory of `target`.
+    #[fusion(meta = |target, _values| target.clone())]
+    fn overwrite_ints(target: IntTensor<Self>, values: IntTensor<Self>) -> IntTensor<Self>;
+
+    /// `values` in the memory of `target`.
+    #[fusion(meta = |target, _values| target.clone())]
+    fn overwrite_bools(target: BoolTensor<Self>, values: BoolTensor<Self>) -> BoolTensor<Self>;
+}
+
+impl WriteKernels for CubeBackend {
+    fn row_major(x: CubeTensor) -> CubeTensor {
+        into_contiguous(x)
+    }
+
+    fn overwrite(target: CubeTensor, values: CubeTensor) -> CubeTensor {
+        overwrite(target, values)
+    }
+
+    fn overwrite_ints(target: CubeTensor, values: CubeTensor) -> CubeTensor {
+        overwrite(target, values)
+    }
+
+    fn overwrite_bools(target: CubeTensor, values: CubeTensor) -> CubeTensor {
+        overwrite(target, values)
     }
 }
 

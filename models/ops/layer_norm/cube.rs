@@ -1,16 +1,20 @@
 //! Layer normalisation: a row to a cube, mean first and then the variance around it, as on the CPU.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
+use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
 use burn::tensor::FloatDType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{Inputs, LayerNormKernel, Saved};
-use crate::ops::cube::rows::{column_sums, cube_sum};
+use crate::ops::cube::rows::{RowKernels, cube_sum};
 use crate::ops::cube::{
-    Cube, FusedTensor, Kernels, addresses, buffer, by_element, by_row, dims2, element, empty, empty_in, lanes,
+    Cube, FusedTensor, addresses, buffer, by_element, by_row, dims2, element, empty, empty_in, lanes, shaped,
 };
 
 impl LayerNormKernel for Cube {
@@ -33,130 +37,167 @@ impl LayerNormKernel for Cube {
     }
 }
 
-pub(in crate::ops) fn forward(
-    x: CubeTensor,
-    weight: CubeTensor,
-    bias: CubeTensor,
-    eps: f32,
-    dtype: FloatDType,
-) -> (CubeTensor, CubeTensor) {
-    let [x, weight, bias] = [x, weight, bias].map(into_contiguous);
-    let [rows, width] = dims2(&x);
-    let (y, statistics) = (empty_in(&x, [rows, width], dtype.into()), empty(&x, [rows, 2]));
-    let (count, dim) = by_row(&x, rows);
-    // SAFETY: a cube reads and writes its own row, if there is one, at columns below `width`.
-    unsafe {
-        norm_rows::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            addresses([&x]),
-            buffer(&x),
-            buffer(&weight),
-            buffer(&bias),
-            buffer(&y),
-            buffer(&statistics),
-            rows,
-            width,
-            eps,
-            lanes(&x),
-            element(&y),
-        );
-    }
-    (y, statistics)
-}
-
-pub(in crate::ops) fn forward_sum(
-    x: CubeTensor,
-    residual: CubeTensor,
-    weight: CubeTensor,
-    bias: CubeTensor,
-    eps: f32,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let [x, residual, weight, bias] = [x, residual, weight, bias].map(into_contiguous);
-    let [rows, width] = dims2(&x);
-    let (y, sum, statistics) = (empty(&x, [rows, width]), empty(&x, [rows, width]), empty(&x, [rows, 2]));
-    let (count, dim) = by_row(&x, rows);
-    // SAFETY: as in `forward`.
-    unsafe {
-        add_norm_rows::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            addresses([&x]),
-            buffer(&x),
-            buffer(&residual),
-            buffer(&weight),
-            buffer(&bias),
-            buffer(&y),
-            buffer(&sum),
-            buffer(&statistics),
-            rows,
-            width,
-            eps,
-            lanes(&x),
-        );
-    }
-    (y, sum, statistics)
-}
-
-/// `(dx, dweight, dbias)`
-pub(in crate::ops) fn backward(
-    x: CubeTensor,
-    weight: CubeTensor,
-    statistics: CubeTensor,
-    dy: CubeTensor,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let [x, weight, statistics, dy] = [x, weight, statistics, dy].map(into_contiguous);
-    let [rows, width] = dims2(&x);
-    let dx = empty(&x, [rows, width]);
-    let (count, dim) = by_row(&x, rows);
-    // SAFETY: as in `forward`.
-    unsafe {
-        norm_backward_rows::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            addresses([&x, &dy]),
-            buffer(&x),
-            buffer(&weight),
-            buffer(&statistics),
-            buffer(&dy),
-            buffer(&dx),
-            rows,
-            width,
-            lanes(&x),
-            element(&dy),
-        );
-    }
-    let parts = rows.div_ceil(PART).max(1);
-    let (dweights, dbiases) = (empty(&x, [parts, width]), empty(&x, [parts, width]));
-    let (count, dim) = by_element(&x, parts * width);
-    // SAFETY: a unit reads rows below `rows` of its column and writes its own elements, if there
-    // are any.
-    unsafe {
-        affine_backward::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            addresses([&x, &dy]),
-            buffer(&x),
-            buffer(&statistics),
-            buffer(&dy),
-            buffer(&dweights),
-            buffer(&dbiases),
-            parts,
-            rows,
-            width,
-            PART,
-            element(&dy),
-        );
-    }
-    (dx, column_sums(dweights), column_sums(dbiases))
-}
-
 /// Rows over which one unit sums the gradients of a weight and a bias.
 const PART: usize = 128;
+
+/// The kernels, as operations of a backend: `x` is `[rows, width]`, `weight` and `bias` are `[width]`.
+#[backend_extension(Cube, Fusion)]
+pub(in crate::ops) trait NormKernels: Backend {
+    /// `(y, statistics)`: the normalised rows in `dtype`, and mean and reciprocal deviation of
+    /// each, `[rows, 2]`.
+    #[fusion(meta = |x, _weight, _bias, _eps, dtype| {
+        (TensorSpec::new(x.shape.clone(), (*dtype).into()), shaped(x, [x.shape[0], 2]))
+    })]
+    fn norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        eps: f32,
+        dtype: FloatDType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `(y, sum, statistics)`: [`norm`](Self::norm) of the sum of `x` and `residual`.
+    #[fusion(meta = |x, _residual, _weight, _bias, _eps| (x.clone(), x.clone(), shaped(x, [x.shape[0], 2])))]
+    fn add_norm(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        eps: f32,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `(dx, dweight, dbias)` of [`norm`](Self::norm), `dy` being in the type of its result.
+    #[fusion(meta = |x, weight, _statistics, _dy| (x.clone(), weight.clone(), weight.clone()))]
+    fn norm_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        statistics: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+}
+
+impl NormKernels for CubeBackend {
+    fn norm(
+        x: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        eps: f32,
+        dtype: FloatDType,
+    ) -> (CubeTensor, CubeTensor) {
+        let [x, weight, bias] = [x, weight, bias].map(into_contiguous);
+        let [rows, width] = dims2(&x);
+        let (y, statistics) = (empty_in(&x, [rows, width], dtype.into()), empty(&x, [rows, 2]));
+        let (count, dim) = by_row(&x, rows);
+        // SAFETY: a cube reads and writes its own row, if there is one, at columns below `width`.
+        unsafe {
+            norm_rows::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x]),
+                buffer(&x),
+                buffer(&weight),
+                buffer(&bias),
+                buffer(&y),
+                buffer(&statistics),
+                rows,
+                width,
+                eps,
+                lanes(&x),
+                element(&y),
+            );
+        }
+        (y, statistics)
+    }
+
+    fn add_norm(
+        x: CubeTensor,
+        residual: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        eps: f32,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let [x, residual, weight, bias] = [x, residual, weight, bias].map(into_contiguous);
+        let [rows, width] = dims2(&x);
+        let (y, sum, statistics) = (empty(&x, [rows, width]), empty(&x, [rows, width]), empty(&x, [rows, 2]));
+        let (count, dim) = by_row(&x, rows);
+        // SAFETY: as in `norm`.
+        unsafe {
+            add_norm_rows::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x]),
+                buffer(&x),
+                buffer(&residual),
+                buffer(&weight),
+                buffer(&bias),
+                buffer(&y),
+                buffer(&sum),
+                buffer(&statistics),
+                rows,
+                width,
+                eps,
+                lanes(&x),
+            );
+        }
+        (y, sum, statistics)
+    }
+
+    fn norm_backward(
+        x: CubeTensor,
+        weight: CubeTensor,
+        statistics: CubeTensor,
+        dy: CubeTensor,
+    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        let [x, weight, statistics, dy] = [x, weight, statistics, dy].map(into_contiguous);
+        let [rows, width] = dims2(&x);
+        let dx = empty(&x, [rows, width]);
+        let (count, dim) = by_row(&x, rows);
+        // SAFETY: as in `norm`.
+        unsafe {
+            norm_backward_rows::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x, &dy]),
+                buffer(&x),
+                buffer(&weight),
+                buffer(&statistics),
+                buffer(&dy),
+                buffer(&dx),
+                rows,
+                width,
+                lanes(&x),
+                element(&dy),
+            );
+        }
+        let parts = rows.div_ceil(PART).max(1);
+        let (dweights, dbiases) = (empty(&x, [parts, width]), empty(&x, [parts, width]));
+        let (count, dim) = by_element(&x, parts * width);
+        // SAFETY: a unit reads rows below `rows` of its column and writes its own elements, if there
+        // are any.
+        unsafe {
+            affine_backward::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x, &dy]),
+                buffer(&x),
+                buffer(&statistics),
+                buffer(&dy),
+                buffer(&dweights),
+                buffer(&dbiases),
+                parts,
+                rows,
+                width,
+                PART,
+                element(&dy),
+            );
+        }
+        (dx, Self::column_sums(dweights), Self::column_sums(dbiases))
+    }
+}
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_rows<F: Float>(

@@ -8,7 +8,8 @@ use burn::tensor::{FloatDType, Shape};
 
 use super::{Inputs, LinearKernel};
 use crate::ops::cube::product::{plain, product, transposed};
-use crate::ops::cube::{Cube, FusedTensor, Kernels};
+use crate::ops::cube::rows::RowKernels;
+use crate::ops::cube::{Cube, FusedTensor};
 
 impl LinearKernel for Cube {
     fn forward(Inputs { x, weight, bias, .. }: Inputs<Self>) -> FusedTensor {
