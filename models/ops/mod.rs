@@ -5,11 +5,12 @@
 //! A folder is an operator, but for `cube` (parts of kernels that several share), `in_place`
 //! (writing into buffers) and `products` (matrix products on the CPU). Its `mod.rs` has the public
 //! function, the plain composition, the operator as Burn's backend extension, its backward and the
-//! CPU kernel; `cube.rs` has the kernel for wgpu and CUDA, in CubeCL. A trait `...Kernel` names the
-//! kernels that a backend must supply. [`FUSED`] tells which operator has a fused form on which
-//! device and in which precision. Every public function checks its arguments (`contract`) before a
-//! kernel sees them, and panics where they do not fit together: that is a mistake of the caller's,
-//! not of a user's.
+//! CPU kernel; `cube.rs` has the kernel for wgpu and CUDA, in CubeCL. `Inputs` are the arguments of
+//! an operator as a backend has them, and a trait `...Kernel` names the kernels that a backend must
+//! supply. [`compute`] decides in which type an operator reads and writes, by the table of devices
+//! in `device`. [`FUSED`] tells which operator has a fused form on which device and in which
+//! precision. Every public function checks its arguments (`contract`) before a kernel sees them,
+//! and panics where they do not fit together: that is a mistake of the caller's, not of a user's.
 //!
 //! The functions are building blocks for models of one's own as well: they take tensors of Burn and
 //! an [`Ops`], which is the switch between the forms.

@@ -5,7 +5,10 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
+use burn::tensor::Device;
 use rayon::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
+
+use super::device::DeviceKernels;
 
 /// Whether a thread of this process is one of a pool of its own.
 static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -29,14 +32,16 @@ impl Drop for Own {
 /// Makes this thread, until it ends, one of those that compute the operators that it calls, in a
 /// pool of its own with as many threads as rayon has for it (`RAYON_NUM_THREADS`, by default one a
 /// core). A thread outside of a pool wakes the others for every part of an operator and sleeps
-/// until they have done it. Does nothing where rayon has one thread, on a thread that is one of a
-/// pool, while another thread of the process has its pool, and where the system gives no threads.
+/// until they have done it. Does nothing where `device` computes on threads of its own, where rayon
+/// has one thread, on a thread that is one of a pool, while another thread of the process has its
+/// pool, and where the system gives no threads.
 ///
 /// A job that this thread gives to `rayon::spawn` from then on runs when another thread of its pool
 /// takes it.
-pub fn compute_here() {
+pub fn compute_here(device: &Device) {
     let threads = rayon::current_num_threads();
-    if threads > 1 && rayon::current_thread_index().is_none() && !TAKEN.swap(true, Ordering::Acquire) {
+    let is_host = DeviceKernels::on(device).are_on_host;
+    if is_host && threads > 1 && rayon::current_thread_index().is_none() && !TAKEN.swap(true, Ordering::Acquire) {
         POOL.with(|own| drop(own.set(Own { _pool: pool(threads).ok() })));
     }
 }
@@ -64,6 +69,7 @@ fn pool(threads: usize) -> io::Result<ThreadPool> {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
     use rayon::prelude::*;
 
     use super::compute_here;
@@ -78,11 +84,11 @@ mod tests {
             let computed = std::thread::spawn(|| {
                 let (before, index) = places();
                 assert_eq!(index, None);
-                compute_here();
-                compute_here();
+                compute_here(&Device::flex());
+                compute_here(&Device::flex());
                 assert_eq!(places(), (before, (before > 1).then_some(0)));
                 let other = std::thread::spawn(|| {
-                    compute_here();
+                    compute_here(&Device::flex());
                     places()
                 });
                 assert_eq!(other.join().unwrap_or_default(), (before, if before > 1 { None } else { index }));

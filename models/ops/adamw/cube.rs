@@ -11,28 +11,30 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::AdamWOp;
+use super::{AdamWOp, Inputs, State};
 use crate::ops::cube::product::is_software;
 use crate::ops::cube::rows::cube_sum;
 use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, empty, lanes, own, shaped};
 use crate::ops::list::TensorList;
 
 impl AdamWOp for Cube {
-    fn update(
-        values: TensorList<Self>,
-        exp_avgs: TensorList<Self>,
-        exp_avg_sqs: TensorList<Self>,
-        grads: TensorList<Self>,
-        scale: FusedTensor,
-        factors: FusedTensor,
-        kinds: Vec<usize>,
-    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
-        <Self as UpdateKernels>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds, false)
+    fn update(inputs: Inputs<Self>) -> State<Self> {
+        updated(inputs, false)
     }
 
     fn norm(tensors: TensorList<Self>) -> FusedTensor {
         <Self as UpdateKernels>::global_norm(tensors)
     }
+}
+
+/// The parameters and moments of `inputs` after the update, in their own memory if `in_place` says
+/// so.
+pub(in crate::ops) fn updated(inputs: Inputs<Cube>, in_place: bool) -> State<Cube> {
+    let Inputs { state, grads, scale, factors, kinds } = inputs;
+    let State { values, exp_avgs, exp_avg_sqs } = state;
+    let (values, exp_avgs, exp_avg_sqs) =
+        Cube::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds, in_place);
+    State { values, exp_avgs, exp_avg_sqs }
 }
 
 /// Most tensors of a launch, however many buffers a device binds: a kernel holds the code of each,

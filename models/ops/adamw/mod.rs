@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, Flex, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, backend_extension};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use rayon::prelude::*;
 
@@ -69,11 +69,9 @@ pub(super) fn factors(updates: &[Update], device: &Device) -> Tensor<1> {
 /// Parameters that are updated together, in the order in which they were added.
 #[derive(Debug, Default)]
 pub struct Parameters {
-    pub(super) values: TensorList,
-    pub(super) exp_avgs: TensorList,
-    pub(super) exp_avg_sqs: TensorList,
-    pub(super) grads: TensorList,
-    pub(super) kinds: Vec<usize>,
+    state: State<Dispatch>,
+    grads: TensorList,
+    kinds: Vec<usize>,
 }
 
 impl Parameters {
@@ -92,25 +90,29 @@ impl Parameters {
         contract.floats("exp_avg", &exp_avg, [shape.iter().product()], DType::F32);
         contract.floats("exp_avg_sq", &exp_avg_sq, [shape.iter().product()], DType::F32);
         contract.floats("grad", &grad, shape, DType::F32);
-        self.values.push(value);
-        self.exp_avgs.push(exp_avg);
-        self.exp_avg_sqs.push(exp_avg_sq);
+        self.state.values.push(value);
+        self.state.exp_avgs.push(exp_avg);
+        self.state.exp_avg_sqs.push(exp_avg_sq);
         self.grads.push(grad);
         self.kinds.push(kind);
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.values.is_empty()
+        self.state.values.is_empty()
     }
 
-    /// Asks for a kind among `kinds` for each, and for one number to scale their gradients by.
+    /// The inputs of an update by `factors`, `[kinds * 8]`: asks for a kind among them for each, and
+    /// for one number to scale their gradients by.
     #[track_caller]
-    pub(super) fn check(&self, kinds: usize, scale: &Tensor<1>) {
+    pub(super) fn inputs(self, factors: Tensor<1>, scale: &Tensor<1>) -> Inputs<Dispatch> {
+        let kinds = factors.dims()[0] / 8;
         let contract = Contract::new("adamw", Form::Fused, scale.device());
         contract.floats("scale", scale, [1], DType::F32);
         let unknown = self.kinds.iter().find(|kind| **kind >= kinds);
         contract.ensure(unknown.is_none(), "kind", format_args!("one of {kinds} updates"), unknown);
+        let (scale, factors) = (scale.clone().into_dispatch(), factors.into_dispatch());
+        Inputs { state: self.state, grads: self.grads, scale, factors, kinds: self.kinds }
     }
 
     /// All of them after the update that `updates` has for their kind, with their gradients times
@@ -120,16 +122,8 @@ impl Parameters {
     /// For a parameter whose kind has no update and a scale of another length, and on a device
     /// without fused kernels (see [`Ops::fused`](super::Ops::fused)).
     pub fn update(self, updates: &[Update], scale: &Tensor<1>) -> Updated {
-        self.check(updates.len(), scale);
-        let (values, exp_avgs, exp_avg_sqs) = <Dispatch as AdamWOp>::update(
-            self.values,
-            self.exp_avgs,
-            self.exp_avg_sqs,
-            self.grads,
-            scale.clone().into_dispatch(),
-            factors(updates, &scale.device()).into_dispatch(),
-            self.kinds,
-        );
+        let factors = factors(updates, &scale.device());
+        let State { values, exp_avgs, exp_avg_sqs } = <Dispatch as AdamWOp>::update(self.inputs(factors, scale));
         Updated(values.0.into_iter().zip(exp_avgs.0.into_iter().zip(exp_avg_sqs.0)).collect())
     }
 }
@@ -170,33 +164,41 @@ pub fn norm(tensors: TensorList) -> Tensor<1> {
     Tensor::from_dispatch(<Dispatch as AdamWOp>::norm(tensors))
 }
 
+/// Parameters and their moments as a backend has them.
+#[derive(Debug, Clone, Default, ExtensionType)]
+pub(super) struct State<B: Backend> {
+    #[extension_type]
+    pub values: TensorList<B>,
+    #[extension_type]
+    pub exp_avgs: TensorList<B>,
+    #[extension_type]
+    pub exp_avg_sqs: TensorList<B>,
+}
+
+/// The inputs of an update as a backend has them.
+#[derive(Debug, Clone, ExtensionType)]
+pub(super) struct Inputs<B: Backend> {
+    #[extension_type]
+    pub state: State<B>,
+    #[extension_type]
+    pub grads: TensorList<B>,
+    /// `[1]`
+    pub scale: FloatTensor<B>,
+    /// `[kinds * 8]`
+    pub factors: FloatTensor<B>,
+    pub kinds: Vec<usize>,
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"))]
 pub(super) trait AdamWOp: Backend {
-    /// `(values, exp_avgs, exp_avg_sqs)`; `factors [kinds * 8]`.
-    fn update(
-        #[extension_type] values: TensorList<Self>,
-        #[extension_type] exp_avgs: TensorList<Self>,
-        #[extension_type] exp_avg_sqs: TensorList<Self>,
-        #[extension_type] grads: TensorList<Self>,
-        scale: FloatTensor<Self>,
-        factors: FloatTensor<Self>,
-        kinds: Vec<usize>,
-    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>);
+    fn update(#[extension_type] inputs: Inputs<Self>) -> State<Self>;
 
     fn norm(#[extension_type] tensors: TensorList<Self>) -> FloatTensor<Self>;
 }
 
 impl AdamWOp for Flex {
-    fn update(
-        values: TensorList<Self>,
-        exp_avgs: TensorList<Self>,
-        exp_avg_sqs: TensorList<Self>,
-        grads: TensorList<Self>,
-        scale: FlexTensor,
-        factors: FlexTensor,
-        kinds: Vec<usize>,
-    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
-        let [mut values, mut exp_avgs, mut exp_avg_sqs] = [values, exp_avgs, exp_avg_sqs]
+    fn update(Inputs { state, grads, scale, factors, kinds }: Inputs<Self>) -> State<Self> {
+        let [mut values, mut exp_avgs, mut exp_avg_sqs] = [state.values, state.exp_avgs, state.exp_avg_sqs]
             .map(|tensors| TensorList(tensors.0.into_iter().map(flex::row_major).collect::<Vec<_>>()));
         let (scale, factors) = (flex::values(&flex::row_major(scale))[0], flex::row_major(factors));
         let (factors, _) = flex::values(&factors).as_chunks::<8>();
@@ -210,7 +212,7 @@ impl AdamWOp for Flex {
                 .zip(flex::values(&grad).par_chunks(BLOCK))
                 .for_each(|(((value, m), v), grad)| update_block(value, m, v, grad, scale, factors[kind]));
         }
-        (values, exp_avgs, exp_avg_sqs)
+        State { values, exp_avgs, exp_avg_sqs }
     }
 
     fn norm(tensors: TensorList<Self>) -> FlexTensor {

@@ -13,7 +13,8 @@ use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use half::{bf16, f16};
 
 use super::InPlaceOp;
-use crate::ops::adamw::cube::UpdateKernels;
+use crate::ops::adamw::cube::{UpdateKernels, updated};
+use crate::ops::adamw::{Inputs, State};
 use crate::ops::cube::{Cube, FusedInts, FusedTensor, addresses, by_element, empty};
 use crate::ops::list::TensorList;
 
@@ -34,16 +35,8 @@ impl InPlaceOp for Cube {
         <Self as WriteKernels>::row_major(x)
     }
 
-    fn adamw(
-        values: TensorList<Self>,
-        exp_avgs: TensorList<Self>,
-        exp_avg_sqs: TensorList<Self>,
-        grads: TensorList<Self>,
-        scale: FusedTensor,
-        factors: FusedTensor,
-        kinds: Vec<usize>,
-    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
-        <Self as UpdateKernels>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds, true)
+    fn adamw(inputs: Inputs<Self>) -> State<Self> {
+        updated(inputs, true)
     }
 
     fn accumulate(sums: TensorList<Self>, values: TensorList<Self>, by: FusedTensor) -> TensorList<Self> {

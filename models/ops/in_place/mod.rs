@@ -14,7 +14,7 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 
 use super::Form;
-use super::adamw::{self, Parameters, Update};
+use super::adamw::{self, Inputs, Parameters, State, Update};
 use super::contract::Contract;
 use super::list::TensorList;
 
@@ -98,10 +98,7 @@ impl DeviceUpdates {
 /// # Panics
 /// For a parameter whose kind has no update, and a scale of another length.
 pub fn update(parameters: Parameters, updates: &DeviceUpdates, scale: &Tensor<1>) -> Written {
-    parameters.check(updates.0.dims()[0] / adamw::IDLE.len(), scale);
-    let (scale, factors) = (scale.clone().into_dispatch(), updates.0.clone().into_dispatch());
-    let Parameters { values, exp_avgs, exp_avg_sqs, grads, kinds } = parameters;
-    let written = <Dispatch as InPlaceOp>::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds);
+    let written = <Dispatch as InPlaceOp>::adamw(parameters.inputs(updates.0.clone(), scale));
     Written(Box::new(written))
 }
 
@@ -129,16 +126,7 @@ pub(super) trait InPlaceOp: Backend {
 
     fn row_major(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `(values, exp_avgs, exp_avg_sqs)`
-    fn adamw(
-        #[extension_type] values: TensorList<Self>,
-        #[extension_type] exp_avgs: TensorList<Self>,
-        #[extension_type] exp_avg_sqs: TensorList<Self>,
-        #[extension_type] grads: TensorList<Self>,
-        scale: FloatTensor<Self>,
-        factors: FloatTensor<Self>,
-        kinds: Vec<usize>,
-    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>);
+    fn adamw(#[extension_type] inputs: Inputs<Self>) -> State<Self>;
 
     fn accumulate(
         #[extension_type] sums: TensorList<Self>,

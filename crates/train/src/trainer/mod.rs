@@ -326,9 +326,7 @@ impl<T: TrainingTask> Trainer<T> {
         self.check_world()?;
         self.session.plan().check_evaluation()?;
         self.check_figures()?;
-        if self.session.plan().engine.device.kind == DeviceKind::Cpu {
-            threads::compute_here();
-        }
+        threads::compute_here(&self.session.device);
         #[cfg(feature = "cuda")]
         self.connect_devices()?;
         let Some((mut folder, checkpoint)) = self.open_folder()? else { return Ok(TrainOutput::of_other_rank(0)) };
