@@ -200,7 +200,8 @@ impl UpdateKernels for CubeBackend {
         for tensors in tensors.chunks(at_once) {
             let Pieces { sizes, firsts, cubes } = Pieces::new(tensors, lanes * each);
             let (count, dim) = count(&sums, cubes, lanes);
-            // SAFETY: units read below the size of a tensor, and `sums` has an element for every piece.
+            // SAFETY: units read below the size of a tensor, and `sums` has an element for every
+            // piece.
             unsafe {
                 squares_of_pieces::launch_unchecked(
                     &sums.client,

@@ -102,8 +102,8 @@ impl Parameters {
         self.state.values.is_empty()
     }
 
-    /// The inputs of an update by `factors`, `[kinds * 8]`: asks for a kind among them for each, and
-    /// for one number to scale their gradients by.
+    /// The inputs of an update by `factors`, `[kinds * 8]`: asks for a kind among them for each,
+    /// and for one number to scale their gradients by.
     #[track_caller]
     pub(super) fn inputs(self, factors: Tensor<1>, scale: &Tensor<1>) -> Inputs<Dispatch> {
         let kinds = factors.dims()[0] / 8;

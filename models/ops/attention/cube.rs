@@ -231,8 +231,8 @@ impl ScoreKernels for CubeBackend {
         let [batch, heads, queries, columns] = sizes(&scores);
         let lse = empty_in(&scores, [batch, heads, queries], DType::F32);
         let (count, dim) = by_row(&scores, batch * heads * queries);
-        // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has a
-        // row for every sequence.
+        // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has
+        // a row for every sequence.
         unsafe {
             weigh_rows::launch_unchecked(
                 &scores.client,

@@ -60,8 +60,8 @@ impl RowKernels for CubeBackend {
             let parts = rows.div_ceil(PART).max(1);
             let sums = empty_in(&x, [parts, width], DType::F32);
             let (count, dim) = by_element(&x, parts * width);
-            // SAFETY: a unit reads rows below `rows` of its column and writes its own element, if there
-            // is one.
+            // SAFETY: a unit reads rows below `rows` of its column and writes its own element, if
+            // there is one.
             unsafe {
                 add_rows::launch_unchecked(
                     &x.client,

@@ -40,7 +40,8 @@ impl LayerNormKernel for Cube {
 /// Rows over which one unit sums the gradients of a weight and a bias.
 const PART: usize = 128;
 
-/// The kernels, as operations of a backend: `x` is `[rows, width]`, `weight` and `bias` are `[width]`.
+/// The kernels, as operations of a backend: `x` is `[rows, width]`, `weight` and `bias` are
+/// `[width]`.
 #[backend_extension(Cube, Fusion)]
 pub(in crate::ops) trait NormKernels: Backend {
     /// `(y, statistics)`: the normalised rows in `dtype`, and mean and reciprocal deviation of
@@ -175,8 +176,8 @@ impl NormKernels for CubeBackend {
         let parts = rows.div_ceil(PART).max(1);
         let (dweights, dbiases) = (empty(&x, [parts, width]), empty(&x, [parts, width]));
         let (count, dim) = by_element(&x, parts * width);
-        // SAFETY: a unit reads rows below `rows` of its column and writes its own elements, if there
-        // are any.
+        // SAFETY: a unit reads rows below `rows` of its column and writes its own elements, if
+        // there are any.
         unsafe {
             affine_backward::launch_unchecked(
                 &x.client,
