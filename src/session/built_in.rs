@@ -16,11 +16,11 @@ use kiln_data::{Dataset, Example};
 use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
 use kiln_models::{AllowedBy, Compute, LoraConfig, Model, ModelConfig, ModelInput, Pass, Rows};
 use kiln_train::arguments::Samples;
+use kiln_train::description::{Description, Planned, Weights};
 use kiln_train::evaluation::Evaluator;
 use kiln_train::optim::ParameterGroups;
 use kiln_train::optim::backward::Stages;
 use kiln_train::optim::loss::LossOptions;
-use kiln_train::session::{Description, Planned, Weights};
 use kiln_train::task::{Figures, TensorMapper, TensorTree, TrainingTask};
 use sha2::{Digest, Sha256};
 

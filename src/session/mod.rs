@@ -23,9 +23,9 @@ use inputs::{Inputs, Use};
 use kiln_core::error::Result;
 use kiln_core::files::{malformed, read_json_if_there};
 use kiln_data::store::Progress;
-pub use kiln_train::session::Weights;
+pub use kiln_train::description::{Planned, Weights};
+pub use kiln_train::provenance;
 pub use kiln_train::task::{Batch, BatchSize, TensorMapper, TensorTree, TrainingTask};
-pub use kiln_train::{provenance, session::Planned};
 
 use crate::config::RunConfig;
 use crate::engine::{device, handover};

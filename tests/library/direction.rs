@@ -21,6 +21,7 @@ const CRATES: [(&str, &[&str]); 4] = [
             "arguments",
             "plan",
             "confusion",
+            "description",
             "task",
             "evaluation",
             "session",

@@ -11,8 +11,8 @@ use kiln::session::Planned;
 use kiln::{Result, Session};
 use kiln_core::model_config::BertConfig;
 use kiln_models::{Model, ModelConfig};
+use kiln_train::description::Description;
 use kiln_train::optim::loss::LossOptions;
-use kiln_train::session::Description;
 use tempfile::TempDir;
 
 const BERT: &str = "kind = \"bert\"\nnum_hidden_layers = 2\nnum_attention_heads = 1\nhidden_size = 8\n\

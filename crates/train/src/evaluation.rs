@@ -17,24 +17,8 @@ use kiln_models::{Compute, Copies, Pass};
 use crate::confusion::Confusion;
 use crate::distributed::World;
 use crate::reads::read_scalars;
+pub use crate::task::Evaluator;
 use crate::task::{Batch, TrainingTask};
-
-/// Collects the values that an evaluation reads from the device, and makes figures of them.
-pub trait Evaluator<B> {
-    /// Takes the values of `batch`, one tensor's after the other's, in the order of the data.
-    fn add(&mut self, batch: &B, values: &[f64]);
-
-    /// The figures by name, without `eval_`; the first is the `loss`.
-    ///
-    /// # Errors
-    /// Data of which nothing can be said, such as one without a label.
-    fn metrics(&self) -> Result<Vec<(&'static str, f64)>>;
-
-    /// Which class was predicted for which, for a classification.
-    fn confusion(&self) -> Option<Confusion> {
-        None
-    }
-}
 
 /// Means over all labels of a dataset, from the sums of batches.
 #[derive(Default)]

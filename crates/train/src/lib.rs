@@ -19,6 +19,7 @@ pub mod plan;
 
 // What is learned, and what a run has open.
 pub mod confusion;
+pub mod description;
 pub mod task;
 pub mod evaluation;
 pub mod session;

@@ -1,7 +1,7 @@
 //! A run that can begin: its arguments, the facts about what is open, and the plan that follows
 //! from them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -10,17 +10,16 @@ use kiln_core::dataset::padding::survey;
 use kiln_core::dataset::subset::Subset;
 use kiln_core::dataset::{Dataset, Fingerprint};
 use kiln_core::error::{Error, Result};
-use kiln_core::files::{NamedFile, hex, json_text, write_whole};
+use kiln_core::files::write_whole;
 use kiln_core::random::seed_for;
 use kiln_models::weights::LoadReport;
-use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
 use crate::arguments::{TrainBatchSize, TrainingArguments};
+use crate::description::{Description, Planned, Weights};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::{device, handover};
 use crate::evaluation::EvaluationSession;
-use crate::plan::{self, BatchPlan, DataFacts, SplitFacts, TrainFacts, TrainPlan};
+use crate::plan::{BatchPlan, DataFacts, SplitFacts, TrainFacts, TrainPlan};
 use crate::task::{TrainingTask, model_facts};
 
 /// A run that can begin: its plan, its device, its task and its open datasets.
@@ -40,89 +39,6 @@ pub struct Session<T: TrainingTask> {
     arguments: TrainingArguments,
     facts: TrainFacts,
     weights: Weights,
-}
-
-/// The weights that a run begins with.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Weights {
-    /// Those of the task: pretrained ones, or random ones where it has none.
-    #[default]
-    OfTask,
-    /// Random ones, drawn from the seed.
-    Random,
-    /// Those that a run has saved in this folder.
-    Saved(PathBuf),
-}
-
-/// A run before it begins: what its [description](TrainingTask::description) follows from.
-#[derive(Clone, Copy)]
-pub struct Planned<'a> {
-    /// The arguments.
-    pub arguments: &'a TrainingArguments,
-    /// The facts.
-    pub facts: &'a TrainFacts,
-    /// The plan that follows from both.
-    pub plan: &'a TrainPlan,
-}
-
-/// What a run keeps in its folder about itself.
-#[derive(Debug, Clone)]
-pub struct Description {
-    /// The settings of the run by key, with their values in the plan: a resumed run must not change
-    /// those that its weights depend on.
-    pub settings: Value,
-    /// The settings of a run in which nothing is set.
-    pub defaults: Value,
-    /// The files of the plan.
-    pub files: Vec<NamedFile>,
-    /// The plan in lines, for people.
-    pub lines: String,
-    /// SHA-256 of the settings without those of the run folder, so that equal plans are recognised.
-    pub sha256: String,
-    /// Floating-point operations that training on a token takes, where they are known.
-    pub flops_per_token: Option<f64>,
-}
-
-impl Description {
-    /// The description of a run that a program has made, which no file describes.
-    ///
-    /// # Errors
-    /// A value that JSON cannot hold.
-    pub fn of_a_program(run: Planned<'_>) -> Result<Self> {
-        let resolved = run.plan.resolved(run.arguments);
-        let mut plan = serde_json::Map::new();
-        plan.insert("schema".into(), plan::SCHEMA.into());
-        plan.insert("kiln".into(), env!("CARGO_PKG_VERSION").into());
-        let bad = |error: serde_json::Error| Error::config(format!("{}: {error}", plan::FILE));
-        if let Value::Object(training) = serde_json::to_value(run.plan).map_err(bad)? {
-            plan.extend(training);
-        }
-        let text = json_text(&plan).map_err(bad)?;
-        let settings = settings(&resolved);
-        let sha256 = hex(&Sha256::digest(settings.to_string()));
-        Ok(Self {
-            settings,
-            defaults: self::settings(&TrainingArguments::default()),
-            files: vec![(plan::FILE.into(), text.into_bytes().into())],
-            lines: run.plan.describe(),
-            sha256,
-            flops_per_token: None,
-        })
-    }
-}
-
-/// The arguments by section and key, as a config file names them, without those of the run folder.
-fn settings(arguments: &TrainingArguments) -> Value {
-    json!({
-        "precision": arguments.precision,
-        "data": { "sampler": arguments.sampler, "padding": arguments.padding },
-        "trainer": arguments,
-        "batch": arguments.batch,
-        "learning_rate": arguments.learning_rate_scaling,
-        "device": arguments.device,
-        "distributed": arguments.distributed,
-        "compiler": arguments.compiler,
-    })
 }
 
 impl<T: TrainingTask> Clone for Session<T> {

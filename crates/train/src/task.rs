@@ -13,12 +13,12 @@ use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict
 use kiln_models::{Compute, Pass};
 
 use crate::arguments::TrainingArguments;
-use crate::evaluation::Evaluator;
+use crate::confusion::Confusion;
+use crate::description::{Description, Planned, Weights};
 use crate::optim::ParameterGroups;
 use crate::optim::backward::Stages;
 use crate::optim::loss::LossOptions;
 use crate::plan::{ModelFacts, TrainPlan};
-use crate::session::{Description, Planned, Weights};
 
 /// A model with its batches, its loss and its metrics. A clone trains the same.
 ///
@@ -214,6 +214,23 @@ pub fn model_facts<T: TrainingTask>(task: &T) -> Result<ModelFacts> {
         drops: task.drops(),
         ..facts
     })
+}
+
+/// Collects the values that an evaluation reads from the device, and makes figures of them.
+pub trait Evaluator<B> {
+    /// Takes the values of `batch`, one tensor's after the other's, in the order of the data.
+    fn add(&mut self, batch: &B, values: &[f64]);
+
+    /// The figures by name, without `eval_`; the first is the `loss`.
+    ///
+    /// # Errors
+    /// Data of which nothing can be said, such as one without a label.
+    fn metrics(&self) -> Result<Vec<(&'static str, f64)>>;
+
+    /// Which class was predicted for which, for a classification.
+    fn confusion(&self) -> Option<Confusion> {
+        None
+    }
 }
 
 /// Values of a batch for an evaluation, each with its name.

@@ -7,6 +7,7 @@ mod batch;
 mod check;
 mod distributed;
 mod names;
+mod optim;
 mod values;
 
 use std::path::PathBuf;

@@ -1,10 +1,7 @@
 //! How the losses of micro-batches become the loss of an optimizer step.
 
 use kiln_core::choices;
-use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-
-use crate::arguments::TrainingArguments;
 
 choices! {
     /// How the losses of the micro-batches of an optimizer step become its loss, in the tasks in
@@ -80,27 +77,6 @@ impl Reduction {
 }
 
 impl LossOptions {
-    /// The options of `[trainer]` where a model brings a loss of its own, of which nothing is known
-    /// but its sum and its count.
-    ///
-    /// # Errors
-    /// Label smoothing and class weights, which are a part of the loss.
-    pub fn of_a_program(trainer: &TrainingArguments) -> Result<Self> {
-        let asked = [
-            (trainer.label_smoothing_factor > 0.0, "label_smoothing_factor"),
-            (trainer.class_weights.is_some(), "class_weights"),
-        ];
-        if let Some((_, key)) = asked.into_iter().find(|(asked, _)| *asked) {
-            return Err(Error::config(format!("trainer.{key}: this model computes its own loss"))
-                .help("remove it, or make it part of that loss"));
-        }
-        let reduction = match trainer.accumulation {
-            Accumulation::Exact => Reduction::Exact,
-            Accumulation::Transformers => Reduction::MeanOfMeans,
-        };
-        Ok(Self { reduction, ..Self::default() })
-    }
-
     /// The loss of evaluation where this is that of training: smoothed too, but without class
     /// weights.
     #[must_use]

@@ -21,10 +21,9 @@ use super::muon::{self, MuonConfig};
 use super::sgd::{self, SgdConfig};
 use super::skip::{Skip, Tables};
 use super::step::Step;
-use crate::arguments::TrainingArguments;
 use crate::distributed::Shard;
 use crate::engine::precision::PrecisionPlan;
-use crate::optim::arguments::{AdjustLr, OptimizerName};
+use crate::optim::arguments::AdjustLr;
 use crate::optim::scaler::Verdict;
 use crate::reads::read_values;
 
@@ -52,45 +51,6 @@ impl Default for OptimizerConfig {
     /// AdamW.
     fn default() -> Self {
         Self::AdamW(AdamConfig::default())
-    }
-}
-
-impl From<&TrainingArguments> for OptimizerConfig {
-    /// The optimizer that `[trainer]` asks for.
-    fn from(trainer: &TrainingArguments) -> Self {
-        let args = &trainer.optim_args;
-        let (beta1, beta2) = (trainer.adam_beta1, trainer.adam_beta2);
-        let adam = AdamConfig { beta1, beta2, epsilon: trainer.adam_epsilon };
-        match trainer.optim {
-            OptimizerName::AdamW => Self::AdamW(adam),
-            OptimizerName::Adam => Self::Adam(adam),
-            OptimizerName::Lamb => Self::Lamb(adam),
-            OptimizerName::Lion => Self::Lion(LionConfig { beta1, beta2 }),
-            OptimizerName::Sgd => Self::Sgd(SgdConfig {
-                momentum: args.momentum.unwrap_or(0.0),
-                dampening: args.dampening.unwrap_or(0.0),
-                nesterov: args.nesterov.unwrap_or(false),
-            }),
-            OptimizerName::Adafactor => {
-                let default = AdafactorConfig::default();
-                Self::Adafactor(AdafactorConfig {
-                    scale_parameter: args.scale_parameter.unwrap_or(default.scale_parameter),
-                    clip_threshold: args.clip_threshold.unwrap_or(default.clip_threshold),
-                    decay_rate: args.decay_rate.unwrap_or(default.decay_rate),
-                    beta1: args.beta1,
-                })
-            }
-            OptimizerName::Muon => {
-                let default = MuonConfig::default();
-                Self::Muon(MuonConfig {
-                    momentum: args.momentum.unwrap_or(default.momentum),
-                    nesterov: args.nesterov.unwrap_or(default.nesterov),
-                    ns_steps: args.ns_steps.unwrap_or(default.ns_steps),
-                    adjust_lr: args.adjust_lr_fn.unwrap_or(default.adjust_lr),
-                    adamw: adam,
-                })
-            }
-        }
     }
 }
 

@@ -8,8 +8,6 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::TrainingArguments;
-
 /// The values that a mean and a standard deviation are taken of.
 pub const WINDOW: usize = 128;
 
@@ -23,13 +21,6 @@ pub struct OutlierLimits {
 }
 
 impl OutlierLimits {
-    /// The limits that `[trainer]` asks for; none if there is no limit.
-    pub fn of(trainer: &TrainingArguments) -> Option<Self> {
-        let limit = |limit: Option<f64>| limit.filter(|limit| *limit > 0.0);
-        let (loss, grad_norm) = (limit(trainer.skip_update_lossz), limit(trainer.skip_update_gradz));
-        (loss.is_some() || grad_norm.is_some()).then_some(Self { loss, grad_norm })
-    }
-
     /// In words, for the plan.
     pub fn describe(&self) -> String {
         let of = |name: &str, limit: Option<f64>| limit.map(|limit| format!("its {name} has a z-score above {limit}"));

@@ -27,10 +27,11 @@ use kiln_core::signals;
 use kiln_models::Ops;
 
 use crate::arguments::{BatchArguments, EvalStrategy, LearningRateScaling};
+use crate::description::Weights;
 use crate::distributed::Devices;
 use crate::engine::device::release_memory;
 use crate::engine::settings::{CompilerMode, Switch};
-use crate::session::{Session, Weights};
+use crate::session::Session;
 use crate::task::{Batch as _, TrainingTask};
 use crate::trainer::{Callback, Control, Progress, Purpose, Shape, StopAfter, Trainer};
 use kiln_core::dataset::Sampler;

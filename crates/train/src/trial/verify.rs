@@ -7,7 +7,8 @@
 
 use std::path::Path;
 
-use crate::session::{Session, Weights};
+use crate::description::Weights;
+use crate::session::Session;
 use crate::task::TrainingTask;
 use crate::trainer::Verifier;
 use kiln_core::error::{Error, Result};
