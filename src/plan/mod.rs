@@ -66,6 +66,7 @@ impl RunPlan {
     /// Settings that contradict one another or the facts.
     pub fn derive(config: &RunConfig, facts: &Facts) -> Result<Self> {
         let train = TrainPlan::derive(&config.arguments(), &facts.train)?;
+        train.check_evaluation()?;
         let generation = sample_plan(config, facts)?;
         Ok(Self::around(train, config, facts, generation))
     }
@@ -220,7 +221,6 @@ fn documents(config: &RunConfig, device: DeviceKind) -> Option<String> {
 fn limits(config: &RunConfig) -> Vec<String> {
     let (data, trainer) = (&config.data, &config.trainer);
     let limit = |name: &str, limit: Option<usize>| limit.map(|limit| format!("{name} = {limit}"));
-    let flag = |name: &str, on: bool| on.then(|| name.to_owned());
     let streaming = data.streaming.then(|| match data.sampler {
         Sampler::Sequential => "streaming: read in order as needed, over and over".to_owned(),
         _ => format!(
@@ -232,10 +232,8 @@ fn limits(config: &RunConfig) -> Vec<String> {
         streaming,
         limit("max_train_samples", data.max_train_samples),
         limit("max_eval_samples", data.max_eval_samples),
-        flag("overfit_one_batch: the examples of the first step over and over", trainer.overfit_one_batch),
-        flag("fast_dev_run: one step and one evaluation batch", trainer.fast_dev_run),
     ];
-    limits.into_iter().flatten().collect()
+    limits.into_iter().flatten().chain(trainer.limits()).collect()
 }
 
 /// The samples of text that `config` asks for.

@@ -77,6 +77,14 @@ pub struct Described {
     pub generation: Option<SamplePlan>,
 }
 
+/// The steps between samples.
+fn every(samples: Samples) -> Option<usize> {
+    match samples {
+        Samples::Every(steps) => Some(steps),
+        Samples::Never | Samples::AtEnd => None,
+    }
+}
+
 impl Described {
     /// The config with other `arguments` of the Trainer.
     pub(super) fn config_of(&self, arguments: &TrainingArguments) -> RunConfig {
@@ -84,8 +92,9 @@ impl Described {
         let default = TrainingArguments::default();
         (config.data.sampler, config.data.padding) = (arguments.sampler, arguments.padding);
         config.data.test = arguments.test.clone();
-        if arguments.samples == Samples::Never {
-            config.generation = None;
+        config.generation = config.generation.filter(|_| arguments.samples != Samples::Never);
+        if let Some(generation) = &mut config.generation {
+            generation.every = every(arguments.samples);
         }
         let trainer = &mut config.trainer;
         (trainer.sampler, trainer.padding) = (default.sampler, default.padding);
@@ -100,7 +109,9 @@ impl Described {
 
     /// The plan of the run.
     pub(super) fn plan(&self, run: Planned<'_>) -> RunPlan {
-        let generation = self.generation.clone().filter(|_| run.arguments.samples != Samples::Never);
+        let samples = run.arguments.samples;
+        let generation = self.generation.clone().filter(|_| samples != Samples::Never);
+        let generation = generation.map(|options| SamplePlan { every: every(samples), ..options });
         RunPlan::around(run.plan.clone(), &self.config_of(run.arguments), &self.facts_of(run.facts), generation)
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::arguments::TrainingArguments;
-use crate::plan::{self, TrainFacts, TrainPlan};
+use crate::plan::{self, Remarks, TrainFacts, TrainPlan};
 
 /// The weights that a run begins with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Description {
             settings,
             defaults: self::settings(&TrainingArguments::default()),
             files: vec![(plan::FILE.into(), text.into_bytes().into())],
-            lines: run.plan.describe(),
+            lines: run.plan.describe_with(&Remarks { data: run.arguments.limits(), ..Remarks::default() }),
             sha256,
             flops_per_token: None,
         })

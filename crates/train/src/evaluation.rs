@@ -119,8 +119,8 @@ pub fn evaluate<T: TrainingTask>(
         let is_done = loaded.is_none();
         if let Some(loaded) = loaded {
             let is_own = batches % world.size() as u64 == world.rank() as u64;
-            // The first batch names the figures on every rank.
-            let values = if is_own || means.names.is_empty() {
+            // The first batch names the figures on every rank, where no evaluator does.
+            let values = if is_own || (own.is_none() && means.names.is_empty()) {
                 task.evaluate(&model, &loaded.batch.to_device(device)?, pass)?
             } else {
                 Vec::new()

@@ -264,7 +264,11 @@ fn limited<E: Fingerprint>(name: &str, data: impl Dataset<E>, most: Option<usize
 
 /// Refuses the arguments that are about runs of the command.
 fn of_a_program(arguments: &TrainingArguments) -> Result<()> {
-    let given = [("trainer.do_predict", arguments.do_predict), ("trainer.do_train", !arguments.do_train)];
+    let given = [
+        ("trainer.do_predict", arguments.do_predict),
+        ("trainer.do_train", !arguments.do_train),
+        ("data.test", arguments.test.is_some()),
+    ];
     if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
         let message = format!("{key}: has no effect on a run whose model, data and loss the program brings along");
         return Err(Error::config(message).help("remove it"));

@@ -57,8 +57,14 @@ fn finite(config: &RunConfig) -> Checked {
             _ => Ok(()),
         }
     }
-    // What TOML cannot hold is found by the rules of its key.
-    let Ok(value) = Value::try_from(config) else { return Ok(()) };
+    let value = match Value::try_from(config) {
+        Ok(value) => value,
+        Err(error) => {
+            // The rule of the key says it better.
+            config.trainer.check()?;
+            return Err(Complaint::new("config", error.to_string()));
+        }
+    };
     walk("", &value)
 }
 

@@ -143,7 +143,9 @@ impl MeasuredRun {
             .help(format!("`kiln describe {shown}` tells how it stands and how to continue it")));
         }
         let damaged = |file: &str, what: String| metrics::damaged(&folder.join(file), what).help(AGAIN);
-        let plan = read(&folder.join("plan.toml"))?;
+        // The run of a program has no config.
+        let is_a_programs = matches!(saved_plan(folder), Ok(Some(plan)) if plan.architecture.is_none());
+        let plan = if is_a_programs { String::new() } else { read(&folder.join("plan.toml"))? };
         let plan: toml::Table = plan
             .parse()
             .map_err(|error| damaged("plan.toml", toml_error("its line", &plan, &error).message().to_owned()))?;

@@ -461,6 +461,16 @@ impl TrainingArguments {
         }
     }
 
+    /// The arguments that keep the run from using all of its data, for people.
+    pub fn limits(&self) -> Vec<String> {
+        let flag = |name: &str, on: bool| on.then(|| name.to_owned());
+        let limits = [
+            flag("overfit_one_batch: the examples of the first step over and over", self.overfit_one_batch),
+            flag("fast_dev_run: one step and one evaluation batch", self.fast_dev_run),
+        ];
+        limits.into_iter().flatten().collect()
+    }
+
     /// Whether the run evaluates at all.
     pub fn evaluates(&self) -> bool {
         self.eval_strategy != EvalStrategy::No || self.eval_on_start || self.do_eval

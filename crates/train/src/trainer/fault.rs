@@ -66,7 +66,9 @@ fn write_bundle(
     let target = folder.path().join(FOLDER);
     let io = |path: &Path, error: &std::io::Error| Error::io(format!("write {}", path.display()), error);
     const REPORT: &str = "report.json";
-    let copied = ["plan.toml", "metrics.jsonl", compiler::decision::FILE, run_log::FILE];
+    // The run of a program has no config.
+    let planned = if folder.path().join("plan.toml").is_file() { "plan.toml" } else { crate::plan::FILE };
+    let copied = [planned, "metrics.jsonl", compiler::decision::FILE, run_log::FILE];
     folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FOLDER).join(name)))?;
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
     let report = json!({

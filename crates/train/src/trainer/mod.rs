@@ -305,7 +305,7 @@ impl<T: TrainingTask> Trainer<T> {
     fn check_figures(&self) -> Result<()> {
         let (task, plan) = (&self.session.task, self.session.plan());
         let Some(validation) = self.session.validation() else { return Ok(()) };
-        if task.metrics().is_some() || plan.saving.metric == "eval_loss" {
+        if task.metrics().is_some() {
             return Ok(());
         }
         let session = self.session.evaluation(validation.clone());
@@ -333,9 +333,7 @@ impl<T: TrainingTask> Trainer<T> {
         if let Some(summary) = folder.complete.take() {
             return Ok(TrainOutput { step: folder.status.step, summary, samples: Vec::new(), was_complete: true });
         }
-        let mut log = RunLog::new(folder.path());
-        log.begin(&self.session.description()?.lines);
-        self.callbacks.push(Box::new(log));
+        self.callbacks.push(Box::new(RunLog::new(folder.path())));
         #[cfg(feature = "cuda")]
         if let Some(name) = self.world.nccl() {
             self.notice(&format!("gradients are summed by {name}"));

@@ -295,7 +295,12 @@ impl RunFolder {
                 }
                 checkpoint::supersede(&checkpoints, found.state.step, &|name| manifest.has_in_checkpoints(name))?;
                 // The previous process wrote these files at its end, but the run goes on.
-                for file in [RESULTS, page::PAGE, page::SAMPLES].map(|name| path.join(name)) {
+                let mut stale = vec![RESULTS, page::PAGE, page::SAMPLES];
+                // A program's run had one in Kiln up to 0.1.0.
+                if !session.description()?.files.iter().any(|(name, _)| name == "plan.toml") {
+                    stale.push("plan.toml");
+                }
+                for file in stale.into_iter().map(|name| path.join(name)) {
                     if fs::symlink_metadata(&file).is_err() {
                         continue;
                     }

@@ -22,6 +22,7 @@ use super::logging::{Logging, StepValues};
 use super::losses::Losses;
 use super::observer::Part;
 use super::output::RunFolder;
+use super::run_log::RunLog;
 use super::saver::Saver;
 use super::shapes::Shapes;
 use super::step::{Stepped, TrainState};
@@ -194,6 +195,7 @@ impl<T: TrainingTask> Trainer<T> {
     pub(super) fn begin_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
         let is_synchronous = self.session.plan().engine.device.kind == DeviceKind::Cpu;
         self.observer.begin(folder.path(), &run.progress, is_synchronous)?;
+        RunLog::new(folder.path()).begin(&self.session.description()?.lines);
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(self.session.plan()));
         if run.evaluating.is_pending {
             self.evaluate_and_record(folder, run)?;

@@ -58,7 +58,9 @@ impl Run {
             evaluation: last("eval_loss"),
             summary: last("train_runtime"),
             model_folder: model.is_dir().then_some(model),
-            continued_by: can_go_on.then(|| format!("kiln train {} --resume", folder.join("plan.toml").display())),
+            continued_by: Some(folder.join("plan.toml"))
+                .filter(|plan| can_go_on && plan.is_file())
+                .map(|plan| format!("kiln train {} --resume", plan.display())),
             folder: folder.into(),
             status,
             checkpoints,
