@@ -11,14 +11,14 @@ use kiln::engine::compiler::decision::Decision;
 use kiln::session::{OpenSession, Session};
 use kiln::trainer::warmup;
 use kiln_core::error::{Error, Result};
-use kiln_core::files::{read_json, write_json};
-use kiln_core::process::{scratch, this_program};
-use kiln_core::signals;
+use kiln_core::process::this_program;
+use kiln_core::{process, signals};
 use kiln_data::cache;
-use kiln_measure::engines::{self, in_a_process};
+use kiln_measure::engines;
 use kiln_measure::proof::auto;
 use kiln_measure::proof::bisect::{Finding, bisect};
 use kiln_measure::proof::parity::parity;
+use kiln_measure::runner::in_a_process;
 use kiln_models::Operator;
 use kiln_train::trial::probe::{Look, Probe};
 use kiln_train::trial::{self, probe, verify};
@@ -52,9 +52,6 @@ pub(super) struct ProbeArgs {
     /// The kind of measurement
     #[arg(long)]
     look: LookArg,
-    /// The JSON file to write
-    #[arg(long)]
-    out: PathBuf,
 }
 
 /// Makes a probe, for the process that asked for it.
@@ -67,8 +64,7 @@ pub(super) fn run_probe(args: &ProbeArgs) -> Result<()> {
         LookArg::Captured => Look::Captured,
         LookArg::Times => Look::Times,
     };
-    let probe = probe::run(&session, session.plan().engine.ops, args.steps, look)?;
-    write_json(&args.out, &probe)
+    process::answer(&probe::run(&session, session.plan().engine.ops, args.steps, look)?)
 }
 
 /// `compiler.verify` before step 1 where each mode has an engine of its own; whether it has been
@@ -209,8 +205,6 @@ fn stopped() -> Result<()> {
 /// Runs `kiln probe` on `config`.
 pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Probe> {
     stopped()?;
-    let folder = scratch()?;
-    let out = folder.path().join("probe.json");
     let look = match look {
         Look::Figures => "figures",
         Look::Captured => "captured",
@@ -218,7 +212,7 @@ pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Pro
     };
     let what = format!("the {} probe", config.trainer.compiler_mode());
     in_a_process(&this_program()?, config, &what, |command, file| {
-        command.arg("probe").arg(file).args(["--steps", &steps.to_string(), "--look", look, "--out"]).arg(&out);
-    })?;
-    read_json(&out)
+        command.arg("probe").arg(file).args(["--steps", &steps.to_string(), "--look", look]);
+    })?
+    .answer()
 }

@@ -19,7 +19,7 @@ use kiln_core::error::says_out_of_memory;
 use kiln_core::error::{Error, Result, printable, says_no_thread};
 #[cfg(unix)]
 use kiln_core::host;
-use kiln_core::{files, panics};
+use kiln_core::{files, panics, process};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -53,22 +53,52 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 /// How long a thread without memory waits for the one that ends the process.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
+/// The error of an end that leaves no memory or no time to make one, for people and for a driver.
+#[cfg(unix)]
+struct LastWords {
+    text: &'static str,
+    answer: &'static str,
+}
+
+/// [`LastWords`] of an exit code, a message and a help without a quote.
+#[cfg(unix)]
+macro_rules! last_words {
+    ($exit_code:literal, $message:literal, $help:literal) => {
+        LastWords {
+            text: concat!("error: ", $message, "\n  help: ", $help, "\n"),
+            answer: concat!(
+                "{\"error\": {\"exit_code\": ",
+                $exit_code,
+                ", \"message\": \"",
+                $message,
+                "\", \"help\": \"",
+                $help,
+                "\"}}"
+            ),
+        }
+    };
+}
+
 /// Ends the process with exit code 4, without allocating or taking a lock.
 #[cfg(unix)]
 fn out_of_memory() -> ! {
     end_as_told();
-    const BEGIN: &[u8] = b"error: ";
-    const MESSAGE: &[u8] = b"error: out of memory: the system has no more for this process\n  help: lower \
-        trainer.per_device_train_batch_size, data.block_size or the model's sizes, or raise the limit of memory (`ulimit -v`, \
-        a container's)\n";
+    const BEGIN: &str = "error: ";
+    const SAID: LastWords = last_words!(
+        4,
+        "out of memory: the system has no more for this process",
+        "lower trainer.per_device_train_batch_size, data.block_size or the model's sizes, or raise the limit of memory \
+         (`ulimit -v`, a container's)"
+    );
     if ENDING.swap(true, Ordering::SeqCst) {
         std::thread::sleep(ENDS_WITHIN);
     } else {
-        let _ = rustix::io::write(rustix::stdio::stderr(), MESSAGE);
+        process::tell_without_memory(SAID.answer);
+        let _ = rustix::io::write(rustix::stdio::stderr(), SAID.text.as_bytes());
         // That of a rank is its log.
         if let Some((stderr, rank)) = super::ranks::stderr() {
-            let parts = [BEGIN, rank.as_bytes(), &MESSAGE[BEGIN.len()..]];
-            let _ = rustix::io::writev(stderr, &parts.map(std::io::IoSlice::new));
+            let parts = [BEGIN, rank, &SAID.text[BEGIN.len()..]];
+            let _ = rustix::io::writev(stderr, &parts.map(|part| std::io::IoSlice::new(part.as_bytes())));
         }
     }
     signal_hook::low_level::exit(i32::from(kiln::ErrorKind::OutOfMemory.exit_code()))
@@ -166,15 +196,19 @@ extern "C" fn on_exit() {
         out_of_memory();
     }
     if World::is_starting() {
-        let _ = rustix::io::write(rustix::stdio::stderr(), NOT_STARTED);
+        process::tell_without_memory(NOT_STARTED.answer);
+        let _ = rustix::io::write(rustix::stdio::stderr(), NOT_STARTED.text.as_bytes());
         signal_hook::low_level::exit(i32::from(kiln::ErrorKind::Config.exit_code()));
     }
 }
 
 #[cfg(unix)]
-const NOT_STARTED: &[u8] = b"error: the MPI library has ended this process while it started, with the words above\n  help: it has to be \
-    the MPI of the launcher: KILN_MPI names another library; under Slurm `srun --mpi=pmix` starts Open MPI and `srun --mpi=pmi2` \
-    MPICH, as far as they were built for it\n";
+const NOT_STARTED: LastWords = last_words!(
+    2,
+    "the MPI library has ended this process while it started, with the words above",
+    "it has to be the MPI of the launcher: KILN_MPI names another library; under Slurm `srun --mpi=pmix` starts Open MPI \
+     and `srun --mpi=pmi2` MPICH, as far as they were built for it"
+);
 
 /// In this time a launcher, or rank 0, tells a rank that another one is gone.
 #[cfg(unix)]
@@ -347,15 +381,24 @@ fn complain_styled(line: impl std::fmt::Display) {
     let _ = above_bar(|| writeln!(std::io::stderr(), "{line}"));
 }
 
-/// Says with what error the process ends, unless a thread that has no memory is ending it already:
-/// then that ends it.
-pub(super) fn complain_last(error: &impl std::fmt::Display) {
+/// Says with what error the process ends, to people and to a driver, unless a thread that has no
+/// memory is ending it already: then that ends it.
+pub(super) fn complain_last(error: &Error) {
+    last_words(&error.to_string(), Some(error));
+}
+
+/// [`complain_last`] of an error that somebody else tells the driver.
+pub(super) fn complain_last_to_people(text: &str) {
+    last_words(text, None);
+}
+
+fn last_words(text: &str, told: Option<&Error>) {
     // Writing it takes no more memory, so that this thread does not wait for itself.
-    let error = error.to_string();
-    let line = format!("{} {}", style("error:").red().bold().for_stderr(), printable(&error));
+    let line = format!("{} {}", style("error:").red().bold().for_stderr(), printable(text));
     if ENDING.swap(true, Ordering::SeqCst) {
         std::thread::sleep(ENDS_WITHIN);
     } else {
+        told.into_iter().for_each(process::tell);
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 }

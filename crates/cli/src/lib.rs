@@ -308,7 +308,9 @@ pub fn main() -> std::process::ExitCode {
     let ended = faults::caught(|| match Cli::try_parse() {
         Ok(cli) => process::end_with_driver().and_then(|()| cli.run()).and_then(|()| ranks::leave()),
         Err(told) if told.use_stderr() => {
-            faults::complain(told.to_string().trim_end());
+            let text = told.to_string();
+            process::tell(&Error::config(text.trim_start_matches("error: ").trim_end()));
+            faults::complain(text.trim_end());
             std::process::exit(told.exit_code())
         }
         // Help and version.

@@ -22,7 +22,7 @@ use kiln::trainer::{Callback, log_of};
 use kiln_core::error::ErrorKind;
 use kiln_core::error::{Error, Result};
 use kiln_core::process::{Scratch, scratch, this_program};
-use kiln_core::signals;
+use kiln_core::{process, signals};
 
 use super::faults;
 
@@ -140,7 +140,7 @@ fn watch_over(command: &mut std::process::Command, grace: Duration, is_over_host
     // nothing.
     command.process_group(0).stdin(Stdio::null()).stderr(Stdio::piped());
     #[cfg(target_os = "linux")]
-    kiln_core::process::end_with_parent(command, Signal::TERM);
+    process::end_with_parent(command, Signal::TERM);
     let spawned = command.spawn();
     let mut child = spawned.map_err(|error| Error::start(command.get_program().display(), &error))?;
     let pid = Pid::from_raw(child.id().cast_signed());
@@ -254,7 +254,7 @@ fn watch_over_all(commands: Vec<(usize, std::process::Command)>, grace: Duration
         // A group of its own: a terminal's signals reach it once, through this process.
         command.process_group(0).stdin(Stdio::null());
         #[cfg(target_os = "linux")]
-        kiln_core::process::end_with_parent(&mut command, Signal::TERM);
+        process::end_with_parent(&mut command, Signal::TERM);
         match command.spawn() {
             Ok(child) => children.push((rank, child)),
             Err(error) => {
@@ -613,7 +613,10 @@ pub(super) fn fail(error: &Error) {
         // All ranks leave the world for the same reason.
         let is_known = is_ended_by_rank_0() || world.is_left();
         let line = begin(world) + &error.to_string();
-        faults::complain_last(&line);
+        faults::complain_last_to_people(&line);
+        if !is_known {
+            process::tell(&Error::of_text(error.kind(), &line));
+        }
         if let Some((stderr, _)) = STDERR.get().filter(|_| !is_known) {
             let mut stderr: &File = stderr;
             let _ = writeln!(stderr, "error: {}", kiln_core::error::printable(&line));

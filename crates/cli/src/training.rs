@@ -29,10 +29,11 @@ use kiln_core::{signals, variables};
 use kiln_data::hub::{self, HubSettings};
 use kiln_data::table::Columns;
 use kiln_data::{paths, store};
-use kiln_measure::engines::{self, in_a_process};
+use kiln_measure::engines;
 use kiln_measure::proof::verify_resume;
 use kiln_measure::proof::verify_resume::{Part, Report, across_modes, verify};
 use kiln_measure::report;
+use kiln_measure::runner::in_a_process;
 
 use super::ask::{answer, tell, until_read};
 use super::compiler::{choose, verify_start};
@@ -621,6 +622,7 @@ fn part_in_a_process(part: &Part) -> Result<()> {
     in_a_process(&this_program()?, &part.config, &what, |command, file| {
         command.arg("resume-part").arg(file).args(flags);
     })
+    .map(drop)
 }
 
 fn shown(modes: &str, report: &Report) -> Result<()> {

@@ -11,9 +11,9 @@ use kiln::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
 use kiln::plan::batch::micro_batch;
 use kiln::session::batch_sizes::{Outcome, Stored, Trial, size_of_run};
 use kiln_core::error::{Error, Result};
-use kiln_core::files::{read_json, write_json};
-use kiln_core::process::{scratch, this_program};
-use kiln_measure::engines::{self, Identity, in_a_process};
+use kiln_core::process::{self, this_program};
+use kiln_measure::engines::{self, Identity};
+use kiln_measure::runner::in_a_process;
 use kiln_measure::tune_batch;
 use kiln_measure::tune_batch::{DEFAULT_RESERVE, Event, TuneOptions, measured, parse_mib, trial, tune};
 
@@ -56,9 +56,6 @@ pub(super) struct TuneArgs {
     /// The share of memory that is left alone; 0.1 of what is free, 0 of a stated budget
     #[arg(long, value_name = "SHARE")]
     memory_reserve: Option<f64>,
-    /// Write what was found, as JSON, for the process that asked for it
-    #[arg(long, hide = true)]
-    out: Option<PathBuf>,
 }
 
 impl TuneArgs {
@@ -82,16 +79,13 @@ impl TuneArgs {
 pub(super) struct TrialArgs {
     /// The config of the trial
     file: PathBuf,
-    /// The report to write
-    #[arg(long)]
-    out: PathBuf,
     /// The devices of the run
     #[arg(long, default_value_t = 1)]
     devices: usize,
 }
 
 pub(super) fn run_trial(args: &TrialArgs) -> Result<()> {
-    trial::run_trial(&args.file, &args.out, args.devices)
+    process::answer(&trial::run_trial(&args.file, args.devices)?)
 }
 
 pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
@@ -124,8 +118,8 @@ pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
         if elsewhere { search_in_its_engine(&config, *mode, args) } else { search(&config, *mode, &options) }
     };
     let found = modes.iter().map(search).collect::<Result<Vec<_>>>()?;
-    if let (Some(out), [found]) = (&args.out, &found[..]) {
-        write_json(out, found)?;
+    if let (true, [found]) = (process::is_child(), &found[..]) {
+        process::answer(found)?;
     }
     if let [native, compiled] = &found[..] {
         let (a, b) = (native.batch, compiled.batch);
@@ -157,13 +151,11 @@ pub(super) fn size_of(config: &RunConfig) -> Result<Option<usize>> {
 
 /// Runs `kiln tune-batch` for one mode, in a process that becomes that mode's engine.
 fn search_in_its_engine(config: &RunConfig, mode: CompilerMode, args: &TuneArgs) -> Result<Stored> {
-    let folder = scratch()?;
-    let out = folder.path().join("found.json");
     in_a_process(&this_program()?, config, &format!("tune-batch ({mode})"), |command, file| {
         command.stdout(Stdio::inherit()).arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
-        command.args(args.options()).arg("--out").arg(&out);
-    })?;
-    read_json(&out)
+        command.args(args.options());
+    })?
+    .answer()
 }
 
 fn search(config: &RunConfig, mode: CompilerMode, options: &TuneOptions) -> Result<Stored> {

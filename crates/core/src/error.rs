@@ -210,6 +210,11 @@ impl Error {
         &self.message
     }
 
+    /// The line that says what to do.
+    pub fn help_line(&self) -> Option<&str> {
+        self.help.as_deref()
+    }
+
     /// The exit code of the process that fails with this error: that of its kind.
     pub fn exit_code(&self) -> u8 {
         self.kind.exit_code()

@@ -8,6 +8,11 @@
 //! Another program (`Child::start_foreign`) is ended with all that it started when the driver drops
 //! it; on Linux the kernel ends it besides when the driver is killed.
 //!
+//! A child answers its driver with a line of JSON in a file that the driver names: the value that
+//! it was asked for ([`answer`]), or the error that ends it, by exit code, message and help
+//! ([`tell`]). A program that knows nothing of the file, and ranks on other machines, tell an error
+//! by a line on stderr that begins with `error: `.
+//!
 //! A temporary folder ([`scratch`]) is removed by the process that made it. The folder of a killed
 //! process is removed by its children when they end, and by the next process that makes such a
 //! folder: no process then holds the lock on the file beside it. That file is made and locked
@@ -15,20 +20,26 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::process::{ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::error::{Error, ErrorKind, Result, says_out_of_memory};
 use crate::signal::Signal;
 use crate::signals;
+use crate::words::json_words_in_line;
 
 /// The variable that tells a kiln that its stdin is its driver's.
 const CHILD: &str = "KILN_CHILD";
+
+/// The variable with the path of the file for the child's answer.
+const ANSWER: &str = "KILN_ANSWER";
 
 /// The last line of a driver to a child that takes orders: what follows on stdin, its end too,
 /// means nothing.
@@ -48,12 +59,73 @@ pub fn this_program() -> Result<PathBuf> {
     std::env::current_exe().map_err(|error| Error::io("find this program", &error))
 }
 
+/// The answer of a child: what it was asked for, or the error that ended it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Answer<T> {
+    Answer(T),
+    Error(Told),
+}
+
+/// An error on its way from a child to its driver. The exit code stands for the kind.
+#[derive(Debug, Serialize, Deserialize)]
+struct Told {
+    exit_code: u8,
+    message: String,
+    help: Option<String>,
+}
+
+/// Answers the driver of this process with `value`. A process without a driver prints it.
+///
+/// # Errors
+/// A value that JSON cannot hold, and the operating system's.
+pub fn answer<T: Serialize>(value: &T) -> Result<()> {
+    let text = serde_json::to_string(&Answer::Answer(value)).map_err(|error| Error::data(format!("{error}")))?;
+    let written = match std::env::var_os(ANSWER) {
+        Some(file) => fs::write(file, text),
+        None => writeln!(std::io::stdout(), "{text}"),
+    };
+    written.map_err(|error| Error::io("answer the driver", &error))
+}
+
+/// Tells the driver of this process, if there is one, the error that ends it. The exit code tells
+/// the kind to a driver that cannot be told more.
+pub fn tell(error: &Error) {
+    let told = Told {
+        exit_code: error.exit_code(),
+        message: error.message().into(),
+        help: error.help_line().map(str::to_owned),
+    };
+    if let (Some(file), Ok(text)) = (std::env::var_os(ANSWER), serde_json::to_string(&Answer::<()>::Error(told))) {
+        let _ = fs::write(file, text);
+    }
+}
+
+/// The file for the answer to the driver, for [`tell_without_memory`].
+#[cfg(unix)]
+static ANSWER_FILE: OnceLock<Option<std::ffi::CString>> = OnceLock::new();
+
+/// [`tell`] of an error that is written down as JSON already. It allocates nothing and takes no
+/// lock.
+#[cfg(unix)]
+pub fn tell_without_memory(text: &str) {
+    use rustix::fs::{Mode, OFlags, open};
+
+    if let Some(Some(file)) = ANSWER_FILE.get()
+        && let Ok(file) =
+            open(file.as_c_str(), OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY, Mode::RUSR | Mode::WUSR)
+    {
+        let _ = rustix::io::write(file, text.as_bytes());
+    }
+}
+
 /// A process that works for this one. Dropped, it is killed.
 #[derive(Debug)]
 pub struct Child {
     child: std::process::Child,
     input: Option<ChildStdin>,
     said: PathBuf,
+    answer: PathBuf,
     is_foreign: bool,
     /// Passes on what it says to people, as it says it.
     aloud: Option<std::thread::JoinHandle<()>>,
@@ -118,10 +190,14 @@ impl Child {
     }
 
     fn spawn_with(command: &mut Command, said: &Path, stderr: Stdio, is_foreign: bool) -> Result<Self> {
-        let spawned = command.stdin(Stdio::piped()).stderr(stderr).spawn();
+        let mut answer = absolute(said).map_err(|error| Error::io("find the current folder", &error))?.into_os_string();
+        answer.push(".json");
+        // One that an earlier child left is not this one's.
+        let _ = fs::remove_file(&answer);
+        let spawned = command.env(ANSWER, &answer).stdin(Stdio::piped()).stderr(stderr).spawn();
         let mut child = spawned.map_err(|error| Error::start(command.get_program().display(), &error))?;
         let input = child.stdin.take();
-        Ok(Self { child, input, said: said.into(), is_foreign, aloud: None })
+        Ok(Self { child, input, said: said.into(), answer: answer.into(), is_foreign, aloud: None })
     }
 
     /// Sends it a signal. One that has just ended needs none.
@@ -168,7 +244,11 @@ impl Child {
         if let Some(listener) = self.aloud.take_if(|_| status.is_some()) {
             let _ = listener.join();
         }
-        Ok(status.map(|status| Exit { status, said: tail(&self.said), is_foreign: self.is_foreign }))
+        Ok(status.map(|status| {
+            let answer = fs::read_to_string(&self.answer).ok();
+            let _ = fs::remove_file(&self.answer);
+            Exit { status, answer, said: tail(&self.said), is_foreign: self.is_foreign }
+        }))
     }
 
     /// Waits until it ends; `stopped` says what a signal to this process has stopped.
@@ -248,10 +328,11 @@ fn tail(said: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// How a process ended, and the end of what it said to people.
+/// How a process ended, its answer, and the end of what it said to people.
 #[derive(Debug, Clone)]
 pub struct Exit {
     status: ExitStatus,
+    answer: Option<String>,
     said: String,
     /// Its exit code means nothing here unless it tells as a kiln does.
     is_foreign: bool,
@@ -259,8 +340,8 @@ pub struct Exit {
 
 impl Exit {
     /// The process's failure as an error of this one; none when it ended well. This is the one
-    /// place that says what an exit means. A kiln tells by its exit code and an `error: ` on
-    /// stderr. Of any other end, memory that ran out is told by the signal with which the kernel
+    /// place that says what an exit means. A kiln tells by its exit code and its answer. Of any
+    /// other end, memory that ran out is told by the signal with which the kernel
     /// ends a process then (SIGKILL), or by the words of an allocator or a driver; what nothing
     /// tells is the device's failure.
     pub fn error(&self) -> Option<Error> {
@@ -294,8 +375,36 @@ impl Exit {
         })
     }
 
+    /// The answer of a process that ended well.
+    ///
+    /// # Errors
+    /// The process's failure, as [`error`](Self::error) tells it; none or another answer.
+    pub fn answer<T: DeserializeOwned>(&self) -> Result<T> {
+        match (self.error(), self.answer.as_deref().map(serde_json::from_str::<Answer<T>>)) {
+            (Some(error), _) => Err(error),
+            (None, Some(Ok(Answer::Answer(value)))) => Ok(value),
+            (None, Some(Err(error))) => Err(Error::data(format!("its answer: {}", json_words_in_line(&error)))),
+            (None, _) => Err(Error::data("it ended before it had answered")),
+        }
+    }
+
     /// The error that the process told last, with its help.
     pub fn told(&self) -> Option<Error> {
+        match self.answer.as_deref().map(serde_json::from_str::<Answer<IgnoredAny>>) {
+            Some(Ok(Answer::Error(Told { message, help, .. }))) => {
+                let error = Error::of_kind(ErrorKind::Device, message);
+                Some(match help {
+                    Some(help) => error.help(help),
+                    None => error,
+                })
+            }
+            _ if self.is_foreign => self.told_on_stderr(),
+            _ => None,
+        }
+    }
+
+    /// The last `error: ` on stderr, of a program that does not answer in JSON.
+    fn told_on_stderr(&self) -> Option<Error> {
         const BEGIN: &str = "error: ";
         let begin = self.said.rmatch_indices(BEGIN).map(|(at, _)| at);
         let begin = begin.into_iter().find(|at| *at == 0 || self.said.as_bytes()[at - 1] == b'\n')?;
@@ -317,14 +426,14 @@ fn signal_of(_: ExitStatus) -> Option<i32> {
 }
 
 /// The process that `command` starts has no driver: neither its stdin nor its output is for this
-/// process.
+/// process. It may be a rank of this one, and then tells the driver of this one an error.
 pub fn without_driver(command: &mut Command) {
     command.env_remove(CHILD);
 }
 
 /// Whether the variable `name` tells a process of its driver.
 pub fn is_drivers(name: &str) -> bool {
-    name == CHILD
+    [CHILD, ANSWER].contains(&name)
 }
 
 /// Whether a driver has started this process, and reads what it says.
@@ -338,6 +447,11 @@ pub fn is_child() -> bool {
 /// # Errors
 /// No thread can be started.
 pub fn end_with_driver() -> Result<()> {
+    #[cfg(unix)]
+    ANSWER_FILE.get_or_init(|| {
+        use std::os::unix::ffi::OsStringExt;
+        std::ffi::CString::new(std::env::var_os(ANSWER)?.into_vec()).ok()
+    });
     match std::env::var_os(CHILD) {
         None => Ok(()),
         Some(state) if state == GONE => sweep_and_end(),
@@ -523,6 +637,13 @@ mod tests {
         child.wait(None, "stopped").unwrap()
     }
 
+    fn foreign(script: &str) -> (u8, String) {
+        let folder = tempfile::tempdir().unwrap();
+        let child = Child::start_foreign(Command::new("/bin/sh").args(["-c", script]), &folder.path().join("said"));
+        let error = child.unwrap().wait(None, "stopped").unwrap().error().unwrap();
+        (error.exit_code(), error.to_string())
+    }
+
     fn error(script: &str) -> (u8, String) {
         let error = shell(script).error().unwrap();
         (error.exit_code(), error.to_string())
@@ -532,11 +653,20 @@ mod tests {
     fn a_kiln_tells_by_its_exit_code_and_message() {
         assert!(shell("echo 'error: none' >&2").error().is_none());
         for code in (1..=7).chain([130, 143]) {
-            let script = format!("echo 'warning: a' >&2; echo 'error: b' >&2; echo '  help: c' >&2; exit {code}");
+            let told = format!(r#"{{"error": {{"exit_code": {code}, "message": "b", "help": "c"}}}}"#);
+            let script = format!("echo 'error: a' >&2; echo '{told}' > \"$KILN_ANSWER\"; exit {code}");
             assert_eq!(error(&script), (code, "b\n  help: c".into()));
         }
         assert_eq!(error("exit 3"), (3, "it failed (exit status: 3), and said nothing".into()));
-        assert_eq!(error("echo 'error: a file: out of memory' >&2; exit 3").0, 3);
+        let told = r#"{"error": {"exit_code": 3, "message": "a file: out of memory", "help": null}}"#;
+        assert_eq!(error(&format!("echo '{told}' | tee \"$KILN_ANSWER\" >&2; exit 3")).0, 3);
+        let answer = |text: &str| shell(&format!("echo '{text}' > \"$KILN_ANSWER\"")).answer::<u32>();
+        assert_eq!(answer(r#"{"answer": 7}"#).unwrap(), 7);
+        for (text, what) in [(r#"{"answer": -7}"#, "its answer: "), (told, "it ended before it had answered")] {
+            assert!(answer(text).unwrap_err().message().starts_with(what), "{text}");
+        }
+        let lost = shell("true").answer::<u32>().unwrap_err();
+        assert_eq!((lost.exit_code(), lost.message()), (3, "it ended before it had answered"));
     }
 
     #[test]
@@ -546,14 +676,15 @@ mod tests {
         assert_eq!(error(abort), (4, "memory allocation of 99 bytes failed".into()));
         let panic = "echo 'thread panicked: CUDA_ERROR_OUT_OF_MEMORY' >&2; echo 'note: backtrace' >&2; exit 101";
         assert_eq!(error(panic), (4, "thread panicked: CUDA_ERROR_OUT_OF_MEMORY".into()));
-        assert_eq!(error("echo 'error: no luck, out of memory' >&2; exit 7"), (4, "no luck, out of memory".into()));
+        let told = "error: no luck, out of memory\nthen nothing";
+        assert_eq!(foreign(&format!("echo '{told}' >&2; exit 7")), (4, "no luck, out of memory\nthen nothing".into()));
     }
 
     #[test]
     fn every_other_end_is_told_too() {
         assert_eq!(error("exit 101"), (7, "it crashed (exit status: 101), and said nothing".into()));
         let launcher = "echo 'error: rank 1 was ended by SIGKILL' >&2; echo '  help: go on' >&2; exit 137";
-        assert_eq!(error(launcher), (7, "rank 1 was ended by SIGKILL\n  help: go on".into()));
+        assert_eq!(foreign(launcher), (7, "rank 1 was ended by SIGKILL\n  help: go on".into()));
         assert_eq!(error("echo a >&2; echo b >&2; exit 9"), (7, "it crashed (exit status: 9): b".into()));
         let (code, message) = error("kill -SEGV $$");
         assert!(code == 7 && message.starts_with("it crashed (signal: 11"), "{message}");

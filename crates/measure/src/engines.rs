@@ -4,44 +4,16 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kiln::build_info::{BURN_VERSION, COMMIT};
-use kiln::config::{CompilerMode, DeviceKind, RunConfig, TrainingCompilerConfig};
+use kiln::config::{CompilerMode, DeviceKind, TrainingCompilerConfig};
 use kiln::engine::device;
 use kiln::engine::handover::{Engine, settle};
 use kiln_core::error::{Error, ErrorKind, Result};
-use kiln_core::files::write_whole;
 use kiln_core::process::{Child, scratch, this_program};
-use kiln_core::signals;
 use serde::{Deserialize, Serialize};
-
-/// Runs a command of `program`, a kiln, on `config`, written to a file, in a process of its own.
-/// `arguments` adds the arguments, and lets the child write to stdout where it should. The child's
-/// error is returned as that of `what`.
-///
-/// # Errors
-/// The child's, a program that cannot be started, and a signal to this process.
-pub fn in_a_process(
-    program: &Path,
-    config: &RunConfig,
-    what: &str,
-    arguments: impl FnOnce(&mut Command, &Path),
-) -> Result<()> {
-    signals::install()?;
-    let folder = scratch()?;
-    let file = folder.path().join("config.toml");
-    write_whole(&file, config.to_toml()?.as_bytes())?;
-    let mut command = Command::new(program);
-    command.stdout(Stdio::null());
-    arguments(&mut command, &file);
-    let child = Child::start(&mut command, &folder.path().join("stderr"))?;
-    match child.wait(None, &format!("stopped while {what} was running"))?.error() {
-        None => Ok(()),
-        Some(error) => Err(error.in_terms_of(&[(&file.display().to_string(), "FILE")]).at(what)),
-    }
-}
 
 /// A kiln says within this what it is.
 const PATIENCE: Duration = Duration::from_secs(20);

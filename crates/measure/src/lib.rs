@@ -15,6 +15,7 @@ pub mod gemm;
 pub mod loss_parity;
 mod output;
 pub mod report;
+pub mod runner;
 pub mod scaling;
 pub mod stats;
 pub mod sweep;

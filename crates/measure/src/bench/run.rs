@@ -18,9 +18,10 @@ use super::judge::{floor_ms, judge, kiln_provenance};
 use super::operators::OperatorTimes;
 use super::report::{BenchReport, CaseReport, ContestantReport, OperatorReport, SCHEMA, UnitPeak};
 use super::suite::{Case, CaseBatch, Suite};
-use crate::engines::{Programs, in_a_process};
+use crate::engines::Programs;
 use crate::figures::Spread;
 use crate::gemm;
+use crate::runner::in_a_process;
 use crate::turns::participant::{Answer, Failure, Group, Participant, Program, Running};
 use crate::turns::protocol::Turn;
 

@@ -19,8 +19,9 @@ use super::analyse::analyse;
 use super::arms::{PlannedArm, Wanted, arms, run_config};
 use super::verdict::Word;
 use super::{EXPERIMENT_SCHEMA, Experiment, Report, Role, WholeRun, repeat};
-use crate::engines::{Programs, in_a_process};
+use crate::engines::Programs;
 use crate::figures::Window;
+use crate::runner::in_a_process;
 use crate::turns::participant::{Answer, Participant};
 use crate::{gemm, output, report};
 

@@ -245,7 +245,7 @@ fn try_size(
     folder: &Path,
 ) -> Result<Outcome> {
     let trial = trial_config(probe, batch, options.steps_per_trial, accumulates(config), folder)?;
-    let (file, report) = (folder.join("trial.toml"), folder.join("report.json"));
+    let file = folder.join("trial.toml");
     // A trial that was ended leaves a folder that is no run yet.
     if trial.trainer.output_dir.exists() {
         let left = &trial.trainer.output_dir;
@@ -253,9 +253,8 @@ fn try_size(
     }
     write_whole(&file, trial.to_toml()?.as_bytes())?;
     let mut command = Command::new(&options.program);
-    command.arg("trial-batch").arg(&file).arg("--out").arg(&report);
-    command.args(["--devices", &config.trainer.devices.count.to_string()]);
-    process::run(&mut command, folder, &report, watch)
+    command.arg("trial-batch").arg(&file).args(["--devices", &config.trainer.devices.count.to_string()]);
+    process::run(&mut command, folder, watch)
 }
 
 /// The micro-batch that `kiln tune-batch` has found for a run of `config`, in the mode that it

@@ -3,14 +3,12 @@
 //! out of memory, time was up, or something else failed, which is an error with the process's own
 //! message.
 
-use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kiln::session::batch_sizes::Outcome;
 use kiln_core::error::{ErrorKind, Result};
-use kiln_core::files::read_json;
 use kiln_core::host::peak_mib_of;
 use kiln_core::process::{Child, Exit};
 use kiln_core::signals;
@@ -30,13 +28,12 @@ pub struct Watch {
 /// is 20 MB.
 const EVERY: Duration = Duration::from_millis(5);
 
-/// Runs `command`, which writes a [`TrialReport`] to `report`, and says how it ended.
+/// Runs `command`, which answers with a [`TrialReport`], and says how it ended.
 ///
 /// # Errors
 /// A process that cannot be started, one that failed for another reason than memory, and a signal
 /// to this process.
-pub fn run(command: &mut Command, folder: &Path, report: &Path, watch: Watch) -> Result<Outcome> {
-    let _ = fs::remove_file(report);
+pub fn run(command: &mut Command, folder: &Path, watch: Watch) -> Result<Outcome> {
     let mut child = Child::start(command.stdout(Stdio::null()), &folder.join("stderr"))?;
     let started = Instant::now();
     loop {
@@ -45,7 +42,7 @@ pub fn run(command: &mut Command, folder: &Path, report: &Path, watch: Watch) ->
             return Err(signal.error("stopped while looking for the batch size"));
         }
         if let Some(exit) = exit {
-            return judge(&exit, report, watch);
+            return judge(&exit, watch);
         }
         if let (Some(budget), Some(peak)) = (watch.budget_mib, peak_mib_of(child.id()))
             && peak > budget
@@ -62,13 +59,12 @@ pub fn run(command: &mut Command, folder: &Path, report: &Path, watch: Watch) ->
 
 /// The outcome of a trial by its exit. Nobody but the kernel kills a trial that still runs: this
 /// process does so only when it reports something else.
-fn judge(exit: &Exit, report: &Path, watch: Watch) -> Result<Outcome> {
-    match exit.error() {
-        None => {}
-        Some(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(Outcome::TooLarge(error.message().into())),
-        Some(error) => return Err(error.at("a trial failed")),
-    }
-    let report: TrialReport = read_json(report).map_err(|error| error.at("the report of a trial"))?;
+fn judge(exit: &Exit, watch: Watch) -> Result<Outcome> {
+    let report = match exit.answer::<TrialReport>() {
+        Ok(report) => report,
+        Err(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(Outcome::TooLarge(error.message().into())),
+        Err(error) => return Err(error.at("a trial failed")),
+    };
     let peak_mib = watch.budget_mib.and(report.peak_mib);
     Ok(match (watch.budget_mib, peak_mib) {
         (Some(budget), Some(peak)) if peak > budget => Outcome::TooLarge(format!("over the budget: {peak:.1} MiB")),
@@ -83,11 +79,10 @@ mod tests {
 
     fn shell(script: &str, budget_mib: Option<f64>, seconds: u64) -> Result<Outcome> {
         let folder = tempfile::tempdir().unwrap();
-        let report = folder.path().join("report.json");
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", script]).env("REPORT", &report);
+        command.args(["-c", script]);
         let deadline = Some(Instant::now() + Duration::from_secs(seconds));
-        run(&mut command, folder.path(), &report, Watch { budget_mib, deadline })
+        run(&mut command, folder.path(), Watch { budget_mib, deadline })
     }
 
     fn too_large(outcome: Result<Outcome>) -> String {
@@ -97,7 +92,13 @@ mod tests {
         }
     }
 
-    const GOOD: &str = r#"echo '{"peak_mib": 90.0, "step_ms": 5.0, "loss": 2.0}' > "$REPORT""#;
+    const GOOD: &str = r#"echo '{"answer": {"peak_mib": 90.0, "step_ms": 5.0, "loss": 2.0}}' > "$KILN_ANSWER""#;
+
+    /// A script that ends with an error.
+    fn failing(exit_code: u8, message: &str, help: &str) -> String {
+        let error = format!(r#"{{"exit_code": {exit_code}, "message": "{message}", "help": "{help}"}}"#);
+        format!(r#"echo '{{"error": {error}}}' > "$KILN_ANSWER"; exit {exit_code}"#)
+    }
 
     #[test]
     fn what_trained_fits_unless_it_was_over_the_budget() {
@@ -112,16 +113,17 @@ mod tests {
         let hog = "a=$(head -c 60000000 /dev/zero | tr '\\0' x); sleep 60";
         assert!(too_large(shell(hog, Some(40.0), 60)).starts_with("over the budget after"));
         assert_eq!(too_large(shell("kill -9 $$", None, 60)), "the kernel killed its process (SIGKILL)");
-        let device = "echo 'error: the device ran out of memory: 7' >&2; echo '  help: less' >&2; exit 4";
-        assert_eq!(too_large(shell(device, None, 60)), "the device ran out of memory: 7");
+        let device = failing(4, "the device ran out of memory: 7", "less");
+        assert_eq!(too_large(shell(&device, None, 60)), "the device ran out of memory: 7");
     }
 
     #[test]
     fn every_other_failure_is_an_error_with_its_message() {
-        let error = shell("echo 'error: no such file' >&2; echo '  help: look' >&2; exit 3", None, 60).unwrap_err();
+        let error = shell(&failing(3, "no such file", "look"), None, 60).unwrap_err();
         assert_eq!((error.kind(), error.exit_code()), (ErrorKind::Data, 3));
         assert_eq!(error.to_string(), "a trial failed: no such file\n  help: look");
-        assert!(shell("true", None, 60).unwrap_err().to_string().contains("report of a trial"));
+        let lost = shell("true", None, 60).unwrap_err();
+        assert_eq!(lost.to_string(), "a trial failed: it ended before it had answered");
     }
 
     #[test]

@@ -20,7 +20,6 @@ use kiln::plan::memory::sent;
 use kiln::session::{OpenSession, Session};
 use kiln::trainer::{Callback, Progress, Trainer};
 use kiln_core::error::{Error, Result};
-use kiln_core::files::write_json;
 use kiln_core::host::peak_mib;
 use kiln_data::stream::Streamed;
 use kiln_data::tokenizer::write_files;
@@ -86,13 +85,12 @@ pub fn trial_config(
     Ok(config)
 }
 
-/// Trains the trial that `file` describes (what [`trial_config`] gave, written) and writes its
-/// [`TrialReport`] to `out`. On the CPU each step also takes the memory in which a run of `devices`
-/// sums its gradients.
+/// Trains the trial that `file` describes (what [`trial_config`] gave, written). On the CPU each
+/// step also takes the memory in which a run of `devices` sums its gradients.
 ///
 /// # Errors
 /// Any error of the training, out of memory included; a loss after it that is no number.
-pub fn run_trial(file: &Path, out: &Path, devices: usize) -> Result<()> {
+pub fn run_trial(file: &Path, devices: usize) -> Result<TrialReport> {
     // If memory has to be found somewhere, the kernel should end this process first. Where it
     // cannot be told: so be it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
@@ -124,8 +122,7 @@ pub fn run_trial(file: &Path, out: &Path, devices: usize) -> Result<()> {
         return Err(Error::non_finite(format!("after the trial's steps the loss is {loss}"))
             .help("lower trainer.learning_rate"));
     }
-    let report = TrialReport { peak_mib: peak_mib(), step_ms: output.summary.get("steady_step_ms"), loss };
-    write_json(out, &report)
+    Ok(TrialReport { peak_mib: peak_mib(), step_ms: output.summary.get("steady_step_ms"), loss })
 }
 
 /// The memory of so many bytes in which gradients are summed over devices, for as long as a step

@@ -414,8 +414,16 @@ mod tests {
 
     #[test]
     fn ranks_of_other_machines_have_the_variables_of_kiln() {
-        let given =
-            ["KILN_MPI_TIMEOUT", "NCCL_DEBUG", "KILN_CHILD", "HF_HOME", "SM_CHANNEL_TRAIN", "HOME", "LD_LIBRARY_PATH"];
+        let given = [
+            "KILN_MPI_TIMEOUT",
+            "NCCL_DEBUG",
+            "KILN_CHILD",
+            "KILN_ANSWER",
+            "HF_HOME",
+            "SM_CHANNEL_TRAIN",
+            "HOME",
+            "LD_LIBRARY_PATH",
+        ];
         let names = given.into_iter().filter(|name| is_for_ranks(name)).collect::<Vec<_>>();
         assert_eq!(names, ["KILN_MPI_TIMEOUT", "NCCL_DEBUG", "HF_HOME", "SM_CHANNEL_TRAIN", "LD_LIBRARY_PATH"]);
     }
