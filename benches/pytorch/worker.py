@@ -1,8 +1,8 @@
-"""PyTorch's side of `kiln bench`: a contestant that makes optimizer steps when it is its turn.
+"""PyTorch's side of `kiln bench`: an arm that makes optimizer steps when it is its turn.
 
 It reads a case folder that Kiln has written (`case.json`, `data.jsonl`, `model/`), loads the same weights with
 `transformers`, and trains on the same rows in the same order: AdamW(fused=True), constant rate, the global norm clipped,
-SDPA, autocast for bf16. `--mode compile` wraps the model in `torch.compile`. Protocol (crates/measure/src/turns/protocol.rs): a line of
+SDPA, autocast for bf16. `--mode compile` wraps the model in `torch.compile`. Protocol (crates/measure/src/interleaved/protocol.rs): a line of
 JSON when it is ready, then `run N` on stdin is answered with a line of JSON on stdout; everything else goes to stderr.
 
     kiln bench --suite cpu --peer "eager=python3 benches/pytorch/worker.py --mode eager"
@@ -37,6 +37,14 @@ def say(answer):
     ANSWERS.flush()
 
 
+def fail(message):
+    """Ends with an error, told to Kiln in JSON and to people."""
+    if answer := os.environ.get("KILN_ANSWER"):
+        with open(answer, "w") as file:
+            json.dump({"error": {"exit_code": 1, "message": message}}, file)
+    sys.exit(f"error: {message}")
+
+
 def commands():
     """The N of every `run N` until `end`, or until stdin ends."""
     for line in sys.stdin:
@@ -44,7 +52,7 @@ def commands():
         if word == "end":
             return
         if word != "run" or not count.isdigit() or int(count) < 1:
-            sys.exit(f"error: expected `run N` or `end`, got {line!r}")
+            fail(f"expected `run N` or `end`, got {line!r}")
         yield int(count)
 
 
@@ -58,7 +66,7 @@ class Place:
             self.device = torch.device("cpu")
         else:
             if not torch.cuda.is_available():
-                sys.exit("error: the case is for a GPU, and torch.cuda finds none")
+                fail("the case is for a GPU, and torch.cuda finds none")
             self.device = torch.device("cuda")
 
     def wait(self):
@@ -126,7 +134,7 @@ def serve_steps(folder, case, mode, place):
     forward = torch.compile(model) if mode == "compile" else model
     batches = Batches(folder, case)
     narrow = TYPES.get(case["precision"])
-    # The device is waited for as often as Kiln's contestants wait for it: every step on the CPU, every tenth on a GPU.
+    # The device is waited for as often as Kiln's arms wait for it: every step on the CPU, every tenth on a GPU.
     every = 1 if place.device.type == "cpu" else 10
     say({"provenance": provenance(mode, place), "batch": case["batch"], "total_steps": 2**40})
     made = 0
@@ -162,7 +170,7 @@ def serve_steps(folder, case, mode, place):
 
 
 def operators(shapes, device, compiled):
-    """Single operators with the sizes and the names of crates/measure/src/bench/operators.rs: (name, shape, inputs, function)."""
+    """Single operators with the sizes and the names of crates/measure/src/operators.rs: (name, shape, inputs, function)."""
     batch, length, width = shapes["batch"], shapes["length"], shapes["width"]
     heads, inner, vocabulary = shapes["heads"], shapes["inner"], shapes["vocabulary"]
     tokens = batch * length
@@ -227,7 +235,7 @@ def main():
     with open(os.path.join(args.case, "case.json")) as file:
         case = json.load(file)
     if case["schema"] != "kiln.bench-case/1":
-        sys.exit(f"error: expected the schema kiln.bench-case/1, got {case['schema']}")
+        fail(f"expected the schema kiln.bench-case/1, got {case['schema']}")
     place = Place(case)
     if args.operators:
         serve_operators(case, args.mode, place)

@@ -2,13 +2,13 @@
 //! flows, and none that stand after it. The order stands here and nowhere else; the roots of the
 //! crates list their modules in it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates of which modules are ordered: folder and modules, lowest first. Walls between crates
 /// are their manifests.
-const CRATES: [(&str, &[&str]); 4] = [
+const CRATES: [(&str, &[&str]); 5] = [
     ("src", &["config", "task", "plan", "session", "inference", "entry", "prelude", "guide"]),
     (
         "crates/train/src",
@@ -31,13 +31,7 @@ const CRATES: [(&str, &[&str]); 4] = [
             "prelude",
         ],
     ),
-    (
-        "models",
-        &[
-            "error", "ops", "copies", "compute", "lora", "layers", "rows", "kv_cache", "gpt2", "bert", "weights",
-            "model",
-        ],
-    ),
+    ("models", &["error", "ops", "lora", "layers", "rows", "kv_cache", "gpt2", "bert", "weights", "model"]),
     (
         "crates/core/src",
         &[
@@ -66,6 +60,31 @@ const CRATES: [(&str, &[&str]); 4] = [
             "variables",
             "dataset",
             "model_config",
+        ],
+    ),
+    (
+        "crates/measure/src",
+        &[
+            "engines",
+            "proof",
+            "stats",
+            "verdict",
+            "figures",
+            "loss_parity",
+            "gemm",
+            "operators",
+            "output",
+            "table",
+            "collectives",
+            "runner",
+            "measured",
+            "interleaved",
+            "tune_batch",
+            "compare",
+            "bench",
+            "scaling",
+            "sweep",
+            "report",
         ],
     ),
 ];
@@ -229,4 +248,188 @@ fn an_import_that_goes_up_is_found() {
     let root = "pub use base::error::{Error, Result};\npub use trainer::Trainer;\n";
     let handed_on = handed_on(root);
     assert_eq!((handed_on["Result"].as_str(), handed_on["Trainer"].as_str()), ("base", "trainer"));
+}
+
+/// The crates whose files are in no circle of more than [`CIRCLE`].
+const WITHOUT_CIRCLES: [&str; 2] = ["crates/core/src", "crates/measure/src"];
+
+/// A circle of so many files can still be read as one.
+const CIRCLE: usize = 3;
+
+/// A module by its names from the root of the crate, which has none.
+type Module = Vec<String>;
+
+/// The modules of the crate in `root`, each with its code. Unit tests in files of their own are
+/// left out.
+fn modules(root: &Path) -> HashMap<Module, String> {
+    let mut all = Vec::new();
+    files(root, &mut all);
+    let found = all.into_iter().filter_map(|path| {
+        let inside = path.strip_prefix(root).unwrap().with_extension("");
+        let names = inside.iter().map(|part| part.to_str().unwrap().to_owned());
+        let names = names.filter(|name| !["lib", "main", "mod"].contains(&name.as_str())).collect::<Module>();
+        let is_test = names.iter().any(|name| ["tests", "benches", "target"].contains(&name.as_str()));
+        (!is_test).then(|| (names, code(&fs::read_to_string(&path).unwrap())))
+    });
+    found.collect()
+}
+
+/// The paths of `text`, which begins with a path: several where it ends in a list.
+fn paths(text: &str) -> Vec<Module> {
+    let first = name(text);
+    if let Some(list) = text.strip_prefix('{') {
+        let (mut depth, mut begin, mut found) = (0usize, 0, Vec::new());
+        for (at, c) in list.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth > 0 => depth -= 1,
+                ',' | '}' if depth == 0 => {
+                    found.extend(paths(list[begin..at].trim()));
+                    begin = at + 1;
+                    if c == '}' {
+                        break;
+                    }
+                }
+                _ => {}
+            }
+        }
+        return found;
+    }
+    let rest = text[first.len()..].strip_prefix("::").filter(|_| !first.is_empty());
+    let rest = rest.map_or_else(|| vec![Module::new()], paths);
+    let begun = (!first.is_empty() && first != "self").then_some(first);
+    rest.into_iter().map(|path| begun.iter().cloned().chain(path).collect()).collect()
+}
+
+/// The paths into the crate that `code`, of `module`, names, each from the root.
+fn named(code: &str, module: &Module, all: &HashMap<Module, String>) -> Vec<Module> {
+    let mut found = Vec::new();
+    let mut before = ' ';
+    for (at, c) in code.char_indices() {
+        let begins = c.is_alphabetic() && !(before.is_alphanumeric() || "_:".contains(before));
+        before = c;
+        if !begins {
+            continue;
+        }
+        let (mut base, mut rest) = (module.clone(), &code[at..]);
+        let first = name(rest);
+        match first.as_str() {
+            "crate" => base.clear(),
+            "self" => {}
+            "super" => {
+                while let Some(above) = rest.strip_prefix("super::") {
+                    base.pop();
+                    rest = above;
+                }
+            }
+            _ if all.contains_key(&[&base[..], std::slice::from_ref(&first)].concat()) => {}
+            _ => continue,
+        }
+        let rest = rest.strip_prefix("crate::").or_else(|| rest.strip_prefix("self::")).unwrap_or(rest);
+        // The name of a module by itself may be that of a variable.
+        if first == "super" || code[at + first.len()..].starts_with("::") {
+            found.extend(paths(rest).into_iter().map(|path| [&base[..], &path].concat()));
+        }
+    }
+    found
+}
+
+/// The module in which the item at `path` stands; what a module exports again stands where it comes
+/// from.
+fn place(path: &[String], all: &HashMap<Module, String>, exports: &HashMap<Module, Module>) -> Module {
+    let mut at = Module::new();
+    for name in path {
+        let next = [&at[..], std::slice::from_ref(name)].concat();
+        match exports.get(&next) {
+            Some(from) => at.clone_from(from),
+            None if all.contains_key(&next) => at = next,
+            None => break,
+        }
+    }
+    at
+}
+
+/// The circles of a crate of such modules: files each of which uses each other one, perhaps by way
+/// of others.
+fn circles(all: &HashMap<Module, String>) -> Vec<Vec<String>> {
+    let (mut exports, mut uses) = (HashMap::new(), HashMap::<&Module, Vec<Module>>::new());
+    for (module, code) in all {
+        let (mut own, mut exported) = (String::new(), String::new());
+        for (index, part) in code.split("use ").enumerate() {
+            // A statement that begins with `pub` exports what it names again.
+            let is_export =
+                own.trim_end().rsplit(['\n', ';', '}']).next().is_some_and(|it| it.trim().starts_with("pub"));
+            let end = if index > 0 && is_export { part.find(';').unwrap_or(part.len()) } else { 0 };
+            exported.extend([&part[..end], ";"]);
+            own.extend([if index > 0 && end == 0 { "use " } else { "" }, &part[end..]]);
+        }
+        let mut used = named(&own, module, all);
+        let words = own.split(|c: char| !c.is_alphanumeric() && c != '_').collect::<HashSet<_>>();
+        for path in named(&exported, module, all) {
+            let from = place(&path, all, &HashMap::new());
+            let Some(name) = path.last() else { continue };
+            exports.insert(module.iter().chain([name]).cloned().collect::<Module>(), from);
+            // A module that needs a name itself imports it by its export.
+            used.extend(words.contains(name.as_str()).then_some(path));
+        }
+        uses.insert(module, used);
+    }
+    let used = |module: &Module| {
+        let places = uses[module].iter().map(|path| place(path, all, &exports));
+        places.filter(|other| other != module && !other.is_empty()).collect::<Vec<_>>()
+    };
+    let direct = all.keys().map(|module| (module, used(module))).collect::<HashMap<_, _>>();
+    let reached = |from: &Module| {
+        let (mut found, mut left) = (Vec::<&Module>::new(), direct[from].iter().collect::<Vec<_>>());
+        while let Some(module) = left.pop() {
+            if !found.contains(&module) {
+                found.push(module);
+                left.extend(&direct[module]);
+            }
+        }
+        found
+    };
+    let reached = all.keys().map(|module| (module, reached(module))).collect::<HashMap<_, _>>();
+    let mut circles = Vec::new();
+    for (module, others) in &reached {
+        let circle = others.iter().filter(|other| reached[*other].contains(module));
+        let mut circle = circle.map(|module| module.join("::")).collect::<Vec<_>>();
+        circle.sort_unstable();
+        if circle.len() > 1 && !circles.contains(&circle) {
+            circles.push(circle);
+        }
+    }
+    circles.sort();
+    circles
+}
+
+#[test]
+fn files_are_in_no_large_circle() {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    for crate_ in WITHOUT_CIRCLES {
+        let large = circles(&modules(&root.join(crate_))).into_iter().filter(|circle| circle.len() > CIRCLE);
+        let large = large.map(|circle| circle.join(", ")).collect::<Vec<_>>();
+        assert!(large.is_empty(), "{crate_}: files that use each other in a circle:\n{}", large.join("\n"));
+    }
+}
+
+#[test]
+fn a_circle_is_found() {
+    let found = |sources: &[(&[&str], &str)]| {
+        let module = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Module>();
+        circles(&sources.iter().map(|(names, source)| (module(names), code(source))).collect())
+    };
+    let root: (&[&str], &str) = (&[], "pub mod a;\npub mod b;\npub use b::Item;");
+    let (c, d): ([&str; 2], [&str; 2]) = (["a", "c"], ["a", "d"]);
+    let line = [root, (&["a"], "mod c;\npub use c::C;"), (&c, "use crate::Item;"), (&["b"], "struct Item;")];
+    assert!(found(&line).is_empty());
+    // By a list, by an export of the root, by `super`, in a path between the lines, and by an
+    // export that its module uses itself.
+    let round = [root, (&["a"], ""), (&c, "use crate::{Item, x::{y}};"), (&["b"], "use crate::{z, a::{self, c::C}};")];
+    assert_eq!(found(&round), [["a::c", "b"]]);
+    let above =
+        [root, (&["a"], "fn f() { d::f() }"), (&c, "use super::d::f;"), (&d, "use super::c::f;\nuse super::A;")];
+    assert_eq!(found(&above), [["a", "a::c", "a::d"]]);
+    let own = [root, (&["a"], "pub use c::C;\nstruct A(C);"), (&c, "use super::A;")];
+    assert_eq!(found(&own), [["a", "a::c"]]);
 }

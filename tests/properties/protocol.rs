@@ -1,10 +1,10 @@
-//! The protocol between contestants and their driver, where one of them breaks it.
+//! The protocol between arms and their driver, where one of them breaks it.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use kiln_measure::turns::protocol::{Hello, Turn};
+use kiln_measure::interleaved::protocol::{Hello, Turn};
 use proptest::prelude::*;
 
 use crate::common::kiln;

@@ -16,7 +16,7 @@ use kiln_measure::bench::suite::Suite;
 use kiln_measure::bench::table;
 use kiln_measure::collectives;
 use kiln_measure::engines;
-use kiln_measure::turns::worker;
+use kiln_measure::interleaved::worker;
 
 use super::training::{ConfigArgs, open};
 use super::{say, time};
@@ -45,11 +45,11 @@ pub(super) struct BenchArgs {
     /// Only these cases of the suite
     #[arg(long = "case", value_name = "NAME", requires = "suite")]
     cases: Vec<String>,
-    /// Steps of each contestant that are not counted; the suite's, or 3 (20 on a GPU), when it is
+    /// Steps of each arm that are not counted; the suite's, or 3 (20 on a GPU), when it is
     /// left out
     #[arg(long, value_name = "N")]
     warmup: Option<usize>,
-    /// Turns of each contestant
+    /// Turns of each arm
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Optimizer steps of a turn; the first is left out of the figures
@@ -58,17 +58,17 @@ pub(super) struct BenchArgs {
     /// Repeats of single operators in every round; 0 leaves them out
     #[arg(long, value_name = "N", default_value_t = 3)]
     operators: usize,
-    /// Another contestant: the compiled mode with another setting, as in
+    /// Another arm: the compiled mode with another setting, as in
     /// fused=compiler.fused_ops=on
     #[arg(long = "variant", value_name = "NAME=SECTION.KEY=VALUE")]
     variants: Vec<Variant>,
-    /// Another contestant: a program that speaks the protocol of benches/pytorch/worker.py
+    /// Another arm: a program that speaks the protocol of benches/pytorch/worker.py
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
     peers: Vec<Peer>,
     /// Begin no further case after this time: 90s, 25m
     #[arg(long, value_name = "TIME", value_parser = time)]
     time_limit: Option<Duration>,
-    /// A contestant that is silent for so long has failed: 90s, 25m
+    /// An arm that is silent for so long has failed: 90s, 25m
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]
     answer_within: Duration,
     /// The JSON file to write; bench-NAME.json when it is left out

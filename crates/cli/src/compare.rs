@@ -13,7 +13,7 @@ use kiln_core::error::{Error, Result};
 use kiln_core::{host, signals};
 use kiln_measure::collectives::Collectives;
 use kiln_measure::compare::ablation::Ablate;
-use kiln_measure::compare::arms::{Sweep, Wanted};
+use kiln_measure::compare::arms::{Scan, Wanted};
 use kiln_measure::compare::run::{Options, run};
 use kiln_measure::compare::{Gate, Report, saved};
 use kiln_measure::report::run::Run;
@@ -49,7 +49,7 @@ pub(super) struct CompareArgs {
     ablate: Option<Ablate>,
     /// Also both modes at every batch and block, as in batch=4,8,block=64,128
     #[arg(long, value_name = "POINTS")]
-    sweep: Option<Sweep>,
+    sweep: Option<Scan>,
     /// Compare numbers of devices instead of modes, as in 1,2,4: the same run with the same global
     /// batch, one process a device
     #[arg(long, value_name = "N,...", value_delimiter = ',', conflicts_with_all = ["arms", "compiled_batch", "ablate", "sweep"])]
@@ -272,7 +272,6 @@ pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
         return Err(Error::config(format!("{} is not empty and holds no report of Kiln's", out.display()))
             .help("name another folder with --out FOLDER"));
     }
-    report::write(&report, &out)?;
     show(&report, &out)?;
     args.asked.of(&report)
 }
@@ -316,7 +315,9 @@ pub(super) fn width() -> usize {
     terminal::width().unwrap_or(110)
 }
 
+/// Writes the report into the folder `out` and shows it.
 fn show(report: &Report, out: &Path) -> Result<()> {
+    report::write(report, out)?;
     say("")?;
     say(report::terminal(report, width()).trim_end())?;
     say(format!("report: {}", out.join(PAGE).display()))

@@ -38,8 +38,11 @@ pub(super) fn run_sweep(args: &SweepArgs) -> Result<()> {
         mode: args.mode,
         program: this_program()?,
     };
-    let (sweep, out) = run(&options, &mut |line| say(line))?;
-    show(&sweep, &out)
+    let (sweep, out, error) = run(&options, &mut |line| say(line))?;
+    match error {
+        None => show(&sweep, &out),
+        Some(error) => report::write_sweep(&sweep, &out, 0).and(Err(error)),
+    }
 }
 
 /// Shows the search, and writes its page into the folder `out`.

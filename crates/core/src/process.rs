@@ -45,8 +45,9 @@ const ANSWER: &str = "KILN_ANSWER";
 /// means nothing.
 pub const END: &str = "end";
 
-/// How often a child that is waited for is looked at.
-const POLL: Duration = Duration::from_millis(10);
+/// How often a child that is waited for is looked at. A child that touches memory at 4 GB/s, as a
+/// processor can, takes 20 MB meanwhile.
+const POLL: Duration = Duration::from_millis(5);
 
 /// So much of the end of what a child says is read.
 const SAID: u64 = 1 << 16;
@@ -72,6 +73,7 @@ enum Answer<T> {
 struct Told {
     exit_code: u8,
     message: String,
+    #[serde(default)]
     help: Option<String>,
 }
 
@@ -142,6 +144,16 @@ impl Child {
         Self::spawn(command, said, false)
     }
 
+    /// [`start`](Self::start) of a kiln to which a terminal's signals do not go: they reach this
+    /// process alone, which passes them on.
+    ///
+    /// # Errors
+    /// A program that cannot be started.
+    pub fn start_apart(command: &mut Command, said: &Path) -> Result<Self> {
+        apart(command);
+        Self::start(command, said)
+    }
+
     /// Starts `command`, a program that is no kiln, or is yet to show that it is one. Its messages
     /// for people go to the file `said`; its stdout is as `command` sets it.
     ///
@@ -149,24 +161,17 @@ impl Child {
     /// A program that cannot be started; a file `said` that cannot be created.
     pub fn start_foreign(command: &mut Command, said: &Path) -> Result<Self> {
         command.env_remove(CHILD);
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(command, 0);
-        #[cfg(target_os = "linux")]
-        end_with_parent(command, rustix::process::Signal::KILL);
+        apart(command);
         Self::spawn(command, said, true)
     }
 
-    /// [`start`](Self::start) of a kiln that people listen to: its stdout is this process's, and so
-    /// is its stderr, which goes to the file `said` besides. Signals that a terminal sends reach
-    /// this process alone, which passes them on.
+    /// [`start_apart`](Self::start_apart) of a kiln that people listen to: its stdout is this
+    /// process's, and so is its stderr, which goes to the file `said` besides.
     ///
     /// # Errors
     /// A program that cannot be started; a file `said` that cannot be created.
     pub fn start_aloud(command: &mut Command, said: &Path) -> Result<Self> {
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(command, 0);
-        #[cfg(target_os = "linux")]
-        end_with_parent(command, rustix::process::Signal::KILL);
+        apart(command);
         let mut file = create(said)?;
         let mut child =
             Self::spawn_with(command.env(CHILD, "1").stdout(Stdio::inherit()), said, Stdio::piped(), false)?;
@@ -255,20 +260,54 @@ impl Child {
     ///
     /// # Errors
     /// A signal to this process, and one that has not ended at the deadline.
-    pub fn wait(mut self, deadline: Option<Instant>, stopped: &str) -> Result<Exit> {
+    pub fn wait(self, deadline: Option<Instant>, stopped: &str) -> Result<Exit> {
+        let is_over = |_: &Self| deadline.filter(|deadline| Instant::now() >= *deadline);
+        let exit = self.watch(OnSignal::Stop, stopped, is_over)?;
+        exit.map_err(|_| Error::device("it did not end in time"))
+    }
+
+    /// Watches it until it ends: its exit; or until `look`, which is asked again and again, has
+    /// something to say of it, which ends it. `stopped` says what a signal to this process has
+    /// stopped.
+    ///
+    /// # Errors
+    /// A signal to this process.
+    pub fn watch<T>(
+        mut self,
+        on_signal: OnSignal,
+        stopped: &str,
+        mut look: impl FnMut(&Self) -> Option<T>,
+    ) -> Result<std::result::Result<Exit, T>> {
+        let mut is_passed_on = false;
         loop {
+            let exit = self.try_exit()?;
             if let Some(signal) = signals::received() {
-                return Err(signal.error(stopped));
+                if on_signal == OnSignal::Stop || exit.is_some() {
+                    return Err(signal.error(stopped));
+                }
+                if !is_passed_on {
+                    self.signal(signal);
+                    is_passed_on = true;
+                }
             }
-            if let Some(exit) = self.try_exit()? {
-                return Ok(exit);
+            if let Some(exit) = exit {
+                return Ok(Ok(exit));
             }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(Error::device("it did not end in time"));
+            if let Some(seen) = look(&self) {
+                return Ok(Err(seen));
             }
             std::thread::sleep(POLL);
         }
     }
+}
+
+/// The effect of a signal to this process on a child that it watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnSignal {
+    /// The child is ended.
+    Stop,
+    /// The child gets the signal too, and its end is waited for.
+    PassOn,
 }
 
 impl Drop for Child {
@@ -293,6 +332,16 @@ impl Drop for Child {
 
 fn create(said: &Path) -> Result<File> {
     File::create(said).map_err(|error| Error::io(format!("create {}", said.display()), &error))
+}
+
+/// The process that `command` starts has a process group of its own, and is killed when this thread
+/// ends, where the system can do that.
+#[cfg_attr(not(unix), allow(unused_variables))]
+fn apart(command: &mut Command) {
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    #[cfg(target_os = "linux")]
+    end_with_parent(command, rustix::process::Signal::KILL);
 }
 
 /// Has the kernel send `signal` to the process that `command` starts when the thread that started
@@ -341,9 +390,9 @@ pub struct Exit {
 impl Exit {
     /// The process's failure as an error of this one; none when it ended well. This is the one
     /// place that says what an exit means. A kiln tells by its exit code and its answer. Of any
-    /// other end, memory that ran out is told by the signal with which the kernel
-    /// ends a process then (SIGKILL), or by the words of an allocator or a driver; what nothing
-    /// tells is the device's failure.
+    /// other end, memory that ran out is told by the signal with which the kernel ends a process
+    /// then (SIGKILL), or by the words of an allocator or a driver; what nothing tells is the
+    /// device's failure.
     pub fn error(&self) -> Option<Error> {
         if self.status.success() {
             return None;
@@ -398,12 +447,12 @@ impl Exit {
                     None => error,
                 })
             }
-            _ if self.is_foreign => self.told_on_stderr(),
-            _ => None,
+            _ => self.told_on_stderr(),
         }
     }
 
-    /// The last `error: ` on stderr, of a program that does not answer in JSON.
+    /// The last `error: ` on stderr: of a program that does not answer in JSON, or of a rank on
+    /// another machine, which the launcher passes on.
     fn told_on_stderr(&self) -> Option<Error> {
         const BEGIN: &str = "error: ";
         let begin = self.said.rmatch_indices(BEGIN).map(|(at, _)| at);
@@ -495,7 +544,7 @@ fn parent() -> Option<u32> {
 
 fn sweep_and_end() -> ! {
     // Other processes of the same driver end at the same time.
-    for _ in 0..20 {
+    for _ in 0..40 {
         sweep();
         std::thread::sleep(POLL);
     }
@@ -617,7 +666,7 @@ fn remove(folder: &Path) {
     }
     // A file that was being made when the name changed, or another process that removes the same,
     // makes it fail once.
-    for _ in 0..10 {
+    for _ in 0..20 {
         let _ = fs::remove_dir_all(&gone);
         if !gone.exists() {
             return;

@@ -30,6 +30,8 @@ use kiln_core::stats::{median, quantile};
 use kiln_core::{clock, host};
 use serde::{Deserialize, Serialize};
 
+use crate::table::{Column, list};
+
 /// The version of the form of the file.
 pub const SCHEMA: &str = "kiln.collectives/1";
 
@@ -328,32 +330,18 @@ impl Collectives {
 
     /// A table for the terminal.
     pub fn table(&self) -> String {
-        let mut lines = vec![
-            format!("collectives of {}: {}", self.devices, self.world),
-            format!(
-                "{:<15} {:>10} {:>8} {:>12} {:>12} {:>12} {:>10} {:>10} {:>12}",
-                "", "bytes", "repeats", "median us", "least us", "p90 us", "alg GB/s", "bus GB/s", "modelled us"
-            ),
+        let columns: [Column<Row>; 8] = [
+            ("bytes", 0, |it| Some(it.bytes as f64)),
+            ("repeats", 0, |it| Some(it.repeats as f64)),
+            ("median us", 1, |it| Some(it.time_us)),
+            ("least us", 1, |it| Some(it.least_us)),
+            ("p90 us", 1, |it| Some(it.p90_us)),
+            ("alg GB/s", 3, |it| Some(it.algorithm_gb_s)),
+            ("bus GB/s", 3, |it| Some(it.bus_gb_s)),
+            ("modelled us", 1, |it| it.modelled_us),
         ];
-        for row in &self.rows {
-            let modelled = row.modelled_us.map_or_else(String::new, |us| format!("{us:.1}"));
-            lines.push(
-                format!(
-                    "{:<15} {:>10} {:>8} {:>12.1} {:>12.1} {:>12.1} {:>10.3} {:>10.3} {:>12}",
-                    row.collective.name(),
-                    row.bytes,
-                    row.repeats,
-                    row.time_us,
-                    row.least_us,
-                    row.p90_us,
-                    row.algorithm_gb_s,
-                    row.bus_gb_s,
-                    modelled
-                )
-                .trim_end()
-                .to_owned(),
-            );
-        }
+        let mut lines = vec![format!("collectives of {}: {}", self.devices, self.world)];
+        lines.extend(list(&self.rows, |it| it.collective.name().into(), &columns));
         lines.push(format!("model: {}", self.link.describe()));
         lines.join("\n")
     }

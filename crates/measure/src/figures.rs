@@ -1,6 +1,6 @@
-//! The one record of a measurement that every tool shares: the steps of a participant
-//! ([`StepTimes`]) make [`Window`]s, and the windows that count make its [`Figures`]. Participants
-//! are the arms of a comparison, finished runs, and the contestants of a benchmark.
+//! The one record of a measurement that every tool shares: the steps of an arm
+//! ([`StepTimes`]) make [`Window`]s, and the windows that count make its [`Figures`]. Arms are the
+//! modes of a comparison, finished runs, the programs of a benchmark, and numbers of devices.
 
 use kiln::trainer::laps::{Parts, StepTimes};
 use kiln_core::stats::{mean, median, quantile};
@@ -52,6 +52,11 @@ impl Window {
     }
 }
 
+/// The median of the windows' milliseconds for a step; NaN without windows.
+pub(crate) fn median_step_ms(windows: &[Window]) -> f64 {
+    median(&windows.iter().map(Window::step_ms).collect::<Vec<_>>())
+}
+
 /// The steps of every window of `steps`. Steps at the end for which the device was not waited
 /// belong to none.
 pub(crate) fn windows(steps: &[StepTimes]) -> impl Iterator<Item = &[StepTimes]> {
@@ -89,7 +94,7 @@ impl Spread {
     }
 }
 
-/// The figures of a participant over all windows that count.
+/// The figures of an arm over all windows that count.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Figures {
     /// Windows that count.

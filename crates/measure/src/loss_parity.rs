@@ -1,4 +1,4 @@
-//! Whether two participants with the same batch, data and seed learn the same: their losses at
+//! Whether two arms with the same batch, data and seed learn the same: their losses at
 //! equal steps. A speed-up of something that learns differently is none.
 
 use serde::Serialize;
@@ -49,7 +49,7 @@ pub struct Parity {
 type Losses = (Vec<(u64, f64)>, Vec<(u64, f64)>);
 
 impl Parity {
-    /// Compares the losses of two participants, a pair of lists a repeat; `by_mean` where there is
+    /// Compares the losses of two arms, a pair of lists a repeat; `by_mean` where there is
     /// dropout. The widest limit of `precisions` holds. None when there is no step that both have.
     pub(crate) fn of(repeats: &[Losses], by_mean: bool, precisions: impl Iterator<Item = Precision>) -> Option<Self> {
         let (mut max_delta, mut worst, mut losses) = (0.0f64, 0.0f64, 0);

@@ -1,15 +1,30 @@
 //! The folder of a comparison, and of the runs in it.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use kiln::config::OnExisting;
+use kiln::config::{OnExisting, RunConfig};
 use kiln::trainer::checkpoint;
 use kiln_core::error::{Error, Result};
 
-/// Refuses a folder with anything in it but a comparison, which has the file `report`, that may be
+/// The entries of a report in the folder of a comparison.
+pub(super) const REPORT: &[&str] = &["report.json", "report.md", "report.html", "charts"];
+
+/// The folder of a comparison: `out`, or the run folder of `config` with `ending` behind its name.
+///
+/// # Errors
+/// A folder with anything in it but a comparison, which has the file `report`, that may be
 /// replaced.
-pub(super) fn check(out: &Path, report: &str, on_existing: OnExisting) -> Result<()> {
+pub(super) fn folder(out: Option<&Path>, config: &RunConfig, ending: &str, report: &str) -> Result<PathBuf> {
+    let out = match out {
+        Some(out) => out.to_owned(),
+        None => PathBuf::from(format!("{}-{ending}", config.trainer.expanded_output_dir()?.display())),
+    };
+    check(&out, report, config.trainer.on_existing)?;
+    Ok(out)
+}
+
+fn check(out: &Path, report: &str, on_existing: OnExisting) -> Result<()> {
     let shown = out.display();
     if out.exists() && !out.is_dir() {
         return Err(Error::config(format!("{shown} exists and is not a folder")).help("name another with --out FOLDER"));

@@ -1,14 +1,89 @@
 //! Runs a command of Kiln in a process of its own. The process answers in JSON or ends with an
-//! error, which is told as that of the work that it was to do.
+//! error, which is told as that of the work that it was to do, or as the [`Failure`] of an arm.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use kiln::config::RunConfig;
-use kiln_core::error::Result;
+use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::write_whole;
 use kiln_core::process::{Child, Exit, scratch};
 use kiln_core::signals;
+use serde::{Deserialize, Serialize};
+
+/// How an arm ended that did not end well.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The exit code that the measurement ends with: 4 out of memory, 5 a loss that is no number, 7
+    /// a crash, ...
+    pub exit_code: u8,
+    /// Its message.
+    pub message: String,
+    /// The measurement expects that it may fail: a batch that need not fit in this mode.
+    pub is_expected: bool,
+}
+
+impl Failure {
+    /// An answer of its process that is none.
+    pub(crate) fn of_data(message: String) -> Self {
+        Self::from(&Error::data(message))
+    }
+
+    /// The error that the process which started it ends with; `who` failed.
+    pub(crate) fn error(&self, who: &str) -> Error {
+        let kind = ErrorKind::of_exit_code(self.exit_code.into()).unwrap_or(ErrorKind::Device);
+        Error::of_kind(kind, format!("{who}: {}", self.message))
+    }
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        let message = error.message().lines().next().unwrap_or_default();
+        let message = match error.kind() {
+            ErrorKind::OutOfMemory if !message.contains("out of memory") => format!("out of memory: {message}"),
+            _ => message.to_owned(),
+        };
+        Self { exit_code: error.exit_code(), message, is_expected: false }
+    }
+}
+
+/// Why there is no answer: the whole measurement is stopped, or an arm has failed.
+pub(crate) enum Stop {
+    All(Error),
+    Arm(Failure),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::All(error)
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Arm(failure)
+    }
+}
+
+impl Stop {
+    /// The answer of an arm, or how that ended instead.
+    ///
+    /// # Errors
+    /// The error of a measurement that is stopped.
+    pub(crate) fn of_arm<T>(answer: Attempt<T>) -> Result<Answer<T>> {
+        match answer {
+            Ok(answer) => Ok(Ok(answer)),
+            Err(Self::Arm(failure)) => Ok(Err(failure)),
+            Err(Self::All(error)) => Err(error),
+        }
+    }
+}
+
+/// An answer, or why there is none.
+pub(crate) type Attempt<T> = std::result::Result<T, Stop>;
+
+/// An answer, or how the arm ended instead.
+pub(crate) type Answer<T> = std::result::Result<T, Failure>;
 
 /// Runs a command of `program`, a kiln, on `config`, written to a file, in a process of its own.
 /// `arguments` adds the arguments, and lets the child write to stdout where it should. The child's

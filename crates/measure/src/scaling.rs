@@ -25,9 +25,10 @@ use kiln_core::{clock, host};
 use serde::Serialize;
 
 use super::collectives::{Collectives, Link};
-use super::compare::measured::MeasuredRun;
+use super::figures::{Figures, Spread, Window, median_step_ms};
+use super::measured::MeasuredRun;
 use super::output;
-use crate::figures::{Spread, Window};
+use super::table::{Column, list};
 
 /// The file of the figures.
 pub const FILE: &str = "scaling.json";
@@ -65,7 +66,7 @@ pub struct Options {
     pub collectives: Option<Collectives>,
 }
 
-/// The figures of a number of devices.
+/// The figures of an arm, which is a number of devices.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct World {
     /// How many.
@@ -134,8 +135,8 @@ pub struct Scaling {
     pub notes: Vec<String>,
 }
 
-/// The runs of a number of ranks.
-struct Arm {
+/// The runs of an arm, which is a number of ranks.
+struct WorldRuns {
     ranks: usize,
     config: RunConfig,
     accumulation: usize,
@@ -154,11 +155,7 @@ pub fn run(
     say: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<(Scaling, PathBuf)> {
     let base = &options.config;
-    let out = match &options.out {
-        Some(out) => out.clone(),
-        None => PathBuf::from(format!("{}-scaling", base.trainer.expanded_output_dir()?.display())),
-    };
-    output::check(&out, FILE, base.trainer.on_existing)?;
+    let out = output::folder(options.out.as_deref(), base, "scaling", FILE)?;
     let alone = TrainingArguments { devices: Devices::default(), ..base.trainer.clone() };
     let planned = plan(RunConfig { trainer: alone, ..base.clone() })?;
     let (global, gradient_bytes) = (planned.batch.global, 4 * planned.memory.values.trained as u64);
@@ -173,7 +170,7 @@ pub fn run(
         config.trainer.max_steps = Some(options.steps.min(planned.steps.total));
         config.trainer.num_train_epochs = None;
         config.trainer.max_tokens = None;
-        arms.push(Arm { ranks, config, accumulation: planned.batch.accumulation, windows: Vec::new() });
+        arms.push(WorldRuns { ranks, config, accumulation: planned.batch.accumulation, windows: Vec::new() });
     }
     let most = options.worlds.iter().map(|ranks| ranks.div_ceil(machines(options, *ranks))).max().unwrap_or(1);
     let threads = std::env::var("RAYON_NUM_THREADS").unwrap_or_else(|_| (host::threads() / most).max(1).to_string());
@@ -187,7 +184,7 @@ pub fn run(
         for arm in order {
             let folder = out.join(format!("world-{}", arm.ranks)).join(format!("repeat-{}", repeat + 1));
             let windows = arm.run(options, &folder, &threads)?;
-            let step = median(&windows.iter().map(Window::step_ms).collect::<Vec<_>>());
+            let step = median_step_ms(&windows);
             say(&format!("repeat {}/{}  world {:<4} {step:>10.1} ms a step", repeat + 1, options.repeats, arm.ranks))?;
             arm.windows.push(windows);
         }
@@ -257,7 +254,7 @@ fn predict(link: &Link, measured: &World, devices: usize, bytes: u64) -> Predict
     Prediction { devices, step_ms, communicate_ms, efficiency: computes / step_ms }
 }
 
-impl Arm {
+impl WorldRuns {
     /// One run of it into `folder`.
     fn run(&self, options: &Options, folder: &Path, threads: &str) -> Result<Vec<Window>> {
         let above = folder.parent().unwrap_or(folder);
@@ -293,27 +290,21 @@ impl Arm {
     }
 
     fn figures(&self, link: Option<&Link>, bytes: u64) -> World {
-        let windows = self.windows.iter().flatten().collect::<Vec<_>>();
-        let over = |pick: &dyn Fn(&Window) -> f64| windows.iter().map(|window| pick(window)).collect::<Vec<_>>();
+        let windows = self.windows.concat();
+        let over = |pick: &dyn Fn(&Window) -> f64| median(&windows.iter().map(pick).collect::<Vec<_>>());
         let communicate = |window: &Window| window.parts.map_or(0.0, |parts| parts.communicate);
-        let steps = over(&Window::step_ms);
-        let computes = median(&over(&|window| window.step_ms() - communicate(window)));
+        let computes = over(&|window| window.step_ms() - communicate(window));
+        let modelled = link.filter(|_| self.ranks > 1).map(|link| computes + exchanges_ms(link, self.ranks, bytes));
         World {
             devices: self.ranks,
             accumulation: self.accumulation,
-            samples_per_s: 1e3 / median(&over(&Window::sample_ms)),
-            step_ms: Spread::of(&steps).expect("a run without windows is refused"),
-            step_ms_by_repeat: self
-                .windows
-                .iter()
-                .map(|of_run| median(&of_run.iter().map(Window::step_ms).collect::<Vec<_>>()))
-                .collect(),
-            communicate_ms: median(&over(&communicate)),
-            communicate_share: median(&over(&|window| communicate(window) / window.step_ms())),
+            samples_per_s: 1e3 / over(&Window::sample_ms),
+            step_ms: Figures::of(&windows, None).step_ms.expect("a run without windows is refused"),
+            step_ms_by_repeat: self.windows.iter().map(|of_run| median_step_ms(of_run)).collect(),
+            communicate_ms: over(&communicate),
+            communicate_share: over(&|window| communicate(window) / window.step_ms()),
             efficiency: None,
-            modelled_step_ms: link
-                .filter(|_| self.ranks > 1)
-                .map(|link| computes + exchanges_ms(link, self.ranks, bytes)),
+            modelled_step_ms: modelled,
         }
     }
 }
@@ -321,49 +312,39 @@ impl Arm {
 impl Scaling {
     /// Tables for the terminal.
     pub fn table(&self) -> String {
-        let optional =
-            |value: Option<f64>, digits: usize| value.map_or_else(String::new, |value| format!("{value:.digits$}"));
+        let columns: [Column<World>; 7] = [
+            ("samples/s", 2, |it| Some(it.samples_per_s)),
+            ("step ms", 1, |it| Some(it.step_ms.median)),
+            ("p90", 1, |it| Some(it.step_ms.p90)),
+            ("communicate", 1, |it| Some(it.communicate_ms)),
+            ("share %", 1, |it| Some(100.0 * it.communicate_share)),
+            ("efficiency", 3, |it| it.efficiency),
+            ("modelled ms", 1, |it| it.modelled_step_ms),
+        ];
+        let mib = self.gradient_bytes as f64 / f64::from(1 << 20);
         let mut lines = vec![
             self.title.clone(),
             format!(
-                "{} examples a step, {:.1} MiB of gradients, {} threads a rank",
-                self.global_batch,
-                self.gradient_bytes as f64 / f64::from(1 << 20),
-                self.threads
-            ),
-            format!(
-                "{:>8} {:>12} {:>12} {:>12} {:>14} {:>12} {:>12} {:>12}",
-                "devices", "samples/s", "step ms", "p90", "communicate", "share %", "efficiency", "modelled ms"
+                "{} examples a step, {mib:.1} MiB of gradients, {} threads a rank",
+                self.global_batch, self.threads
             ),
         ];
-        for world in &self.worlds {
-            let line = format!(
-                "{:>8} {:>12.2} {:>12.1} {:>12.1} {:>14.1} {:>12.1} {:>12} {:>12}",
-                world.devices,
-                world.samples_per_s,
-                world.step_ms.median,
-                world.step_ms.p90,
-                world.communicate_ms,
-                100.0 * world.communicate_share,
-                optional(world.efficiency, 3),
-                optional(world.modelled_step_ms, 1)
-            );
-            lines.push(line.trim_end().to_owned());
-        }
-        if let Some(link) = &self.link {
-            lines.push(format!("link: {}", link.describe()));
-        }
+        lines.extend(list(&self.worlds, |it| devices(it.devices), &columns));
+        lines.extend(self.link.iter().map(|link| format!("link: {}", link.describe())));
         if !self.modelled.is_empty() {
+            let columns: [Column<Prediction>; 3] = [
+                ("step ms", 1, |it| Some(it.step_ms)),
+                ("communicate", 1, |it| Some(it.communicate_ms)),
+                ("efficiency", 3, |it| Some(it.efficiency)),
+            ];
             lines.push("modelled, not measured: as much work a device as in the largest world above".into());
-            lines.push(format!("{:>8} {:>12} {:>14} {:>12}", "devices", "step ms", "communicate", "efficiency"));
-        }
-        for it in &self.modelled {
-            lines.push(format!(
-                "{:>8} {:>12.1} {:>14.1} {:>12.3}",
-                it.devices, it.step_ms, it.communicate_ms, it.efficiency
-            ));
+            lines.extend(list(&self.modelled, |it| devices(it.devices), &columns));
         }
         lines.extend(self.notes.iter().map(|note| format!("note: {note}")));
         lines.join("\n")
     }
+}
+
+fn devices(count: usize) -> String {
+    format!("{count} device{}", if count == 1 { "" } else { "s" })
 }

@@ -1,4 +1,4 @@
-//! The statistics of a comparison: the ratio of medians of two participants with an interval, from
+//! The statistics of a comparison: the ratio of medians of two arms with an interval, from
 //! raw samples. Nothing here knows what was measured.
 //!
 //! The arms run alternately, so the samples come in pairs of runs ("repeats") that were neighbours
@@ -126,14 +126,6 @@ impl Random {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::compare::verdict::{Word, word};
-
-    /// Steady step times of 16 native runs of a GPT-2 of 2 layers on two cores, one line a run:
-    /// medians from 102 to 115 ms.
-    fn real_runs() -> Samples {
-        let text = include_str!("../../../tests/fixtures/compare/native_step_ms.txt");
-        text.lines().map(|line| line.split_whitespace().map(|value| value.parse().unwrap()).collect()).collect()
-    }
 
     #[test]
     fn students_t_meets_its_expansion() {
@@ -156,46 +148,5 @@ mod tests {
         assert!(ratio(&[], &b).is_none() && ratio(&[vec![]], &b).is_none());
         // One repeat of one sample says nothing: the interval is everything.
         assert_eq!(ratio(&[vec![2.0]], &[vec![1.0]]).unwrap().low, 0.0);
-    }
-
-    /// A trial: 7 repeats of native, other, native again, each a block bootstrap of a real run with
-    /// that run's own level, so that the noise between runs and within runs is the real one.
-    fn trial(runs: &Samples, slow: f64, seed: u64) -> (Word, Word) {
-        let mut random = Random::new(seed);
-        let mut arm = |factor: f64| {
-            let repeats = (0..7).map(|_| {
-                let mut samples = Vec::new();
-                let from = random.below(runs.len());
-                random.blocks(&runs[from], &mut samples);
-                samples.iter().map(|ms| ms * factor).collect::<Vec<_>>()
-            });
-            repeats.collect::<Samples>()
-        };
-        let (native, other, again) = (arm(1.0), arm(slow), arm(1.0));
-        let noise = ratio_of_medians(&native, &again, seed).unwrap().unwrap();
-        let both = native.iter().zip(&again).map(|(a, b)| a.iter().chain(b).copied().collect()).collect::<Samples>();
-        let ratio = ratio_of_medians(&both, &other, seed).unwrap().unwrap();
-        (word(noise, None), word(ratio, Some(noise)))
-    }
-
-    /// The promise of the report: no difference is called where there is none in at least 19 of 20
-    /// trials, and 10 % are called in at least 18 of 20, over 200 trials each.
-    #[test]
-    fn verdicts_keep_their_promise_on_real_noise() {
-        let runs = real_runs();
-        assert!(runs.len() >= 8 && runs.iter().all(|run| run.len() >= 8));
-        let count = |slow: f64, first: u64, wanted: Word| {
-            let trials = (0..200).map(|index| trial(&runs, slow, first + index));
-            let (mut same, mut called) = (0, 0);
-            for (noise, word) in trials {
-                same += usize::from(noise == Word::Same);
-                called += usize::from(word == wanted);
-            }
-            (same, called)
-        };
-        let (same, equal) = count(1.0, 1000, Word::Same);
-        assert!(same >= 190 && equal >= 190, "A/A pairs {same}, equal arms {equal} of 200");
-        let (same, slower) = count(1.1, 2000, Word::Slower);
-        assert!(same >= 190 && slower >= 180, "A/A pairs {same}, slower arms {slower} of 200");
     }
 }

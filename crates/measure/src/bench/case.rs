@@ -1,7 +1,7 @@
-//! A case written down for its contestants: a folder with the model's weights in Hugging Face's
+//! A case written down for its arms: a folder with the model's weights in Hugging Face's
 //! form (`model/`), the rows (`data.jsonl`, in the order in which they are trained on), and
 //! `case.json`, which says everything else that a peer of another framework has to know. Kiln's own
-//! contestants read the same files through an ordinary config.
+//! arms read the same files through an ordinary config.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -20,8 +20,8 @@ use kiln_models::weights::save;
 use kiln_models::{Model, ModelType};
 use serde::{Deserialize, Serialize};
 
-use super::operators::Shapes;
 use super::suite::{Case, CaseBatch, Lengths};
+use crate::operators::Shapes;
 
 /// The version of the form of `case.json`.
 pub const CASE_SCHEMA: &str = "kiln.bench-case/1";
@@ -71,7 +71,7 @@ pub struct CaseFile {
 pub struct Prepared {
     /// The folder.
     pub folder: PathBuf,
-    /// The config of Kiln's contestants; its run folder is still to be set.
+    /// The config of Kiln's arms; its run folder is still to be set.
     pub config: RunConfig,
 }
 

@@ -1,42 +1,42 @@
-//! The verdict on a case: whether its contestants learned the same, and only then how their times
+//! The verdict on a case: whether its arms learned the same, and only then how their times
 //! relate.
 
 use kiln::config::Precision;
 use kiln::session::provenance::Provenance;
 use kiln_core::error::Result;
 
-use super::report::{CaseReport, ContestantReport, Pair};
+use super::report::{BenchArm, CaseReport, Pair};
 use crate::loss_parity::Parity;
 use crate::stats::ratio_of_medians;
 
-/// Holds the losses of every contestant against those of the first that has any, and makes the
+/// Holds the losses of every arm against those of the first that has any, and makes the
 /// ratios of times of those that are equal: of everything to `compiled`, and of peers to `native`.
 ///
 /// # Errors
 /// A signal.
 pub(super) fn judge(report: &mut CaseReport) -> Result<()> {
-    let Some(reference) = report.contestants.iter().position(|contestant| contestant.losses().next().is_some()) else {
+    let Some(reference) = report.arms.iter().position(|arm| arm.losses().next().is_some()) else {
         return Ok(());
     };
-    let kiln = report.contestants.iter().filter_map(kiln_provenance).collect::<Vec<_>>();
+    let kiln = report.arms.iter().filter_map(kiln_provenance).collect::<Vec<_>>();
     let by_mean = kiln.iter().any(|it| it.dropout);
-    let against = &report.contestants[reference];
-    let checks = report.contestants.iter().skip(reference + 1).filter_map(|contestant| {
-        let losses = [(against.losses().collect(), contestant.losses().collect())];
+    let against = &report.arms[reference];
+    let checks = report.arms.iter().skip(reference + 1).filter_map(|arm| {
+        let losses = [(against.losses().collect(), arm.losses().collect())];
         let precisions = kiln.iter().map(|it| it.precision).chain([Precision::F32]);
         let found = Parity::of(&losses, by_mean, precisions)?;
-        Some(Pair { of: contestant.name.clone(), against: against.name.clone(), found })
+        Some(Pair { of: arm.name.clone(), against: against.name.clone(), found })
     });
     report.losses = checks.collect();
     let is_equal =
         |name: &str| name == against.name || report.losses.iter().any(|check| check.of == name && check.found.passed);
-    let names = report.contestants.iter().map(|contestant| contestant.name.as_str());
+    let names = report.arms.iter().map(|arm| arm.name.as_str());
     let names = names.filter(|name| is_equal(name)).collect::<Vec<_>>();
     let of_compiled = names.iter().filter(|of| **of != "compiled").map(|of| (*of, "compiled"));
     let of_native = names.iter().filter(|of| !["native", "compiled"].contains(of)).map(|of| (*of, "native"));
     let samples = |name: &str| {
-        let found = report.contestants.iter().find(|contestant| contestant.name == name);
-        found.filter(|_| is_equal(name)).map(ContestantReport::samples)
+        let found = report.arms.iter().find(|arm| arm.name == name);
+        found.filter(|_| is_equal(name)).map(BenchArm::samples)
     };
     let mut ratios = Vec::new();
     for (of, against) in of_compiled.chain(of_native) {
@@ -50,14 +50,14 @@ pub(super) fn judge(report: &mut CaseReport) -> Result<()> {
 
 /// The time of a step if its arithmetic runs at `gflops`, in ms.
 pub(super) fn floor_ms(report: &CaseReport, gflops: f64) -> Option<f64> {
-    let provenance = report.contestants.iter().find_map(kiln_provenance)?;
-    let steps = report.contestants.iter().find_map(|contestant| contestant.rounds.first())?;
+    let provenance = report.arms.iter().find_map(kiln_provenance)?;
+    let steps = report.arms.iter().find_map(|arm| arm.rounds.first())?;
     let tokens = steps.iter().map(|step| step.tokens as f64).sum::<f64>() / steps.len() as f64;
     Some(provenance.flops_per_token? * tokens / gflops / 1e6)
 }
 
-pub(super) fn kiln_provenance(contestant: &ContestantReport) -> Option<Provenance> {
-    serde_json::from_value(contestant.provenance.clone()).ok()
+pub(super) fn kiln_provenance(arm: &BenchArm) -> Option<Provenance> {
+    serde_json::from_value(arm.provenance.clone()).ok()
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use kiln::trainer::laps::StepTimes;
 
-    fn contestant(name: &str, ms: f64, losses: &[f64]) -> ContestantReport {
+    fn arm(name: &str, ms: f64, losses: &[f64]) -> BenchArm {
         let step = |(index, loss): (usize, &f64)| StepTimes {
             step: index as u64 + 1,
             step_ms: ms,
@@ -75,11 +75,11 @@ mod tests {
             ..StepTimes::default()
         };
         let rounds = vec![losses.iter().enumerate().map(step).collect(); 2];
-        ContestantReport { name: name.into(), rounds, ..ContestantReport::default() }
+        BenchArm { name: name.into(), rounds, ..BenchArm::default() }
     }
 
-    fn judged(contestants: Vec<ContestantReport>) -> CaseReport {
-        let mut report = CaseReport { contestants, ..CaseReport::default() };
+    fn judged(arms: Vec<BenchArm>) -> CaseReport {
+        let mut report = CaseReport { arms, ..CaseReport::default() };
         judge(&mut report).unwrap();
         report
     }
@@ -88,11 +88,11 @@ mod tests {
     fn no_ratio_without_equal_losses() {
         let same = [5.0, 4.5, 4.0];
         let report = judged(vec![
-            contestant("native", 30.0, &same),
-            contestant("compiled", 10.0, &[5.0, 4.5001, 4.0]),
-            contestant("eager", 15.0, &same),
-            contestant("other", 5.0, &[5.0, 4.6, 4.0]),
-            contestant("none", 5.0, &[5.0, f64::NAN, 4.0]),
+            arm("native", 30.0, &same),
+            arm("compiled", 10.0, &[5.0, 4.5001, 4.0]),
+            arm("eager", 15.0, &same),
+            arm("other", 5.0, &[5.0, 4.6, 4.0]),
+            arm("none", 5.0, &[5.0, f64::NAN, 4.0]),
         ]);
         let passed = report.losses.iter().map(|check| check.found.passed).collect::<Vec<_>>();
         assert_eq!(passed, [true, true, false, false]);
@@ -103,9 +103,9 @@ mod tests {
 
     #[test]
     fn one_that_failed_is_left_out() {
-        let mut failed = ContestantReport { name: "native".into(), ..ContestantReport::default() };
+        let mut failed = BenchArm { name: "native".into(), ..BenchArm::default() };
         failed.failure = Some("out of memory".into());
-        let report = judged(vec![failed, contestant("compiled", 10.0, &[1.0]), contestant("eager", 20.0, &[1.0])]);
+        let report = judged(vec![failed, arm("compiled", 10.0, &[1.0]), arm("eager", 20.0, &[1.0])]);
         let ratios = report.ratios.iter().map(|it| it.of.as_str()).collect::<Vec<_>>();
         assert_eq!((report.losses.len(), ratios), (1, vec!["eager"]));
     }

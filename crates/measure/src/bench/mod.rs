@@ -3,13 +3,12 @@
 //! part, single operators, peak memory, raw samples. Whether compiling pays for a run is
 //! [`crate::compare`]'s question.
 //!
-//! Every contestant is a process of its own that stays alive and makes a few steps when it is its
-//! turn ([`crate::turns`]), so that all of them meet the same machine. [`run`](mod@run) drives them
-//! and checks that their losses are equal before any ratio is made.
+//! Every arm is a process of its own that stays alive and makes a few steps when it is its turn
+//! ([`crate::interleaved`]), so that all of them meet the same machine. [`run`](mod@run) drives
+//! them and checks that their losses are equal before any ratio is made.
 
 pub mod case;
 mod judge;
-pub mod operators;
 pub mod report;
 pub mod run;
 pub mod suite;

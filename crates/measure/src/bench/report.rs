@@ -36,7 +36,7 @@ pub struct BenchReport {
     pub notes: Vec<String>,
 }
 
-/// One case: every contestant on the same model, batches and weights.
+/// One case: every arm on the same model, batches and weights.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct CaseReport {
     /// Short name.
@@ -49,7 +49,7 @@ pub struct CaseReport {
     /// Processes that wanted to run in the mean of the last minute, after the case ended; its own
     /// are among them.
     pub load_after: Option<f64>,
-    /// Whether the contestants lived side by side and took turns.
+    /// Whether the arms lived side by side and took turns.
     pub together: bool,
     /// Steps of each that are not counted, its turns, steps of a turn.
     pub warmup: usize,
@@ -61,7 +61,8 @@ pub struct CaseReport {
     /// product, in ms.
     pub gemm_floor_ms: Option<f64>,
     /// Who took part.
-    pub contestants: Vec<ContestantReport>,
+    #[serde(rename = "contestants")]
+    pub arms: Vec<BenchArm>,
     /// Whether the losses are equal; no ratio is given where they are not.
     pub losses: Vec<Pair<Parity>>,
     /// Times of others over those of `compiled`, and of peers over those of `native`: above 1 the
@@ -74,16 +75,16 @@ pub struct CaseReport {
     pub peak: Option<UnitPeak>,
 }
 
-/// The measurements of one contestant.
+/// The measurements of one arm.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct ContestantReport {
+pub struct BenchArm {
     /// `native`, `compiled`, or a peer's name.
     pub name: String,
     /// Its description of itself.
     pub provenance: Value,
     /// Rows of a batch.
     pub batch: usize,
-    /// Share of positions that is padding, where the contestant knows it.
+    /// Share of positions that is padding, where the arm knows it.
     pub padding: Option<f64>,
     /// Why it has no (more) figures.
     pub failure: Option<String>,
@@ -103,10 +104,10 @@ pub struct ContestantReport {
     pub rounds: Vec<Vec<StepTimes>>,
 }
 
-/// The comparison of one contestant with another.
+/// The comparison of one arm with another.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Pair<T> {
-    /// The contestant.
+    /// The arm.
     pub of: String,
     /// The one that it is held against.
     pub against: String,
@@ -124,7 +125,7 @@ pub struct UnitPeak {
     pub gflops: f64,
 }
 
-/// One operator in every contestant.
+/// One operator in every arm.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OperatorReport {
     /// Its name.
@@ -134,7 +135,7 @@ pub struct OperatorReport {
     /// The arithmetic of its matrix products, forward and backward, in 10^9 operations, where it
     /// consists of them.
     pub gflop: Option<f64>,
-    /// Contestant and milliseconds of forward and backward.
+    /// Arm and milliseconds of forward and backward.
     pub ms: Vec<(String, Spread)>,
 }
 
@@ -147,7 +148,7 @@ fn counted(turn: &[StepTimes]) -> Vec<Window> {
     windows
 }
 
-impl ContestantReport {
+impl BenchArm {
     /// Computes the figures from the steps.
     pub(super) fn finish(&mut self) {
         let windows = self.rounds.iter().flat_map(|turn| counted(turn)).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! Drives the contestants of a benchmark by turns, checks their losses, and writes the report as it
+//! Drives the arms of a benchmark by turns, checks their losses, and writes the report as it
 //! goes.
 
 use std::path::{Path, PathBuf};
@@ -15,20 +15,20 @@ use kiln_models::ops::products;
 
 use super::case::prepare;
 use super::judge::{floor_ms, judge, kiln_provenance};
-use super::operators::OperatorTimes;
-use super::report::{BenchReport, CaseReport, ContestantReport, OperatorReport, SCHEMA, UnitPeak};
+use super::report::{BenchArm, BenchReport, CaseReport, OperatorReport, SCHEMA, UnitPeak};
 use super::suite::{Case, CaseBatch, Suite};
 use crate::engines::Programs;
 use crate::figures::Spread;
 use crate::gemm;
-use crate::runner::in_a_process;
-use crate::turns::participant::{Answer, Failure, Group, Participant, Program, Running};
-use crate::turns::protocol::Turn;
+use crate::interleaved::protocol::Turn;
+use crate::interleaved::{Arm, ArmProcess, Interleaved, Program};
+use crate::operators::OperatorTimes;
+use crate::runner::{Answer, Attempt, Failure, in_a_process};
 
-/// Log rows, and so reads from the device, of contestants on a GPU.
+/// Log rows, and so reads from the device, of arms on a GPU.
 const LOGGING_STEPS_GPU: usize = 10;
 
-/// A contestant that is not Kiln.
+/// An arm that is not Kiln.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Its name in tables.
@@ -42,20 +42,14 @@ impl std::str::FromStr for Peer {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let bad = || {
-            Error::config(format!("--peer: expected NAME=COMMAND, got {text:?}"))
-                .help(format!("as in --peer \"eager=python3 benches/pytorch/worker.py --mode eager\"; {NAME}"))
-        };
-        let (name, command) = text.split_once('=').ok_or_else(bad)?;
-        let command = command.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        if !is_free(name) || command.is_empty() {
-            return Err(bad());
-        }
-        Ok(Self { name: name.into(), command })
+        let has_words = |command: &str| !command.trim().is_empty();
+        let example = "--peer \"eager=python3 benches/pytorch/worker.py --mode eager\"";
+        let (name, command) = named("--peer", "COMMAND", example, text, has_words)?;
+        Ok(Self { name, command: command.split_whitespace().map(str::to_owned).collect() })
     }
 }
 
-/// The compiled mode with another setting, as a contestant of its own.
+/// The compiled mode with another setting, as an arm of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variant {
     /// Its name in tables.
@@ -68,16 +62,29 @@ impl std::str::FromStr for Variant {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let parts = text.split_once('=').filter(|(name, set)| is_free(name) && set.contains('='));
-        let (name, set) = parts.ok_or_else(|| {
-            Error::config(format!("--variant: expected NAME=SECTION.KEY=VALUE, got {text:?}"))
-                .help(format!("as in --variant fused=compiler.fused_ops=on; {NAME}"))
-        })?;
-        Ok(Self { name: name.into(), set: set.into() })
+        let is_setting = |set: &str| set.contains('=');
+        let example = "--variant fused=compiler.fused_ops=on";
+        let (name, set) = named("--variant", "SECTION.KEY=VALUE", example, text, is_setting)?;
+        Ok(Self { name, set: set.into() })
     }
 }
 
-/// Whether a contestant besides Kiln's modes can have this name, which is also that of its files in
+/// The parts of `text`, `NAME=REST`, which `option` takes in the form `rest`.
+fn named<'a>(
+    option: &str,
+    rest: &str,
+    example: &str,
+    text: &'a str,
+    is_right: impl Fn(&str) -> bool,
+) -> Result<(String, &'a str)> {
+    let parts = text.split_once('=').filter(|(name, rest)| is_free(name) && is_right(rest));
+    let (name, value) = parts.ok_or_else(|| {
+        Error::config(format!("{option}: expected NAME={rest}, got {text:?}")).help(format!("as in {example}; {NAME}"))
+    })?;
+    Ok((name.into(), value))
+}
+
+/// Whether an arm besides Kiln's modes can have this name, which is also that of its files in
 /// the folder of the case.
 fn is_free(name: &str) -> bool {
     let is_plain = |c: char| c.is_alphanumeric() || "-_.+".contains(c);
@@ -112,9 +119,9 @@ pub enum Subject {
 pub struct Options {
     /// The thing that is compared.
     pub subject: Subject,
-    /// Steps of each contestant that are not counted.
+    /// Steps of each arm that are not counted.
     pub warmup: Option<usize>,
-    /// Turns of each contestant.
+    /// Turns of each arm.
     pub rounds: Option<usize>,
     /// Optimizer steps of a turn.
     pub steps: Option<usize>,
@@ -122,17 +129,17 @@ pub struct Options {
     pub operators: usize,
     /// The compiled mode with other settings.
     pub variants: Vec<Variant>,
-    /// Contestants that are not Kiln.
+    /// Arms that are not Kiln.
     pub peers: Vec<Peer>,
     /// The file of the report.
     pub out: PathBuf,
     /// No case is begun after this time.
     pub time_limit: Option<Duration>,
-    /// A contestant that is silent for so long has failed.
+    /// An arm that is silent for so long has failed.
     pub answer_within: Duration,
 }
 
-/// No number of steps, rounds or repeats is larger: what a contestant answers must have room in
+/// No number of steps, rounds or repeats is larger: what an arm answers must have room in
 /// memory.
 const MOST: usize = 1_000_000;
 
@@ -148,7 +155,7 @@ struct Turns {
 }
 
 /// Measures, and writes the report after every case. `say` is told how far it is. The second value
-/// is the error that the benchmark should end with although there is a report: a contestant that
+/// is the error that the benchmark should end with although there is a report: an arm that
 /// failed, or losses that are not equal.
 ///
 /// # Errors
@@ -248,12 +255,12 @@ impl Turns {
         Ok(())
     }
 
-    /// The contestants in groups that live side by side.
-    fn groups(self, contestants: &[Participant]) -> std::slice::Chunks<'_, Participant> {
-        contestants.chunks(if self.together { contestants.len() } else { 1 })
+    /// The arms in groups that live side by side.
+    fn groups(self, arms: &[Arm]) -> std::slice::Chunks<'_, Arm> {
+        arms.chunks(if self.together { arms.len() } else { 1 })
     }
 
-    /// All steps of a contestant, and the one with which it ends.
+    /// All steps of an arm, and the one with which it ends.
     fn total(self) -> u64 {
         (self.warmup + self.rounds * self.steps + 1) as u64
     }
@@ -295,7 +302,7 @@ fn measure(
         steps: turns.steps,
         ..CaseReport::default()
     };
-    let (mut contestants, patience) = (Vec::new(), options.answer_within);
+    let (mut arms, patience) = (Vec::new(), options.answer_within);
     let modes = [("native", CompilerMode::Native, None), ("compiled", CompilerMode::Compiled, None)].into_iter();
     let variants = options.variants.iter();
     let variants = variants.map(|it| (it.name.as_str(), CompilerMode::Compiled, Some(it.set.clone())));
@@ -308,19 +315,19 @@ fn measure(
             write_whole(&file, config.to_toml()?.as_bytes())?;
             config = RunConfig::load_with(&file, &[set]).map_err(|error| error.at(format!("--variant {name}")))?;
         }
-        let contestant = Participant::kiln(name, programs.of(mode), &config, file, patience)?;
+        let arm = Arm::kiln(name, programs.of(mode), &config, file, patience)?;
         if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {
-            // The result is kept for the contestant.
+            // The result is kept for the arm.
             in_a_process(programs.of(mode), &config, &format!("tune-batch ({mode})"), |command, file| {
                 command.arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
                 command.args(max_batch.iter().flat_map(|max| ["--max".to_owned(), max.to_string()]));
             })?;
         }
-        contestants.push(contestant);
+        arms.push(arm);
     }
     // Peers are given the batch, and here every mode has its own.
     for peer in options.peers.iter().filter(|_| !is_max) {
-        contestants.push(Participant {
+        arms.push(Arm {
             name: peer.name.clone(),
             whose: Program::Peer,
             program: peer.command[0].clone().into(),
@@ -330,9 +337,9 @@ fn measure(
         });
     }
     let mut failures = Vec::new();
-    for group in turns.groups(&contestants) {
+    for group in turns.groups(&arms) {
         let (reports, failed) = take_turns(group, turns)?;
-        report.contestants.extend(reports);
+        report.arms.extend(reports);
         failures.extend(failed);
     }
     // Where every mode has its own batch, the losses are others.
@@ -340,7 +347,7 @@ fn measure(
         judge(&mut report)?;
     }
     if options.operators > 0 && !is_max {
-        failures.extend(operators(&mut report, &contestants, options.operators, turns)?);
+        failures.extend(operators(&mut report, &arms, options.operators, turns)?);
         if kind == DeviceKind::Cpu {
             report.peak = peak(&report)?;
         }
@@ -361,17 +368,11 @@ fn measure(
 
 type Failed = Vec<(String, Failure)>;
 
-/// Lets `contestants` live side by side and make their turns.
-fn take_turns(contestants: &[Participant], turns: Turns) -> Result<(Vec<ContestantReport>, Failed)> {
-    let (mut reports, mut group) = (Vec::new(), Group::default());
-    for contestant in contestants {
-        let mut report = ContestantReport { name: contestant.name.clone(), ..ContestantReport::default() };
-        group.join(match contestant.start()? {
-            Ok(mut running) => warm_up(&mut running, &mut report, turns)?.map(|()| running),
-            Err(failure) => Err(failure),
-        });
-        reports.push(report);
-    }
+/// Lets `arms` live side by side and make their turns.
+fn take_turns(arms: &[Arm], turns: Turns) -> Result<(Vec<BenchArm>, Failed)> {
+    let mut reports =
+        arms.iter().map(|arm| BenchArm { name: arm.name.clone(), ..BenchArm::default() }).collect::<Vec<_>>();
+    let mut group = Interleaved::start(arms, |index, process| warm_up(process, &mut reports[index], turns))?;
     for _ in 0..turns.rounds {
         group.turn(
             |_| turns.steps,
@@ -394,29 +395,27 @@ fn take_turns(contestants: &[Participant], turns: Turns) -> Result<(Vec<Contesta
     Ok((reports, failures))
 }
 
-/// The steps of a contestant that are not counted, the first of them by itself.
-fn warm_up(running: &mut Running, report: &mut ContestantReport, turns: Turns) -> Result<Answer<()>> {
-    let hello = &running.hello;
+/// The steps of an arm that are not counted, the first of them by itself.
+fn warm_up(process: &mut ArmProcess, report: &mut BenchArm, turns: Turns) -> Attempt<()> {
+    let hello = &process.hello;
     (report.provenance, report.batch, report.padding) = (hello.provenance.clone(), hello.batch, hello.padding);
     if hello.total_steps < turns.total() {
-        return Err(Error::config(format!(
+        let message = format!(
             "the run has {} steps, and {} warm-up + {} x {} + 1 = {} are needed",
             hello.total_steps,
             turns.warmup,
             turns.rounds,
             turns.steps,
             turns.total()
-        ))
-        .help("lower --warmup, --rounds or --steps, or raise trainer.max_steps with --set"));
+        );
+        let help = "lower --warmup, --rounds or --steps, or raise trainer.max_steps with --set";
+        return Err(Error::config(message).help(help).into());
     }
     for count in [1, turns.warmup - 1].into_iter().filter(|count| *count > 0) {
-        match running.run(count)?.and_then(|turn| whole(turn, count)) {
-            Ok(turn) => report.warmup_steps.extend(turn.steps),
-            Err(failure) => return Ok(Err(failure)),
-        }
-        report.first_step_seconds.get_or_insert(running.seconds());
+        report.warmup_steps.extend(whole(process.run(count)?, count)?.steps);
+        report.first_step_seconds.get_or_insert(process.seconds());
     }
-    Ok(Ok(()))
+    Ok(())
 }
 
 /// `turn`, which has to have the times of all its `count` steps.
@@ -433,10 +432,10 @@ fn whole(turn: Turn, count: usize) -> Answer<Turn> {
     }
 }
 
-/// The peak of the instructions that multiply in the fused operators of `report`, whose contestants
+/// The peak of the instructions that multiply in the fused operators of `report`, whose arms
 /// have one precision; none where all have failed.
 fn peak(report: &CaseReport) -> Result<Option<UnitPeak>> {
-    let Some(provenance) = report.contestants.iter().find_map(kiln_provenance) else { return Ok(None) };
+    let Some(provenance) = report.arms.iter().find_map(kiln_provenance) else { return Ok(None) };
     let dtype = match provenance.precision {
         Precision::Bf16 => FloatDType::BF16,
         Precision::F16 => FloatDType::F16,
@@ -449,42 +448,40 @@ fn peak(report: &CaseReport) -> Result<Option<UnitPeak>> {
 }
 
 /// Measures single operators in processes of their own, by turns where that is wanted.
-fn operators(report: &mut CaseReport, contestants: &[Participant], repeats: usize, turns: Turns) -> Result<Failed> {
-    let (mut failures, mut measured) = (Failed::new(), Vec::<(&str, OperatorTimes)>::new());
-    for members in turns.groups(contestants) {
-        let mut group = Group::default();
-        for contestant in members {
-            let mut contestant = contestant.clone();
-            contestant.arguments.push("--operators".into());
-            contestant.errors.set_extension("operators.err");
-            group.join(match contestant.start()? {
-                // The first pass of everything is the warm-up.
-                Ok(mut running) => running.run(1)?.map(|_| running),
-                Err(failure) => Err(failure),
-            });
-        }
+fn operators(report: &mut CaseReport, arms: &[Arm], repeats: usize, turns: Turns) -> Result<Failed> {
+    let (mut failures, mut measured) = (Failed::new(), Vec::<(String, OperatorTimes)>::new());
+    for members in turns.groups(arms) {
+        let of_operators = |arm: &Arm| {
+            let mut arm = arm.clone();
+            arm.arguments.push("--operators".into());
+            arm.errors.set_extension("operators.err");
+            arm
+        };
+        let members = members.iter().map(of_operators).collect::<Vec<_>>();
+        // The first pass of everything is the warm-up.
+        let mut group = Interleaved::start(&members, |_, process| process.run(1).map(drop))?;
         for _ in 0..turns.rounds {
             group.turn(
                 |_| repeats,
                 |index, turn| {
-                    measured.extend(turn.operators.into_iter().map(|times| (members[index].name.as_str(), times)));
+                    measured.extend(turn.operators.into_iter().map(|times| (members[index].name.clone(), times)));
                     Ok(())
                 },
             )?;
         }
         let ends = members.iter().zip(group.end());
-        failures.extend(ends.filter_map(|(contestant, end)| Some((contestant.name.clone(), end.err()?))));
+        failures.extend(ends.filter_map(|(arm, end)| Some((arm.name.clone(), end.err()?))));
     }
     for (_, OperatorTimes { name, shape, gflop, .. }) in &measured {
         if report.operators.iter().any(|operator| operator.name == *name) {
             continue;
         }
-        let spread = |contestant: &Participant| {
-            let times = measured.iter().filter(|(of, times)| *of == contestant.name && times.name == *name);
+        let spread = |arm: &Arm| {
+            let times = measured.iter().filter(|(of, times)| *of == arm.name && times.name == *name);
             let ms = times.flat_map(|(_, times)| times.ms.iter().copied()).collect::<Vec<_>>();
-            Some((contestant.name.clone(), Spread::of(&ms)?))
+            Some((arm.name.clone(), Spread::of(&ms)?))
         };
-        let ms = contestants.iter().filter_map(spread).collect();
+        let ms = arms.iter().filter_map(spread).collect();
         report.operators.push(OperatorReport { name: name.clone(), shape: shape.clone(), gflop: *gflop, ms });
     }
     Ok(failures)

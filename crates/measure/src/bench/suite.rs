@@ -1,5 +1,5 @@
 //! The suites: `suites.toml` as Rust values. It says what is measured, not how; [`super::case`]
-//! writes a case down for the contestants.
+//! writes a case down for the arms.
 
 use std::collections::BTreeMap;
 
@@ -37,15 +37,15 @@ pub struct Suite {
     pub about: String,
     /// Where it is measured.
     pub device: Place,
-    /// Whether contestants live side by side and take turns.
+    /// Whether arms live side by side and take turns.
     pub together: bool,
     /// Whether a large matrix product is timed too, as the measure of what a step's arithmetic
     /// should take.
     #[serde(default)]
     pub floor: bool,
-    /// Steps of each contestant before anything is counted.
+    /// Steps of each arm before anything is counted.
     pub warmup: usize,
-    /// Turns of each contestant.
+    /// Turns of each arm.
     pub rounds: usize,
     /// Optimizer steps of a turn.
     pub steps: usize,

@@ -1,11 +1,11 @@
 //! A case of a benchmark for the terminal.
 
 use super::report::{CaseReport, UnitPeak};
-use crate::report::document::Rows;
+use crate::table::Rows;
 
-/// `report` as text: a table of the contestants, the losses, the ratios, the operators.
+/// `report` as text: a table of the arms, the losses, the ratios, the operators.
 pub fn terminal(report: &CaseReport) -> String {
-    let mut rows = Rows::new(&report.contestants);
+    let mut rows = Rows::new(&report.arms);
     rows.number("batch", 0, |it| (it.batch > 0).then_some(it.batch as f64));
     rows.number("step ms, median", 1, |it| Some(it.step_ms?.median));
     rows.number("  p10", 1, |it| Some(it.step_ms?.p10));
@@ -37,8 +37,8 @@ pub fn terminal(report: &CaseReport) -> String {
     }
     let mut lines = vec![format!("{}: {}", report.name, report.about)];
     lines.extend(rows.table(|it| &it.name).blocks(usize::MAX).concat());
-    for contestant in &report.contestants {
-        lines.extend(contestant.failure.iter().map(|failure| format!("{} failed: {failure}", contestant.name)));
+    for arm in &report.arms {
+        lines.extend(arm.failure.iter().map(|failure| format!("{} failed: {failure}", arm.name)));
     }
     if let Some(floor) = report.gemm_floor_ms {
         lines.push(format!("{floor:.1} ms is what the step's arithmetic takes at the rate of a large matrix product"));

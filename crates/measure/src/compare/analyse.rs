@@ -9,12 +9,12 @@ use kiln_core::error::{Error, Result};
 use kiln_core::stats::{mean, median};
 
 use super::derived::{at_equal, common_moments, common_target, derive, seconds_to};
-use super::measured::MeasuredRun;
-use super::verdict::{Word, word};
-use super::{Arm, ArmReport, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
+use super::{ArmReport, ArmRuns, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
 use crate::figures::{Figures, Window, finite};
 use crate::loss_parity::Parity;
+use crate::measured::MeasuredRun;
 use crate::stats::{Samples, ratio_of_medians};
+use crate::verdict::Verdict;
 
 /// Settings that may differ between arms without a word: where a run writes, how often it says
 /// something, and its seed, which changes from repeat to repeat. The compiler is what is compared.
@@ -42,7 +42,7 @@ const SEED: u64 = 42;
 
 /// An arm and what its run folders say.
 struct MeasuredArm<'a> {
-    runs: &'a Arm,
+    runs: &'a ArmRuns,
     measured: Vec<MeasuredRun>,
 }
 
@@ -53,7 +53,8 @@ struct MeasuredArm<'a> {
 /// is an error of finished runs; of the arms of an experiment, which ran for each other, that one
 /// fails.
 pub fn analyse(experiment: &Experiment, base: &Path) -> Result<Report> {
-    let read = |arm: &'_ Arm| arm.runs.iter().map(|run| MeasuredRun::read(&base.join(run))).collect::<Result<Vec<_>>>();
+    let read =
+        |arm: &'_ ArmRuns| arm.runs.iter().map(|run| MeasuredRun::read(&base.join(run))).collect::<Result<Vec<_>>>();
     let is_of_finished_runs = experiment.arms.iter().any(|arm| arm.role == Role::Run);
     let (mut described, mut measured) = (experiment.arms.clone(), Vec::new());
     for arm in &mut described {
@@ -203,7 +204,7 @@ fn compare(
     Ok(Comparison {
         arm: arm.runs.name.clone(),
         against: reference.runs.name.clone(),
-        verdict: speedup.map_or(Word::NotComparable, |speedup| word(speedup, noise)),
+        verdict: speedup.map_or(Verdict::NotComparable, |speedup| Verdict::of(speedup, noise)),
         reason: reason.or_else(|| speedup.is_none().then(|| "an arm has no run".into())),
         speedup,
         time_saved_percent: speedup.map(|speedup| (1.0 - 1.0 / speedup.ratio) * 100.0),

@@ -7,8 +7,12 @@ use kiln::plan::RunPlan;
 use kiln_core::error::{Error, Result, nearest};
 
 use super::ablation::{self, Ablate};
-use super::keys::{ACCUMULATION, BATCH, BLOCK};
-use super::{Arm, Role};
+use super::{ArmRuns, Role};
+
+/// Settings by which arms differ.
+const BATCH: &str = "trainer.per_device_train_batch_size";
+const ACCUMULATION: &str = "trainer.gradient_accumulation_steps";
+const BLOCK: &str = "data.block_size";
 
 /// The names for `--arms`.
 const NAMES: [&str; 4] = ["native", "compiled", "native-large", "compiled-large"];
@@ -23,17 +27,17 @@ pub struct Wanted {
     /// Also an arm with each part of the compiler off.
     pub ablate: Option<Ablate>,
     /// Also both modes at these points.
-    pub sweep: Sweep,
+    pub sweep: Scan,
 }
 
 /// The points of `--sweep batch=4,8,block=64,128`: every batch with every block.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Sweep {
+pub struct Scan {
     batch: Vec<usize>,
     block: Vec<usize>,
 }
 
-impl FromStr for Sweep {
+impl FromStr for Scan {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -68,7 +72,7 @@ impl FromStr for Sweep {
     }
 }
 
-impl Sweep {
+impl Scan {
     /// Every batch with every block; none where that is not swept.
     fn points(&self) -> Vec<(Option<usize>, Option<usize>)> {
         let or_none = |list: &[usize]| match list {
@@ -88,7 +92,7 @@ pub struct PlannedArm {
     /// run.
     pub config: RunConfig,
     /// Its description for the report.
-    pub runs: Arm,
+    pub runs: ArmRuns,
 }
 
 impl Wanted {
@@ -170,7 +174,7 @@ pub fn arms(base: &RunConfig, wanted: &Wanted, planned: &RunPlan) -> Result<(Vec
                 changed(BLOCK, config.data.block_size != base.data.block_size),
             ];
             let (changes, runs) = (changes.into_iter().flatten().collect(), Vec::new());
-            let runs = Arm { name, label, role, changes, point, runs, process_seconds: Vec::new(), failure: None };
+            let runs = ArmRuns { name, label, role, changes, point, runs, process_seconds: Vec::new(), failure: None };
             let mut config = config;
             config.trainer.set_compiler(mode);
             all.push(PlannedArm { config, runs });
@@ -328,12 +332,12 @@ mod tests {
 
     #[test]
     fn sweeps_pair_the_modes_at_every_point() {
-        let sweep = "batch=2,4,block=16".parse::<Sweep>().unwrap();
+        let sweep = "batch=2,4,block=16".parse::<Scan>().unwrap();
         let wanted = Wanted { sweep, ..Wanted::default() };
         let swept = names(&wanted).into_iter().filter(|name| name.contains("-b")).collect::<Vec<_>>();
         assert_eq!(swept, ["native-b2-s16", "compiled-b2-s16", "native-b4-s16", "compiled-b4-s16"]);
         for bad in ["", "4", "batch=", "batch=0", "batch=four", "size=4", "batch=4,8,4"] {
-            assert!(bad.parse::<Sweep>().unwrap_err().to_string().contains("--sweep"), "{bad}");
+            assert!(bad.parse::<Scan>().unwrap_err().to_string().contains("--sweep"), "{bad}");
         }
     }
 

@@ -2,46 +2,9 @@
 //! has paid for itself, the ceiling.
 
 use kiln_core::stats::mean;
-use serde::Serialize;
 
-use super::verdict::Word;
-use super::{ArmReport, Comparison, LossPoint, Moments, Role, WholeRun};
-
-/// Figures that are none where an arm is missing or must not be compared.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Derived {
-    /// Native at the native batch / compiled at the compiled batch, time per example:
-    /// `compiler_share x batch_share`.
-    pub total_speedup: Option<f64>,
-    /// Compiled against native at the native batch.
-    pub compiler_share: Option<f64>,
-    /// Compiled at the compiled batch against compiled at the native batch.
-    pub batch_share: Option<f64>,
-    /// Native at the compiled batch against native at the native batch: what the batch alone gives.
-    pub native_batch_share: Option<f64>,
-    /// `batch_share / native_batch_share`: above 1 the compiler gains from the batch more than
-    /// native does.
-    pub interaction: Option<f64>,
-    /// Steps after which the compiled run is ahead: what it takes more beside its steady steps in
-    /// the first run, nothing tuned, over what a step takes less. None when it is not measurably
-    /// faster.
-    pub break_even_step: Option<f64>,
-    /// Steps after which a later compiled run is ahead, with the kernels that earlier runs have
-    /// tuned. None when it is not measurably faster.
-    pub break_even_step_later: Option<f64>,
-    /// The most that any compiler could give at this batch: `step / (step - forward - backward -
-    /// update)` (Amdahl); on a GPU the wait for the device counts as computing.
-    pub ceiling: Option<f64>,
-    /// Share of the native step that a compiler works on: forward, backward and update.
-    pub compute_share: Option<f64>,
-    /// The loss that the arms' seconds to the target are about.
-    pub target_loss: Option<f64>,
-    /// The last step, token count and second that the arms of the comparison (not those of
-    /// ablations and sweeps) have all reached: where their losses are compared.
-    pub equal: Option<Moments<f64>>,
-    /// One sentence for whoever decides.
-    pub advice: Option<String>,
-}
+use super::{ArmReport, Comparison, Derived, LossPoint, Moments, Role, WholeRun};
+use crate::verdict::Verdict;
 
 /// Derives them.
 pub(super) fn derive(
@@ -71,7 +34,7 @@ pub(super) fn derive(
     let pays = |overhead: fn(&ArmReport) -> Option<f64>| {
         let (native, compiled) = (native?, other?);
         // An arm that is not measurably faster pays for nothing.
-        let faster = |one: &&Comparison| one.arm == compiled.name && one.verdict == Word::Faster;
+        let faster = |one: &&Comparison| one.arm == compiled.name && one.verdict == Verdict::Faster;
         comparisons.iter().find(faster)?;
         let gain = (native.step_ms_p50? - compiled.step_ms_p50?) / 1e3;
         let extra = overhead(compiled)? - overhead(native)?;
@@ -112,18 +75,18 @@ fn advice(
         // The larger batch is worth its name only where its interval lies above the other's
         // estimate.
         let better = measured.speedup?.low > comparison.speedup?.ratio;
-        (measured.verdict == Word::Faster && better).then_some(large.micro_batch?)
+        (measured.verdict == Verdict::Faster && better).then_some(large.micro_batch?)
     });
     let at = large.map_or(String::new(), |batch| format!(", {batch} examples at a time"));
     Some(match (comparison.verdict, break_even) {
-        (Word::Faster, Some(step)) if step <= steps as f64 => format!(
+        (Verdict::Faster, Some(step)) if step <= steps as f64 => format!(
             "this run has {steps} steps and compiling has paid for its start after step {step}: train it compiled{at}"
         ),
-        (Word::Faster, Some(step)) => {
+        (Verdict::Faster, Some(step)) => {
             format!("this run has {steps} steps and compiling would pay after step {step}: stay native")
         }
-        (Word::Slower, _) => "compiling makes this run slower: stay native".into(),
-        (Word::Same, _) => "compiling makes no measurable difference here".into(),
+        (Verdict::Slower, _) => "compiling makes this run slower: stay native".into(),
+        (Verdict::Same, _) => "compiling makes no measurable difference here".into(),
         _ => return None,
     })
 }
@@ -205,7 +168,7 @@ mod tests {
         }
     }
 
-    fn comparison(arm: &str, verdict: Word, ratio: f64) -> Comparison {
+    fn comparison(arm: &str, verdict: Verdict, ratio: f64) -> Comparison {
         Comparison {
             arm: arm.into(),
             against: "native".into(),
@@ -229,7 +192,7 @@ mod tests {
             arm("compiled-large", Role::CompiledLarge, 40.0, [12.0, 3.0]),
         ];
         let comparisons = [("compiled", 2.0), ("native-large", 1.25), ("compiled-large", 3.0)]
-            .map(|(arm, ratio)| comparison(arm, Word::Faster, ratio));
+            .map(|(arm, ratio)| comparison(arm, Verdict::Faster, ratio));
         let whole = |steps| Some(WholeRun { steps, samples: 0, evaluations: 0, saves: 0 });
         let derived = derive(&arms, &comparisons, whole(900), None, None);
         assert_eq!((derived.compiler_share, derived.batch_share), (Some(2.0), Some(1.5)));
@@ -242,7 +205,7 @@ mod tests {
         let advice = derive(&arms, &comparisons, whole(150), None, None).advice.unwrap();
         assert!(advice.contains("150 steps and compiling would pay after step 200: stay native"), "{advice}");
         // An arm that is not measurably faster pays for nothing.
-        let same = derive(&arms, &[comparison("compiled", Word::Same, 2.0)], whole(900), None, None);
+        let same = derive(&arms, &[comparison("compiled", Verdict::Same, 2.0)], whole(900), None, None);
         assert_eq!(same.break_even_step, None);
         assert!(same.advice.unwrap().contains("no measurable difference"));
     }

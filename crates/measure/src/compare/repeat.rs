@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use kiln_core::error::Result;
 use kiln_core::host;
 
-use crate::turns::participant::{Answer, Group, Participant};
+use crate::interleaved::{Arm, ArmProcess, Interleaved};
+use crate::runner::{Answer, Attempt, Stop};
 
 /// Steps of a turn side by side: few enough that the machine is the same for all arms. The first of
 /// them finds caches and threads cold and is left out of the figures ([`super::measured`]).
@@ -31,51 +32,48 @@ const SHARE: f64 = 0.8;
 /// take less.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Trains every participant for `steps` steps, or to the end of its plan where that comes first:
+/// Trains every arm for `steps` steps, or to the end of its plan where that comes first:
 /// the seconds of its process, or how it failed. The output of a process is kept in its file of
 /// errors until it has ended well.
 ///
 /// # Errors
 /// A program that cannot be started, and a signal to this process.
-pub(super) fn repeat(participants: &[Participant], steps: usize, together: bool) -> Result<Vec<Answer<f64>>> {
+pub(super) fn repeat(arms: &[Arm], steps: usize, together: bool) -> Result<Vec<Answer<f64>>> {
     if together {
-        return take_turns(participants, steps, TURN);
+        return take_turns(arms, steps, TURN);
     }
-    let alone = participants.chunks(1).map(|participant| take_turns(participant, steps, TURN_ALONE));
+    let alone = arms.chunks(1).map(|arm| take_turns(arm, steps, TURN_ALONE));
     Ok(alone.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// How many steps a run should have, by what a few steps of `participant` take.
+/// How many steps a run should have, by what a few steps of `arm` take.
 ///
 /// # Errors
 /// A program that cannot be started, and a signal to this process.
-pub(super) fn pace(participant: &Participant, is_cpu: bool) -> Result<usize> {
+pub(super) fn pace(arm: &Arm, is_cpu: bool) -> Result<usize> {
     let (least, warmup) = if is_cpu { (LEAST_CPU, TURN) } else { (LEAST_DEVICE, LEAST_DEVICE / 4) };
     // A run that fails here will fail as an arm, and then it will be told.
-    let Ok(mut running) = participant.start()? else { return Ok(least) };
-    let (Ok(_), before) = (running.run(warmup)?, Instant::now()) else { return Ok(least) };
-    let Ok(_) = running.run(warmup)? else { return Ok(least) };
-    let step = before.elapsed().as_secs_f64() / warmup as f64;
-    Ok(least.max((SECONDS / step).ceil() as usize))
+    let timed = || -> Attempt<f64> {
+        let mut process = arm.start()?;
+        process.run(warmup)?;
+        let before = Instant::now();
+        process.run(warmup)?;
+        Ok(before.elapsed().as_secs_f64() / warmup as f64)
+    };
+    Ok(Stop::of_arm(timed())?.map_or(least, |step| least.max((SECONDS / step).ceil() as usize)))
 }
 
-fn take_turns(participants: &[Participant], steps: usize, turn: usize) -> Result<Vec<Answer<f64>>> {
-    let mut group = Group::default();
-    for participant in participants {
-        group.join(participant.start()?);
-    }
+fn take_turns(arms: &[Arm], steps: usize, turn: usize) -> Result<Vec<Answer<f64>>> {
+    let mut group = Interleaved::start(arms, |_, _| Ok(()))?;
     // The last step is made at the end.
     for made in (0..steps.saturating_sub(1)).step_by(turn) {
         let left = |total: u64| steps.min(total as usize).saturating_sub(made + 1).min(turn);
         group.turn(|hello| left(hello.total_steps), |_, _| Ok(()))?;
     }
-    let ends = participants.iter().zip(group.end()).map(|(participant, end)| {
-        let end = match end {
-            Ok(running) => running.finish()?,
-            Err(failure) => Err(failure),
-        };
+    let ends = arms.iter().zip(group.end()).map(|(arm, end)| {
+        let end = Stop::of_arm(end.map_err(Stop::Arm).and_then(ArmProcess::finish))?;
         if end.is_ok() {
-            let _ = std::fs::remove_file(&participant.errors);
+            let _ = std::fs::remove_file(&arm.errors);
         }
         Ok(end)
     });

@@ -12,18 +12,18 @@ use kiln::plan::RunPlan;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_json;
 use kiln_core::process::scratch;
-use kiln_core::stats::median;
 use kiln_data::cache;
 
 use super::analyse::analyse;
 use super::arms::{PlannedArm, Wanted, arms, run_config};
-use super::verdict::Word;
 use super::{EXPERIMENT_SCHEMA, Experiment, Report, Role, WholeRun, repeat};
 use crate::engines::Programs;
-use crate::figures::Window;
-use crate::runner::in_a_process;
-use crate::turns::participant::{Answer, Participant};
-use crate::{gemm, output, report};
+use crate::figures::median_step_ms;
+use crate::interleaved::Arm;
+use crate::measured::MeasuredRun;
+use crate::runner::{Answer, in_a_process};
+use crate::verdict::Verdict;
+use crate::{gemm, output};
 
 /// The file that keeps an [`Experiment`].
 pub const FILE: &str = "experiment.json";
@@ -52,7 +52,7 @@ pub struct Options {
     pub compiled_program: Option<PathBuf>,
 }
 
-/// Runs the comparison and writes its report. `plan` makes a plan of a config; `verify` is asked
+/// Runs the comparison. `plan` makes a plan of a config; `verify` is asked
 /// before anything runs whether both modes of it compute the same; `say` is told how far it is. The
 /// second value is the error that the comparison should end with although there is a report: an arm
 /// that failed, or parity that did.
@@ -67,11 +67,7 @@ pub fn run(
 ) -> Result<(Report, PathBuf, Option<Error>)> {
     let base = &options.config;
     options.wanted.check()?;
-    let out = match &options.out {
-        Some(out) => out.clone(),
-        None => PathBuf::from(format!("{}-compare", base.trainer.expanded_output_dir()?.display())),
-    };
-    output::check(&out, FILE, base.trainer.on_existing)?;
+    let out = output::folder(options.out.as_deref(), base, "compare", FILE)?;
     let device = device::select(base.trainer.device.kind, base.trainer.device.index)?;
     let is_cpu = device.kind == DeviceKind::Cpu;
     let programs = Programs::find(device.kind)?;
@@ -107,7 +103,7 @@ pub fn run(
             say("looking how long a step takes")?;
             let scratch = scratch()?;
             let config = run_config(&arms[0], scratch.path().join("run"), 1, logging_steps);
-            repeat::pace(&participant(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
+            repeat::pace(&process_of(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
         }
     };
     let steps = steps.min(whole.steps as usize);
@@ -139,7 +135,6 @@ pub fn run(
     experiment.is_complete = true;
     write_json(&out.join(FILE), &experiment)?;
     let report = analyse(&experiment, &out)?;
-    report::write(&report, &out)?;
     let error = outcome(&experiment, &report);
     Ok((report, out, error))
 }
@@ -168,17 +163,17 @@ impl Round<'_> {
         if self.repeat % 2 == 1 {
             alive.reverse();
         }
-        let (mut participants, mut folders) = (Vec::new(), Vec::new());
+        let (mut processes, mut folders) = (Vec::new(), Vec::new());
         for arm in &alive {
             let relative = Path::new("arms").join(&arm.runs.name).join(format!("repeat-{}", self.repeat + 1));
             let above = out.join("arms").join(&arm.runs.name);
             fs::create_dir_all(&above).map_err(|error| Error::io(format!("create {}", above.display()), &error))?;
             let file = above.join(format!("repeat-{}.toml", self.repeat + 1));
             let config = run_config(arm, out.join(&relative), self.repeat, self.logging_steps);
-            participants.push(participant(arm, &config, file, self.programs)?);
+            processes.push(process_of(arm, &config, file, self.programs)?);
             folders.push(relative);
         }
-        let mut ends = repeat::repeat(&participants, self.steps, self.together)?;
+        let mut ends = repeat::repeat(&processes, self.steps, self.together)?;
         if self.together && ends.iter().any(is_out_of_memory) {
             // Which one needed too much cannot be said while they share the machine's memory.
             let again = format!(
@@ -191,7 +186,7 @@ impl Round<'_> {
                 fs::remove_dir_all(&folder)
                     .map_err(|error| Error::io(format!("clear {}", folder.display()), &error))?;
             }
-            ends = repeat::repeat(&participants, self.steps, false)?;
+            ends = repeat::repeat(&processes, self.steps, false)?;
         }
         for ((arm, relative), end) in alive.into_iter().zip(folders).zip(ends) {
             let folder = out.join(&relative);
@@ -200,11 +195,11 @@ impl Round<'_> {
                 Ok(seconds) => {
                     arm.runs.runs.push(relative);
                     arm.runs.process_seconds.push(seconds);
-                    let read = super::measured::MeasuredRun::read(&folder)?;
+                    let read = MeasuredRun::read(&folder)?;
                     let speed = if read.steady.is_empty() {
                         "no steady state".into()
                     } else {
-                        format!("{:.1} ms a step", median(&read.steady.iter().map(Window::step_ms).collect::<Vec<_>>()))
+                        format!("{:.1} ms a step", median_step_ms(&read.steady))
                     };
                     say(&format!("{place} {speed:>18}, {seconds:.1} s in all"))?;
                 }
@@ -225,12 +220,12 @@ fn is_out_of_memory(end: &Answer<f64>) -> bool {
 }
 
 /// A run of `arm` whose config goes to `file`.
-fn participant(arm: &PlannedArm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<Participant> {
+fn process_of(arm: &PlannedArm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<Arm> {
     let program = programs.of(config.trainer.compiler_mode());
-    let mut participant = Participant::kiln(&arm.runs.name, program, config, file, repeat::PATIENCE)?;
+    let mut process = Arm::kiln(&arm.runs.name, program, config, file, repeat::PATIENCE)?;
     // As any run does: a comparison counts what the end of a run takes.
-    participant.arguments.push("--model".into());
-    Ok(participant)
+    process.arguments.push("--model".into());
+    Ok(process)
 }
 
 /// `config` with the folder `out` and a mode that this build can plan: on a GPU the other mode is
@@ -309,7 +304,7 @@ pub fn outcome(experiment: &Experiment, report: &Report) -> Option<Error> {
     }
     let wrong = |comparison: &&super::Comparison| {
         let parity = comparison.parity.as_ref().is_some_and(|parity| !parity.passed);
-        comparison.verdict == Word::NotComparable && (parity || !comparison.differences.is_empty())
+        comparison.verdict == Verdict::NotComparable && (parity || !comparison.differences.is_empty())
     };
     let wrong = report.comparisons.iter().find(wrong)?;
     let reason = wrong.reason.as_deref().unwrap_or_default();
@@ -339,8 +334,7 @@ fn whole_run(plan: &RunPlan) -> WholeRun {
 fn clear(out: &Path) -> Result<()> {
     let io = |action: &str, error: &std::io::Error| Error::io(format!("{action} {}", out.display()), error);
     fs::create_dir_all(out).map_err(|error| io("create", &error))?;
-    for entry in
-        [FILE, "arms"].iter().chain(report::ENTRIES).map(|entry| out.join(entry)).filter(|entry| entry.exists())
+    for entry in [FILE, "arms"].iter().chain(output::REPORT).map(|entry| out.join(entry)).filter(|entry| entry.exists())
     {
         let removed = if entry.is_dir() { fs::remove_dir_all(&entry) } else { fs::remove_file(&entry) };
         removed.map_err(|error| io("clear", &error))?;

@@ -9,7 +9,7 @@ use kiln_core::words::json_words;
 
 use super::analyse::analyse;
 use super::run::FILE;
-use super::{Arm, EXPERIMENT_SCHEMA, Experiment, Report, Role};
+use super::{ArmRuns, EXPERIMENT_SCHEMA, Experiment, Report, Role};
 
 /// In what finished runs may differ without more ado: how they were trained, and by which program.
 /// It is labelled; what they learned from, the model and the machine are not among it.
@@ -51,7 +51,7 @@ pub fn report(
         let name = run.file_name().map_or_else(|| shown.clone(), |name| name.to_string_lossy().into_owned());
         // Two runs may have the same name in different folders.
         let twice = runs.iter().filter(|other| other.file_name() == run.file_name()).count() > 1;
-        Arm {
+        ArmRuns {
             name: if twice { shown.clone() } else { name },
             label: shown.clone(),
             role: if index == 0 { Role::Reference } else { Role::Run },

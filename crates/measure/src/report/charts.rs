@@ -10,10 +10,11 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde::Serialize;
 
-use super::document::{Rows, Table, significant};
 use super::run::Run;
 use crate::compare::{ArmReport, Comparison, LossPoint, Report, Role};
 use crate::sweep::Sweep;
+use crate::table::{Rows, Table, significant};
+use crate::verdict::Verdict;
 
 /// A drawn chart.
 #[derive(Serialize)]
@@ -266,9 +267,8 @@ fn thinned(points: Vec<Point>) -> Vec<Point> {
 /// `(+107%)` as SageMaker's notebook labels its bars: `round((o / n - 1) x 100)`, for an arm that
 /// differs from native.
 fn gain(arm: &ArmReport, comparisons: &[Comparison]) -> String {
-    use crate::compare::verdict::Word;
     let comparison = comparisons.iter().find(|comparison| comparison.arm == arm.name);
-    let differs = comparison.filter(|comparison| matches!(comparison.verdict, Word::Faster | Word::Slower));
+    let differs = comparison.filter(|comparison| matches!(comparison.verdict, Verdict::Faster | Verdict::Slower));
     differs
         .and_then(|comparison| comparison.throughput_gained_percent)
         .map_or(String::new(), |gain| format!(" ({gain:+.0}%)"))

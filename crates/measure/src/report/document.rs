@@ -1,102 +1,12 @@
 //! A report as a document: what its text, its Markdown and its HTML show, each in its own form. It
-//! is about the arms of a comparison, or about one run. The table has a row for every measure and a
-//! cell for every participant; a row that no participant has is left out.
+//! is about the arms of a comparison, or about one run.
 
 use kiln::session::provenance::Provenance;
-use kiln_core::error::one_line;
 use serde::Serialize;
 
-use crate::compare::verdict::Word;
 use crate::compare::{ArmReport, Comparison, Moments, Report, Role};
-
-/// A measure with one cell a participant; a heading has none.
-#[derive(Serialize)]
-pub(crate) struct Row {
-    pub(super) name: String,
-    /// It is a part of the measure above it.
-    pub(super) is_part: bool,
-    pub(super) cells: Vec<String>,
-}
-
-/// The text of a cell where a participant has no value.
-const NOTHING: &str = "-";
-
-/// The rows of participants.
-pub(crate) struct Rows<'a, P> {
-    participants: &'a [P],
-    rows: Vec<Row>,
-}
-
-impl<'a, P> Rows<'a, P> {
-    /// No rows yet.
-    pub(crate) fn new(participants: &'a [P]) -> Self {
-        Self { participants, rows: Vec::new() }
-    }
-
-    /// Adds a row of `cell`, unless it is empty; the name of a part begins with a space.
-    pub(crate) fn add(&mut self, name: &str, cell: impl Fn(&P) -> Option<String>) {
-        let cells = self.participants.iter().map(cell).collect::<Vec<_>>();
-        if cells.iter().any(Option::is_some) {
-            self.push(name, cells.into_iter().map(|cell| cell.unwrap_or_else(|| NOTHING.into())).collect());
-        }
-    }
-
-    /// Adds a row of numbers with so many digits after the point.
-    pub(crate) fn number(&mut self, name: &str, digits: usize, pick: impl Fn(&P) -> Option<f64>) {
-        self.add(name, |participant| pick(participant).map(|value| fixed(value, digits)));
-    }
-
-    /// Adds a line above the rows that follow.
-    pub(crate) fn heading(&mut self, name: &str) {
-        self.push(name, Vec::new());
-    }
-
-    fn push(&mut self, name: &str, cells: Vec<String>) {
-        self.rows.push(Row { name: name.trim().into(), is_part: name.starts_with(' '), cells });
-    }
-
-    /// The table of the rows; `name` tells the short name of a participant.
-    pub(crate) fn table(self, name: impl Fn(&P) -> &str) -> Table {
-        Table { names: self.participants.iter().map(|it| one_line(name(it))).collect(), rows: self.rows }
-    }
-}
-
-/// Rows under the names of the participants.
-#[derive(Serialize)]
-pub(crate) struct Table {
-    pub(super) names: Vec<String>,
-    pub(super) rows: Vec<Row>,
-}
-
-impl Table {
-    /// The lines of the table. More participants than fit into `width` columns go into further
-    /// blocks.
-    pub(crate) fn blocks(&self, width: usize) -> Vec<Vec<String>> {
-        let length = |text: &String| text.chars().count();
-        let full = || self.rows.iter().filter(|row| !row.cells.is_empty());
-        let indent = |row: &Row| if row.is_part { 2 } else { 0 };
-        let first = full().map(|row| indent(row) + length(&row.name)).max().unwrap_or(0);
-        let wide = |at: usize| full().map(|row| length(&row.cells[at])).max().unwrap_or(0).max(length(&self.names[at]));
-        let widths = (0..self.names.len()).map(wide).collect::<Vec<_>>();
-        let (mut blocks, mut end) = (Vec::new(), 0);
-        while end < widths.len() {
-            let (begin, mut used) = (end, first);
-            while end < widths.len() && (end == begin || used + 2 + widths[end] <= width) {
-                used += 2 + widths[end];
-                end += 1;
-            }
-            let line = |name: &str, cells: &[String]| {
-                let cells = cells.iter().zip(&widths).skip(begin).take(end - begin);
-                let cells = cells.map(|(cell, width)| format!("  {cell:>0$}", *width)).collect::<String>();
-                one_line(format!("{name:<first$}{cells}").trim_end())
-            };
-            let head = line("", &self.names);
-            let rows = self.rows.iter().map(|row| line(&format!("{:1$}{2}", "", indent(row), row.name), &row.cells));
-            blocks.push(std::iter::once(head).chain(rows).collect());
-        }
-        blocks
-    }
-}
+use crate::table::{Rows, Table, fixed, scientific};
+use crate::verdict::Verdict;
 
 /// How a statement is meant: the colour of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -228,12 +138,12 @@ impl Document {
     }
 }
 
-fn tone(word: Word) -> Tone {
+fn tone(word: Verdict) -> Tone {
     match word {
-        Word::Faster => Tone::Good,
-        Word::Slower => Tone::Bad,
-        Word::Same => Tone::Plain,
-        Word::NotComparable => Tone::Doubtful,
+        Verdict::Faster => Tone::Good,
+        Verdict::Slower => Tone::Bad,
+        Verdict::Same => Tone::Plain,
+        Verdict::NotComparable => Tone::Doubtful,
     }
 }
 
@@ -245,7 +155,7 @@ fn answer(report: &Report) -> Option<Statement> {
         let why = compiled.failure.as_deref().unwrap_or("there is nothing to compare");
         return Some(Statement::new(Tone::Doubtful, format!("Should I compile? This cannot be said: {why}.")));
     };
-    let Some(speedup) = comparison.speedup.filter(|_| comparison.verdict != Word::NotComparable) else {
+    let Some(speedup) = comparison.speedup.filter(|_| comparison.verdict != Verdict::NotComparable) else {
         let reason = comparison.reason.as_deref().unwrap_or("no reason is known");
         let sentence = format!("Should I compile? This cannot be said: the two are not comparable ({reason}).");
         return Some(Statement::new(Tone::Doubtful, sentence));
@@ -254,27 +164,27 @@ fn answer(report: &Report) -> Option<Statement> {
     let (pays, steps) = (report.derived.break_even_step, report.whole.map(|whole| whole.steps));
     let run = steps.map_or("the run".into(), |steps| format!("the {steps} steps of the run"));
     let (mut tone, answer) = match (comparison.verdict, pays) {
-        (Word::Faster, Some(step)) if steps.is_none_or(|steps| step <= steps as f64) => {
+        (Verdict::Faster, Some(step)) if steps.is_none_or(|steps| step <= steps as f64) => {
             let when = if step < 1.0 { "from the start on".into() } else { format!("after step {step:.0} of {run}") };
             (Tone::Good, format!("Yes: compiled is {ratio} as fast as native and has paid for its start {when}"))
         }
-        (Word::Faster, Some(step)) => {
+        (Verdict::Faster, Some(step)) => {
             let late = format!("has paid for its start after step {step:.0} only, which is beyond {run}");
             (Tone::Plain, format!("Not for a run this short: compiled is {ratio} as fast as native, but {late}"))
         }
-        (Word::Faster, None) => (
+        (Verdict::Faster, None) => (
             Tone::Plain,
             format!(
                 "Perhaps: compiled is {ratio} as fast as native, and when it has paid for its start was not measured"
             ),
         ),
-        (Word::Slower, _) => (Tone::Bad, format!("No: compiled is slower, {ratio} as fast as native")),
+        (Verdict::Slower, _) => (Tone::Bad, format!("No: compiled is slower, {ratio} as fast as native")),
         // An interval that is as wide as that hides a gain or a loss that somebody would want.
-        (Word::Same | Word::NotComparable, _) if speedup.high / speedup.low > 1.2 => {
+        (Verdict::Same | Verdict::NotComparable, _) if speedup.high / speedup.low > 1.2 => {
             let more = "the interval is wide, and more --repeats or a quieter machine would narrow it";
             (Tone::Doubtful, format!("Nothing speaks for it yet: no difference could be measured, {ratio}; {more}"))
         }
-        (Word::Same | Word::NotComparable, _) => {
+        (Verdict::Same | Verdict::NotComparable, _) => {
             (Tone::Plain, format!("No: it makes no measurable difference here, {ratio}"))
         }
     };
@@ -340,7 +250,7 @@ fn sentence(comparison: &Comparison) -> String {
     let Comparison { arm, against, verdict, .. } = comparison;
     let subject = format!("{arm} against {against}");
     match (verdict, comparison.speedup) {
-        (Word::NotComparable, _) | (_, None) => {
+        (Verdict::NotComparable, _) | (_, None) => {
             format!("{subject}: {verdict} ({})", comparison.reason.as_deref().unwrap_or("no reason is known"))
         }
         (verdict, Some(speedup)) => format!(
@@ -349,7 +259,7 @@ fn sentence(comparison: &Comparison) -> String {
             speedup.low,
             speedup.high,
             match verdict {
-                Word::Same => String::new(),
+                Verdict::Same => String::new(),
                 _ => format!(
                     "; time saved {:.1} %, throughput gained {:.1} %{}",
                     comparison.time_saved_percent.unwrap_or(0.0),
@@ -438,7 +348,7 @@ fn in_the_noise(report: &Report) -> String {
     let same = |role: Role| {
         let arm = of(role)?;
         let comparison = report.comparisons.iter().find(|comparison| comparison.arm == arm.name)?;
-        (comparison.verdict == Word::Same).then_some(match role {
+        (comparison.verdict == Verdict::Same).then_some(match role {
             Role::Compiled => "the compiler's share",
             _ => "the whole",
         })
@@ -501,40 +411,6 @@ pub(super) fn own(it: &Provenance) -> String {
     format!("{} with {fused}; config {}", it.mode, it.config_sha256.get(..12).unwrap_or_default())
 }
 
-/// `5e-5`, `3.90625e-5`: no more digits than it has, and no more than 8.
-fn scientific(value: f64) -> String {
-    format!("{value:.7e}").parse::<f64>().map_or_else(|_| format!("{value:e}"), |rounded| format!("{rounded:e}"))
-}
-
-/// A number with four significant digits, whole ones as they are, and an exponent where it would be
-/// long.
-pub(super) fn significant(value: f64) -> String {
-    match value.abs() {
-        size if !size.is_finite() => {
-            if value.is_nan() {
-                "NaN".into()
-            } else {
-                value.to_string()
-            }
-        }
-        size if value.fract() == 0.0 && size < 1e15 => fixed(value, 0),
-        size if size >= 1e4 => fixed(value, 0),
-        size if size >= 1e-3 => format!("{value:.*}", (3.0 - size.log10().floor()) as usize),
-        _ => format!("{value:.3e}"),
-    }
-}
-
-/// A number with so many digits after the point, thousands grouped where there are none.
-pub(super) fn fixed(value: f64, digits: usize) -> String {
-    let text = format!("{value:.digits$}");
-    if digits > 0 || value.abs() < 10_000.0 {
-        return text;
-    }
-    let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
-    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect::<Vec<_>>();
-    format!("{sign}{}", groups.join(","))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -543,21 +419,8 @@ mod tests {
     use crate::loss_parity::Parity;
     use crate::stats::Interval;
 
-    #[test]
-    fn a_table_that_is_too_wide_is_cut_into_blocks() {
-        let mut rows = Rows::new(&[("one", Some(1.0)), ("two", None), ("three", Some(3.0))]);
-        rows.number("step", 1, |it| it.1);
-        rows.number("nothing", 1, |_| None);
-        rows.heading("a heading is long");
-        let table = rows.table(|it| it.0);
-        let all = ["      one  two  three", "step  1.0    -    3.0", "a heading is long"];
-        assert_eq!(table.blocks(21), [all]);
-        let cut = [["      one  two", "step  1.0    -", all[2]], ["      three", "step    3.0", all[2]]];
-        assert_eq!(table.blocks(20), cut);
-    }
-
     /// A comparison of compiled with native, whose run has 500 steps.
-    fn compared(verdict: Word, speedup: [f64; 3], pays: Option<f64>, parity: Option<bool>) -> Report {
+    fn compared(verdict: Verdict, speedup: [f64; 3], pays: Option<f64>, parity: Option<bool>) -> Report {
         let arm = |name: &str, role| ArmReport { name: name.into(), role, ..ArmReport::default() };
         let [ratio, low, high] = speedup;
         let parity = parity.map(|passed| Parity {
@@ -579,7 +442,7 @@ mod tests {
                 against: "native".into(),
                 verdict,
                 reason: Some("the losses differ".into()),
-                speedup: (verdict != Word::NotComparable).then_some(Interval { ratio, low, high }),
+                speedup: (verdict != Verdict::NotComparable).then_some(Interval { ratio, low, high }),
                 time_saved_percent: None,
                 throughput_gained_percent: None,
                 billable_saved_percent: None,
@@ -600,7 +463,7 @@ mod tests {
             let answer = answer(&compared(verdict, speedup, pays, parity)).unwrap();
             (answer.tone, answer.sentence)
         };
-        let (tone, text) = of(Word::Faster, [1.25, 1.2, 1.3], Some(120.0), Some(true));
+        let (tone, text) = of(Verdict::Faster, [1.25, 1.2, 1.3], Some(120.0), Some(true));
         assert_eq!(
             (tone, text.as_str()),
             (
@@ -609,32 +472,20 @@ mod tests {
                  start after step 120 of the 500 steps of the run; their losses agree (1.0e-6 relative at most, limit 1e-4)."
             )
         );
-        let (tone, text) = of(Word::Faster, [1.25, 1.2, 1.3], Some(900.0), None);
+        let (tone, text) = of(Verdict::Faster, [1.25, 1.2, 1.3], Some(900.0), None);
         assert!(
             tone == Tone::Plain && text.contains("Not for a run this short") && text.contains("step 900"),
             "{text}"
         );
-        let (tone, text) = of(Word::Faster, [1.25, 1.2, 1.3], Some(0.0), Some(false));
+        let (tone, text) = of(Verdict::Faster, [1.25, 1.2, 1.3], Some(0.0), Some(false));
         assert!(tone == Tone::Bad && text.contains("from the start on; their losses do NOT agree"), "{text}");
-        let (tone, text) = of(Word::Slower, [0.8, 0.7, 0.9], None, Some(true));
+        let (tone, text) = of(Verdict::Slower, [0.8, 0.7, 0.9], None, Some(true));
         assert!(tone == Tone::Bad && text.contains("No: compiled is slower, 0.80x"), "{text}");
-        let (tone, text) = of(Word::Same, [1.0, 0.99, 1.01], None, Some(true));
+        let (tone, text) = of(Verdict::Same, [1.0, 0.99, 1.01], None, Some(true));
         assert!(tone == Tone::Plain && text.contains("No: it makes no measurable difference"), "{text}");
-        let (tone, text) = of(Word::Same, [1.4, 0.6, 3.0], None, Some(true));
+        let (tone, text) = of(Verdict::Same, [1.4, 0.6, 3.0], None, Some(true));
         assert!(tone == Tone::Doubtful && text.contains("more --repeats"), "{text}");
-        let (tone, text) = of(Word::NotComparable, [1.0; 3], None, None);
+        let (tone, text) = of(Verdict::NotComparable, [1.0; 3], None, None);
         assert!(tone == Tone::Doubtful && text.contains("not comparable (the losses differ)"), "{text}");
-    }
-
-    #[test]
-    fn numbers_read_well() {
-        assert_eq!(fixed(1234.567, 1), "1234.6");
-        assert_eq!(fixed(1_234_567.0, 0), "1,234,567");
-        assert_eq!(fixed(-12_345.4, 0), "-12,345");
-        assert_eq!(fixed(9999.0, 0), "9999");
-        let all = [20.0, 5.6290815, 0.00290953, 66.4378, 38532.2, 2.278837e-5, f64::NAN, f64::INFINITY, 0.0, 1e-30];
-        let shown = ["20", "5.629", "0.002910", "66.44", "38,532", "2.279e-5", "NaN", "inf", "0", "1.000e-30"];
-        assert_eq!(all.map(significant), shown);
-        assert_eq!([5e-5, 4.062_500_000_000_000_5e-5, 0.003].map(scientific), ["5e-5", "4.0625e-5", "3e-3"]);
     }
 }

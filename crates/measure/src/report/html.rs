@@ -57,7 +57,8 @@ fn render(page: &Page) -> Result<String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::report::document::{Matrix, Row, Section, Statement, Table, Tone};
+    use crate::report::document::{Matrix, Section, Statement, Tone};
+    use crate::table::{Row, Table};
 
     #[test]
     fn every_value_but_a_drawing_is_escaped() {

@@ -22,9 +22,6 @@ use run::Run;
 use crate::compare::Report;
 use crate::sweep::Sweep;
 
-/// The entries that [`write()`] makes in a folder.
-pub const ENTRIES: &[&str] = &["report.json", "report.md", "report.html", "charts"];
-
 /// The report for a terminal of `width` columns.
 pub fn terminal(report: &Report, width: usize) -> String {
     text::page(Document::of(report), width)

@@ -15,7 +15,8 @@ use kiln_core::stats::{median, quantile};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::document::{Document, Matrix, Rows, Section, Statement, Tone, fixed, machine, own, significant};
+use super::document::{Document, Matrix, Section, Statement, Tone, machine, own};
+use crate::table::{Rows, Table, fixed, significant};
 
 /// The contents of a run folder that the page shows.
 #[derive(Debug)]
@@ -321,7 +322,7 @@ impl Run {
         }
     }
 
-    fn table(&self) -> super::document::Table {
+    fn table(&self) -> Table {
         let runs = [self];
         let mut rows = Rows::new(&runs);
         let finite = |value: f64| value.is_finite().then_some(value);

@@ -1,8 +1,9 @@
 //! The page of a search: the trials side by side, the best first, their curves, and what compiling
 //! saved.
 
-use super::document::{Document, Rows, Section, Statement, Table, Tone};
+use super::document::{Document, Section, Statement, Tone};
 use crate::sweep::{Rung, Sweep, Trial};
+use crate::table::{Rows, Table};
 use kiln::config::CompilerMode;
 
 /// The search as a document; `made_at` is the moment at which it is made, RFC 3339.

@@ -6,6 +6,7 @@
 mod halving;
 pub mod space;
 
+use std::convert::Infallible;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,13 +18,12 @@ use kiln::config::{CompilerMode, RunConfig, SaveStrategy};
 use kiln::trainer::{RunStatus, Status};
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::{read_json, read_regular_text, write_json, write_whole};
-use kiln_core::process::{Child, Exit, scratch};
+use kiln_core::process::{Child, Exit, OnSignal, scratch};
 use kiln_core::{metrics, signals};
 use serde::{Deserialize, Serialize};
 use space::{Direction, Modes, Parameters, SweepSection};
 
-use crate::report;
-use crate::turns::participant::Failure;
+use crate::runner::Failure;
 
 /// The file of a search, in its folder.
 pub const FILE: &str = "sweep.json";
@@ -307,14 +307,14 @@ fn overrides(parameters: &Parameters, run: &Path) -> Vec<String> {
     own.chain([format!("run.output_dir={run}"), "run.on_existing=resume".into()]).collect()
 }
 
-/// Makes the search, or goes on with the one that is in its folder, and writes its page; `say` is
-/// told how far it is. Returns the search and its folder.
+/// Makes the search, or goes on with the one that is in its folder; `say` is told how far it is.
+/// Returns the search, its folder, and the error that it should end with although it has results:
+/// that of a search of which every trial failed.
 ///
 /// # Errors
 /// A file that describes no search, a config that cannot be read in some trial, a folder with
-/// something else in it; a mistake that every trial would meet (config, data, files), a search of
-/// which every trial failed, and a signal.
-pub fn run(options: &Options, say: &mut dyn FnMut(String) -> Result<()>) -> Result<(Sweep, PathBuf)> {
+/// something else in it; a mistake that every trial would meet (config, data, files), and a signal.
+pub fn run(options: &Options, say: &mut dyn FnMut(String) -> Result<()>) -> Result<(Sweep, PathBuf, Option<Error>)> {
     signals::install()?;
     let (mut sweep, out) = asked(options)?;
     let file = out.join(FILE);
@@ -370,13 +370,9 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String) -> Result<()>) -> Resu
             }
         }
     }
-    report::write_sweep(&sweep, &out, 0)?;
-    if sweep.ranked().is_empty()
-        && let Some(failure) = sweep.trials.iter().find_map(Trial::failure)
-    {
-        return Err(failure.error("every trial failed; the first"));
-    }
-    Ok((sweep, out))
+    let failure = sweep.trials.iter().find_map(Trial::failure).filter(|_| sweep.ranked().is_empty());
+    let error = failure.map(|failure| failure.error("every trial failed; the first"));
+    Ok((sweep, out, error))
 }
 
 /// The search that the folder `out` keeps, if there is one.
@@ -450,28 +446,10 @@ fn advance(options: &Options, sweep: &mut Sweep, out: &Path, (trial, arm, rung):
 /// run ends with a checkpoint.
 fn train(command: &mut Command) -> Result<Exit> {
     let folder = scratch()?;
-    // A terminal's signals reach this process alone.
-    #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(command, 0);
-    #[cfg(target_os = "linux")]
-    kiln_core::process::end_with_parent(command, rustix::process::Signal::KILL);
-    let mut child = Child::start(command.stdout(Stdio::null()), &folder.path().join("stderr"))?;
-    let mut passed_on = None;
-    loop {
-        if let Some(exit) = child.try_exit()? {
-            return match passed_on.or_else(signals::received) {
-                Some(signal) => Err(signal.error("stopped; the same command goes on with the search")),
-                None => Ok(exit),
-            };
-        }
-        if passed_on.is_none()
-            && let Some(signal) = signals::received()
-        {
-            child.signal(signal);
-            passed_on = Some(signal);
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let child = Child::start_apart(command.stdout(Stdio::null()), &folder.path().join("stderr"))?;
+    let stopped = "stopped; the same command goes on with the search";
+    let Ok(exit) = child.watch(OnSignal::PassOn, stopped, |_| None::<Infallible>)?;
+    Ok(exit)
 }
 
 /// The figures of the run in the folder `run`, and whether it has made all of its steps; or why

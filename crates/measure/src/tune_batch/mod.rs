@@ -23,7 +23,7 @@ use kiln_core::error::{Error, Result};
 use kiln_core::files::write_whole;
 use kiln_core::host::available_mib;
 use kiln_core::process::scratch;
-use process::Watch;
+use process::Limits;
 use search::Range;
 use trial::{MIN_STEPS, trial_config};
 
@@ -170,7 +170,7 @@ pub fn tune(
     watch(Event::Begins { key: &key, budget: &because })?;
     let folder = scratch()?;
     let mut run = |batch: usize| {
-        let outcome = try_size(&config, &session, batch, options, Watch { budget_mib, deadline }, folder.path())?;
+        let outcome = try_size(&config, &session, batch, options, Limits { budget_mib, deadline }, folder.path())?;
         watch(Event::Tried(&Trial { batch, outcome: outcome.clone() }))?;
         Ok(outcome)
     };
@@ -241,7 +241,7 @@ fn try_size(
     probe: &Session,
     batch: usize,
     options: &TuneOptions,
-    watch: Watch,
+    limits: Limits,
     folder: &Path,
 ) -> Result<Outcome> {
     let trial = trial_config(probe, batch, options.steps_per_trial, accumulates(config), folder)?;
@@ -254,7 +254,7 @@ fn try_size(
     write_whole(&file, trial.to_toml()?.as_bytes())?;
     let mut command = Command::new(&options.program);
     command.arg("trial-batch").arg(&file).args(["--devices", &config.trainer.devices.count.to_string()]);
-    process::run(&mut command, folder, watch)
+    process::run(&mut command, folder, limits)
 }
 
 /// The micro-batch that `kiln tune-batch` has found for a run of `config`, in the mode that it

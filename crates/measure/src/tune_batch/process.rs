@@ -5,68 +5,56 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kiln::session::batch_sizes::Outcome;
 use kiln_core::error::{ErrorKind, Result};
 use kiln_core::host::peak_mib_of;
-use kiln_core::process::{Child, Exit};
-use kiln_core::signals;
+use kiln_core::process::{Child, Exit, OnSignal};
 
 use super::trial::TrialReport;
 
 /// The limits of a trial.
 #[derive(Debug, Clone, Copy)]
-pub struct Watch {
+pub struct Limits {
     /// Memory that the process may have resident, in MiB; none where memory is the device's.
     pub budget_mib: Option<f64>,
     /// When the search must end.
     pub deadline: Option<Instant>,
 }
 
-/// How often the memory of the process is looked at. At 4 GB/s, which a processor can touch, that
-/// is 20 MB.
-const EVERY: Duration = Duration::from_millis(5);
-
 /// Runs `command`, which answers with a [`TrialReport`], and says how it ended.
 ///
 /// # Errors
 /// A process that cannot be started, one that failed for another reason than memory, and a signal
 /// to this process.
-pub fn run(command: &mut Command, folder: &Path, watch: Watch) -> Result<Outcome> {
-    let mut child = Child::start(command.stdout(Stdio::null()), &folder.join("stderr"))?;
+pub fn run(command: &mut Command, folder: &Path, limits: Limits) -> Result<Outcome> {
+    let child = Child::start(command.stdout(Stdio::null()), &folder.join("stderr"))?;
     let started = Instant::now();
-    loop {
-        let exit = child.try_exit()?;
-        if let Some(signal) = signals::received() {
-            return Err(signal.error("stopped while looking for the batch size"));
-        }
-        if let Some(exit) = exit {
-            return judge(&exit, watch);
-        }
-        if let (Some(budget), Some(peak)) = (watch.budget_mib, peak_mib_of(child.id()))
-            && peak > budget
-        {
+    let is_over = |child: &Child| match (limits.budget_mib, peak_mib_of(child.id()), limits.deadline) {
+        (Some(budget), Some(peak), _) if peak > budget => {
             let seconds = started.elapsed().as_secs_f64();
-            return Ok(Outcome::TooLarge(format!("over the budget after {seconds:.1} s")));
+            Some(Outcome::TooLarge(format!("over the budget after {seconds:.1} s")))
         }
-        if watch.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return Ok(Outcome::OutOfTime);
-        }
-        std::thread::sleep(EVERY);
+        (.., Some(deadline)) if Instant::now() >= deadline => Some(Outcome::OutOfTime),
+        _ => None,
+    };
+    match child.watch(OnSignal::Stop, "stopped while looking for the batch size", is_over)? {
+        Ok(exit) => judge(&exit, limits),
+        Err(outcome) => Ok(outcome),
     }
 }
 
 /// The outcome of a trial by its exit. Nobody but the kernel kills a trial that still runs: this
 /// process does so only when it reports something else.
-fn judge(exit: &Exit, watch: Watch) -> Result<Outcome> {
+fn judge(exit: &Exit, limits: Limits) -> Result<Outcome> {
     let report = match exit.answer::<TrialReport>() {
         Ok(report) => report,
         Err(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(Outcome::TooLarge(error.message().into())),
         Err(error) => return Err(error.at("a trial failed")),
     };
-    let peak_mib = watch.budget_mib.and(report.peak_mib);
-    Ok(match (watch.budget_mib, peak_mib) {
+    let peak_mib = limits.budget_mib.and(report.peak_mib);
+    Ok(match (limits.budget_mib, peak_mib) {
         (Some(budget), Some(peak)) if peak > budget => Outcome::TooLarge(format!("over the budget: {peak:.1} MiB")),
         _ => Outcome::Fits { peak_mib, step_ms: report.step_ms },
     })
@@ -75,6 +63,8 @@ fn judge(exit: &Exit, watch: Watch) -> Result<Outcome> {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
     use super::*;
 
     fn shell(script: &str, budget_mib: Option<f64>, seconds: u64) -> Result<Outcome> {
@@ -82,7 +72,7 @@ mod tests {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]);
         let deadline = Some(Instant::now() + Duration::from_secs(seconds));
-        run(&mut command, folder.path(), Watch { budget_mib, deadline })
+        run(&mut command, folder.path(), Limits { budget_mib, deadline })
     }
 
     fn too_large(outcome: Result<Outcome>) -> String {

@@ -30,7 +30,7 @@ pub const FILE: &str = "steps.jsonl";
 /// A wait that is longer than a driver takes to answer was for others' turns.
 const HELD_UP: Duration = Duration::from_millis(1);
 
-/// One optimizer step: a line of `steps.jsonl`, and a step in the answer of a contestant of a
+/// One optimizer step: a line of `steps.jsonl`, and a step in the answer of an arm of a
 /// benchmark, where another program may leave out whatever has a default. `step_ms` is the training
 /// time of the step: all parts but evaluation and saving.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
-//! Single operators, forward and backward, at the sizes of a model: each in the form that the
-//! contestant's mode has and with products in the type of the run, so that a fused operator can be
-//! seen against its composition and against another framework's. AdamW is not among them: it is the
-//! part `update` of a step.
+//! Single operators, forward and backward, at the sizes of a model: each in the form that the mode
+//! of the arm has and with products in the type of the run, so that a fused operator can be seen
+//! against its composition and against another framework's. AdamW is not among them: it is the part
+//! `update` of a step.
 
 use std::time::Instant;
 

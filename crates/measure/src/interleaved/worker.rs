@@ -1,4 +1,4 @@
-//! A contestant: the trainer's own loop, held up before a step until it is this process's turn; see
+//! An arm: the trainer's own loop, held up before a step until it is this process's turn; see
 //! [`super::protocol`]. It measures nothing itself: times are those of `steps.jsonl`.
 
 use std::fs::File;
@@ -21,7 +21,7 @@ use kiln_core::error::{Error, Result};
 use kiln_core::process;
 
 use super::protocol::{END, Hello, Turn};
-use crate::bench::operators::Shapes;
+use crate::operators::Shapes;
 
 /// Trains `session` by turns until it is told to end; with `writes_model` it then writes a model as
 /// any run does.

@@ -15,11 +15,10 @@ use kiln::trainer::{RunStatus, Status, debug};
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_error, read_regular_text};
 use kiln_core::metrics::{self, Record};
-use kiln_core::stats::median;
 use kiln_core::words::json_words_in_line;
 
-use crate::figures::{Window, windows};
-use crate::turns::participant::Failure;
+use crate::figures::{Window, median_step_ms, windows};
+use crate::runner::Failure;
 
 /// Steps without a new shape after which the warm-up is over, on the CPU, where nothing is tuned.
 const QUIET_STEPS: usize = 3;
@@ -73,12 +72,12 @@ impl Unreadable {
                         batch and the learning rate of the run";
 
     /// The failure of one arm among others whose saved plan cannot be read.
-    pub(super) fn failure(&self) -> Failure {
+    pub(crate) fn failure(&self) -> Failure {
         Failure::of_data(format!("{}; {}", self.0, Self::HELP))
     }
 
     /// The error of a report on a run whose saved plan cannot be read.
-    pub(super) fn error(&self) -> Error {
+    pub(crate) fn error(&self) -> Error {
         Error::data(&self.0).help(Self::HELP)
     }
 }
@@ -222,7 +221,7 @@ impl MeasuredRun {
 
     /// Seconds of the warm-up beyond what its steps take in the steady state.
     pub fn warmup_excess(&self) -> Option<f64> {
-        let steady = median(&self.steady.iter().map(Window::step_ms).collect::<Vec<_>>()) * self.warmup.1 as f64 / 1e3;
+        let steady = median_step_ms(&self.steady) * self.warmup.1 as f64 / 1e3;
         steady.is_finite().then(|| (self.warmup.0 - steady).max(0.0))
     }
 

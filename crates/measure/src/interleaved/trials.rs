@@ -1,5 +1,5 @@
-//! The driver's end of a participant: how its process is started, the process that is asked for
-//! turns, and the turns of several that live side by side; see [`super::protocol`].
+//! The driver's end: an arm of a measurement, the process that is asked for its turns, and the
+//! turns of several arms that live side by side; see [`super::protocol`].
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};
@@ -10,66 +10,27 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kiln::config::RunConfig;
-use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::error::{Error, Result};
 use kiln_core::files::write_whole;
 use kiln_core::process::{Child, Exit};
 use kiln_core::signals;
 use kiln_core::words::{json_words_in_line, shortened};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use super::protocol::{END, Hello, Turn};
+use crate::runner::{Answer, Attempt, Failure, Stop};
 
-/// How a participant ended that did not end well.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// The exit code that the measurement ends with: 4 out of memory, 5 a loss that is no number, 7
-    /// a crash, ...
-    pub exit_code: u8,
-    /// Its message.
-    pub message: String,
-    /// The measurement expects that it may fail: a batch that need not fit in this mode.
-    pub is_expected: bool,
-}
-
-impl Failure {
-    /// An answer of its process that is none.
-    pub(crate) fn of_data(message: String) -> Self {
-        Self::from(&Error::data(message))
-    }
-
-    /// The error that the process which started it ends with; `who` failed.
-    pub(crate) fn error(&self, who: &str) -> Error {
-        let kind = ErrorKind::of_exit_code(self.exit_code.into()).unwrap_or(ErrorKind::Device);
-        Error::of_kind(kind, format!("{who}: {}", self.message))
-    }
-}
-
-impl From<&Error> for Failure {
-    fn from(error: &Error) -> Self {
-        let message = error.message().lines().next().unwrap_or_default();
-        let message = match error.kind() {
-            ErrorKind::OutOfMemory if !message.contains("out of memory") => format!("out of memory: {message}"),
-            _ => message.to_owned(),
-        };
-        Self { exit_code: error.exit_code(), message, is_expected: false }
-    }
-}
-
-/// An answer, or how the participant ended instead.
-pub(crate) type Answer<T> = std::result::Result<T, Failure>;
-
-/// Signals and the participant's end are looked for so often.
+/// Signals and the arm's end are looked for so often.
 const POLL: Duration = Duration::from_millis(50);
 
-/// After its end a participant's stdout may be held open by what it has started; what it has said
+/// After its end an arm's stdout may be held open by what it has started; what it has said
 /// itself comes within this.
 const REST: Duration = Duration::from_millis(500);
 
-/// The longest line that a participant may answer with, in bytes: some 100,000 steps.
+/// The longest line that an arm may answer with, in bytes: some 100,000 steps.
 const LONGEST: u64 = 64 << 20;
 
-/// Whose program a participant is.
+/// Whose program an arm is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Program {
     /// Kiln.
@@ -78,9 +39,9 @@ pub(crate) enum Program {
     Peer,
 }
 
-/// A participant of a measurement: a program that makes turns, before it is started.
+/// An arm of a measurement: a program that makes turns, before it is started.
 #[derive(Debug, Clone)]
-pub(crate) struct Participant {
+pub(crate) struct Arm {
     /// Its name in tables.
     pub(crate) name: String,
     /// Whose the program is.
@@ -95,8 +56,8 @@ pub(crate) struct Participant {
     pub(crate) patience: Duration,
 }
 
-/// The process of a participant. Dropped, it ends.
-pub(crate) struct Running {
+/// The process of an arm. Dropped, it ends.
+pub(crate) struct ArmProcess {
     child: Child,
     output: Receiver<io::Result<String>>,
     /// It may be silent for so long.
@@ -107,7 +68,7 @@ pub(crate) struct Running {
     pub(crate) hello: Hello,
 }
 
-impl Participant {
+impl Arm {
     /// A run of `config` by `program`, a kiln. The config goes to `file`, and what the process says
     /// stays beside it.
     ///
@@ -131,12 +92,12 @@ impl Participant {
         })
     }
 
-    /// Starts the program and waits until it is ready. One that says nothing for its patience has
-    /// failed.
+    /// Starts the program and waits until it is ready.
     ///
     /// # Errors
-    /// A program that cannot be started, and a signal to this process.
-    pub(crate) fn start(&self) -> Result<Answer<Running>> {
+    /// A program that cannot be started, one that says nothing for its patience or fails, and a
+    /// signal to this process.
+    pub(crate) fn start(&self) -> Attempt<ArmProcess> {
         let started = Instant::now();
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdout(Stdio::piped());
@@ -146,18 +107,14 @@ impl Participant {
         };
         let output = lines(child.take_output().expect("its stdout is a pipe"))?;
         let hello = Hello { provenance: serde_json::Value::Null, batch: 0, total_steps: 0, padding: None };
-        let patience = self.patience;
-        let mut running = Running { child, output, patience, started, active: Duration::ZERO, hello };
-        let answer = running.answer()?;
-        running.active = started.elapsed();
-        Ok(answer.map(|hello| {
-            running.hello = hello;
-            running
-        }))
+        let mut process = ArmProcess { child, output, patience: self.patience, started, active: Duration::ZERO, hello };
+        process.hello = process.answer()?;
+        process.active = started.elapsed();
+        Ok(process)
     }
 }
 
-impl Running {
+impl ArmProcess {
     /// Seconds since the process was started.
     pub(crate) fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
@@ -166,8 +123,8 @@ impl Running {
     /// Asks for `count` steps, or repeats.
     ///
     /// # Errors
-    /// A signal to this process.
-    pub(crate) fn run(&mut self, count: usize) -> Result<Answer<Turn>> {
+    /// The arm's failure, and a signal to this process.
+    pub(crate) fn run(&mut self, count: usize) -> Attempt<Turn> {
         let began = Instant::now();
         self.child.tell(&format!("run {count}"));
         let answer = self.answer();
@@ -179,58 +136,56 @@ impl Running {
     /// its start on.
     ///
     /// # Errors
-    /// A signal to this process.
-    pub(crate) fn finish(mut self) -> Result<Answer<f64>> {
+    /// The arm's failure, and a signal to this process.
+    pub(crate) fn finish(mut self) -> Attempt<f64> {
         let began = Instant::now();
         self.child.tell(END);
         self.child.close_input();
         match self.line()? {
-            Ok(Line::Said(more)) => {
-                Ok(Err(Failure::of_data(format!("expected its end, got {:?} on its stdout", shortened(&more.trim())))))
+            Line::Said(more) => {
+                Err(Failure::of_data(format!("expected its end, got {:?} on its stdout", shortened(&more.trim())))
+                    .into())
             }
-            Ok(Line::End(exit)) => {
+            Line::End(exit) => {
                 let seconds = (self.active + began.elapsed()).as_secs_f64();
-                Ok(exit.error().map_or(Ok(seconds), |error| Err(Failure::from(&error))))
+                exit.error().map_or(Ok(seconds), |error| Err(Failure::from(&error).into()))
             }
-            Err(failure) => Ok(Err(failure)),
         }
     }
 
-    fn answer<T: DeserializeOwned>(&mut self) -> Result<Answer<T>> {
-        let line = match self.line()? {
-            Ok(Line::Said(line)) => line,
-            Ok(Line::End(exit)) => {
-                let early = || Error::data("it ended before it had answered");
-                return Ok(Err(Failure::from(&exit.error().unwrap_or_else(early))));
-            }
-            Err(failure) => return Ok(Err(failure)),
+    fn answer<T: DeserializeOwned>(&mut self) -> Attempt<T> {
+        let failure = match self.line()? {
+            Line::Said(line) => match serde_json::from_str(&line) {
+                Ok(answer) => return Ok(answer),
+                Err(error) => {
+                    let (why, got) = (json_words_in_line(&error), shortened(&line.trim()));
+                    Failure::of_data(format!("expected a line of JSON on its stdout ({why}), got {got:?}"))
+                }
+            },
+            Line::End(exit) => match exit.error() {
+                Some(error) => Failure::from(&error),
+                None => Failure::of_data("it ended before it had answered".into()),
+            },
         };
-        Ok(serde_json::from_str(&line).map_err(|error| {
-            let got = shortened(&line.trim());
-            Failure::of_data(format!(
-                "expected a line of JSON on its stdout ({}), got {got:?}",
-                json_words_in_line(&error)
-            ))
-        }))
+        Err(failure.into())
     }
 
     /// The next line of its output, or its end.
-    fn line(&mut self) -> Result<Answer<Line>> {
+    fn line(&mut self) -> Attempt<Line> {
         let asked = Instant::now();
         let (mut exit, mut is_closed) = (None::<(Exit, Instant)>, false);
         loop {
             // A turn may take long, and a signal may be for this process alone.
             if let Some(signal) = signals::received() {
-                return Err(signal.error("stopped while measuring; no report is made of what was not complete"));
+                let stopped = signal.error("stopped while measuring; no report is made of what was not complete");
+                return Err(stopped.into());
             }
             if is_closed {
                 thread::sleep(POLL / 50);
             } else {
                 match self.output.recv_timeout(POLL) {
-                    Ok(line) => {
-                        let failed = |error| Failure::from(&Error::io("read its stdout", &error));
-                        return Ok(line.map(Line::Said).map_err(failed));
-                    }
+                    Ok(Ok(line)) => return Ok(Line::Said(line)),
+                    Ok(Err(error)) => return Err(Failure::from(&Error::io("read its stdout", &error)).into()),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => is_closed = true,
                 }
@@ -244,33 +199,40 @@ impl Running {
                     thread::sleep(POLL);
                 }
                 if signals::received().is_none() {
-                    return Ok(Ok(Line::End(exit)));
+                    return Ok(Line::End(exit));
                 }
             }
             if asked.elapsed() > self.patience {
                 let seconds = humantime::format_duration(Duration::from_secs(self.patience.as_secs()));
-                let message = format!("it was silent for {seconds}, and was ended");
-                return Ok(Err(Failure::from(&Error::device(message))));
+                let silent = Error::device(format!("it was silent for {seconds}, and was ended"));
+                return Err(Failure::from(&silent).into());
             }
         }
     }
 }
 
-/// Participants that live side by side and take turns, each as long as it does not fail.
-#[derive(Default)]
-pub(crate) struct Group {
-    members: Vec<Answer<Running>>,
+/// Arms that live side by side and take turns, each as long as it does not fail.
+pub(crate) struct Interleaved {
+    processes: Vec<Answer<ArmProcess>>,
     turns: usize,
 }
 
-impl Group {
-    /// Adds one that has been started.
-    pub(crate) fn join(&mut self, member: Answer<Running>) {
-        self.members.push(member);
+impl Interleaved {
+    /// Starts the arms one after the other, each of which then makes the steps of `begin`.
+    ///
+    /// # Errors
+    /// A program that cannot be started, a signal to this process, and what `begin` refuses.
+    pub(crate) fn start(arms: &[Arm], mut begin: impl FnMut(usize, &mut ArmProcess) -> Attempt<()>) -> Result<Self> {
+        let processes = arms.iter().enumerate().map(|(index, arm)| {
+            let begun = arm.start().and_then(|mut process| begin(index, &mut process).map(|()| process));
+            Stop::of_arm(begun)
+        });
+        Ok(Self { processes: processes.collect::<Result<_>>()?, turns: 0 })
     }
 
-    /// Lets each make a turn of as many steps, or repeats, as `count` says, which may be none.
-    /// `take` is told who made what; an answer that it refuses is a failure of its participant.
+    /// Lets each arm make a turn of as many steps, or repeats, as `count` says, which may be none.
+    /// `take` is told who made what; an answer that it refuses is a failure of its arm. The order
+    /// is the other way round in every second turn, so that no arm always comes first.
     ///
     /// # Errors
     /// A signal to this process.
@@ -279,27 +241,26 @@ impl Group {
         count: impl Fn(&Hello) -> usize,
         mut take: impl FnMut(usize, Turn) -> Answer<()>,
     ) -> Result<()> {
-        let mut order = self.members.iter_mut().enumerate().collect::<Vec<_>>();
-        // Nothing always comes first.
+        let mut order = self.processes.iter_mut().enumerate().collect::<Vec<_>>();
         if self.turns % 2 == 1 {
             order.reverse();
         }
         self.turns += 1;
-        for (index, member) in order {
-            let Ok(running) = member else { continue };
-            let count = count(&running.hello);
+        for (index, answer) in order {
+            let Ok(process) = answer else { continue };
+            let count = count(&process.hello);
             if count > 0
-                && let Err(failure) = running.run(count)?.and_then(|turn| take(index, turn))
+                && let Err(failure) = Stop::of_arm(process.run(count))?.and_then(|turn| take(index, turn))
             {
-                *member = Err(failure);
+                *answer = Err(failure);
             }
         }
         Ok(())
     }
 
-    /// The outcome of each, in the order in which they joined.
-    pub(crate) fn end(self) -> Vec<Answer<Running>> {
-        self.members
+    /// The outcome of each arm, in the order in which they were started.
+    pub(crate) fn end(self) -> Vec<Answer<ArmProcess>> {
+        self.processes
     }
 }
 
@@ -330,7 +291,7 @@ fn lines(output: ChildStdout) -> Result<Receiver<io::Result<String>>> {
             }
         }
     };
-    let thread = thread::Builder::new().name("kiln-participant".into()).spawn(read);
-    thread.map_err(|error| Error::start("the thread that reads a participant's answers", &error))?;
+    let thread = thread::Builder::new().name("kiln-arm".into()).spawn(read);
+    thread.map_err(|error| Error::start("the thread that reads an arm's answers", &error))?;
     Ok(receiver)
 }
