@@ -45,7 +45,7 @@ impl RunPlan {
     }
 }
 
-/// What the loss of question answering depends on besides.
+/// A remark on the loss of question answering.
 const PADDED: &str = "the softmax over positions takes padding in, as in transformers, so the loss also depends on the \
                       lengths that micro-batches are padded to (data.padding = \"max_length\" has one)";
 

@@ -66,7 +66,7 @@ pub struct BuiltIn {
     pub described: Option<Arc<Described>>,
 }
 
-/// What a config file says of a run besides its training.
+/// The part of a run that a config file describes, besides its training.
 #[derive(Debug)]
 pub struct Described {
     /// The config, as it was given.
@@ -149,7 +149,7 @@ impl BuiltIn {
         }
     }
 
-    /// What the config says of the run.
+    /// The config of the run, and the facts about its inputs.
     ///
     /// # Errors
     /// A task that no config describes.

@@ -64,7 +64,7 @@ pub trait OpenSession: Sized {
     /// tokenising has come.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     fn open_with_progress(config: RunConfig, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
         Self::open_for(config, None, progress)
     }
@@ -73,7 +73,7 @@ pub trait OpenSession: Sized {
     /// the figures of the task.
     ///
     /// # Errors
-    /// Those of [`open_for`](Self::open_for).
+    /// The errors of [`open_for`](Self::open_for).
     fn open_with_metrics(config: RunConfig, metrics: ComputeMetrics) -> Result<Self> {
         Self::open_for(config, Some(metrics), &mut |_| ControlFlow::Continue(()))
     }

@@ -261,6 +261,8 @@ fn chapter() -> String {
         "crates/data/src/task.rs",
         "crates/data/src/settings.rs",
         "crates/core/src/model_config.rs",
+        "crates/core/src/dataset/sampler.rs",
+        "crates/core/src/dataset/padding.rs",
     ]);
     let compiler = Some(TrainingCompilerConfig::default());
     let defaults = RunConfig {

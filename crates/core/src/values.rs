@@ -87,7 +87,7 @@ pub mod seed {
     /// Writes a seed as a number, above 2^63 - 1 as text.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// The serializer's.
     pub fn serialize<S: Serializer>(seed: &u64, serializer: S) -> Result<S::Ok, S::Error> {
         match i64::try_from(*seed) {
             Ok(seed) => serializer.serialize_i64(seed),
@@ -142,7 +142,7 @@ pub mod seed {
         /// Writes a seed, if any.
         ///
         /// # Errors
-        /// Those of the serializer.
+        /// The serializer's.
         pub fn serialize<S: Serializer>(seed: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
             match seed {
                 Some(seed) => super::serialize(seed, serializer),

@@ -1,4 +1,4 @@
-//! What a run keeps in its folder about itself, and the weights that it begins with.
+//! The description that a run keeps in its folder of itself, and the weights that it begins with.
 
 use std::path::PathBuf;
 
@@ -13,12 +13,12 @@ use crate::plan::{self, Remarks, TrainFacts, TrainPlan};
 /// The weights that a run begins with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Weights {
-    /// Those of the task: pretrained ones, or random ones where it has none.
+    /// The task's: pretrained ones, or random ones where it has none.
     #[default]
     OfTask,
     /// Random ones, drawn from the seed.
     Random,
-    /// Those that a run has saved in this folder.
+    /// Weights that a run has saved in this folder.
     Saved(PathBuf),
 }
 
@@ -33,7 +33,7 @@ pub struct Planned<'a> {
     pub plan: &'a TrainPlan,
 }
 
-/// What a run keeps in its folder about itself.
+/// The description that a run keeps in its folder of itself.
 #[derive(Debug, Clone)]
 pub struct Description {
     /// The settings of the run by key, with their values in the plan: a resumed run must not change

@@ -149,7 +149,7 @@ impl<T: TrainingTask> Session<T> {
         &self.facts
     }
 
-    /// What the run keeps in its folder about itself.
+    /// The description that the run keeps in its folder of itself.
     ///
     /// # Errors
     /// A value that cannot be written.

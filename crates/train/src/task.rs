@@ -188,8 +188,8 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         Ok((model, Some(report)))
     }
 
-    /// What a run of this task keeps in its folder about itself. By default the plan of its
-    /// training and its arguments.
+    /// The description that a run of this task keeps in its folder of itself. By default the plan
+    /// of its training and its arguments.
     ///
     /// # Errors
     /// A value that cannot be written.

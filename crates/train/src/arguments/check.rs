@@ -14,7 +14,7 @@ impl TrainingArguments {
     /// The first rule that the arguments break.
     ///
     /// # Errors
-    /// That rule, with the key.
+    /// The rule, with the key.
     pub fn check(&self) -> Checked {
         if self.output_dir.as_os_str().is_empty() {
             return Err(Complaint::new("run.output_dir", "required: the folder that the run writes to"));

@@ -1,5 +1,5 @@
-//! What the arguments ask of the optimizer: the update, its groups of parameters, the steps that are
-//! not applied, and the loss.
+//! The optimizer that the arguments ask for: the update, its groups of parameters, the steps that
+//! are not applied, and the loss.
 
 use std::collections::BTreeSet;
 
