@@ -22,7 +22,7 @@ pub enum Weights {
     Saved(PathBuf),
 }
 
-/// A run before it begins: what its [description](TrainingTask::description) follows from.
+/// A run before it begins: what its [description](crate::TrainingTask::description) follows from.
 #[derive(Clone, Copy)]
 pub struct Planned<'a> {
     /// The arguments.
