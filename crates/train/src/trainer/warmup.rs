@@ -306,7 +306,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use burn::module::Module;
     use burn::tensor::{Device, Int, Tensor};
-    use kiln_core::dataset::collate::collate;
+    use kiln_core::dataset::collate::Collator;
     use kiln_core::dataset::lengths::Lengths;
     use kiln_core::dataset::{Batch, Example, PaddingStrategy};
     use kiln_models::layers::Embedding;
@@ -359,7 +359,7 @@ mod tests {
         }
 
         fn batch(&self, examples: &[Example], rows: usize) -> Result<Rows> {
-            collate(examples, 0, &self.0, rows).map(Rows)
+            Collator { pad_id: 0, padding: self.0.clone(), rows }.collate(examples).map(Rows)
         }
 
         fn loss(&self, model: &Table, batch: &Tensor<1, Int>, pass: Pass<'_>) -> Result<Tensor<1>> {
