@@ -9,7 +9,7 @@
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
-//! use kiln::trainer::step_closures::{StepClosures, When};
+//! use kiln_train::trainer::step_closures::{StepClosures, When};
 //!
 //! let device = Device::flex();
 //! let mut closures = StepClosures::default();
@@ -18,7 +18,7 @@
 //!     closures.add(When::AtLog, [loss], move |values| println!("step {step}: loss {:.4}", values[0]));
 //!     closures.end_step(step % 2 == 0)?; // one read for the losses of two steps
 //! }
-//! # Ok::<(), kiln::Error>(())
+//! # Ok::<(), kiln_train::Error>(())
 //! ```
 
 use std::fmt;
