@@ -170,6 +170,8 @@ impl TrainingTask for BuiltIn {
     type Batch = TaskBatch;
 
     const CAN_BE_CAPTURED: bool = true;
+    const PADS_BY_PLAN: bool = true;
+    const WRITES_SAMPLES: bool = true;
 
     fn name(&self) -> String {
         self.model_config.model_type().to_string()

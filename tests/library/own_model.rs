@@ -10,9 +10,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use example::{NextNumber, progressions};
+use kiln::arguments::Samples;
 use kiln::config::{
     ActivationCheckpointing, BatchArguments, BatchScaling, CompilerMode, EvalStrategy, Interval, OnExisting,
-    OptimizerName, Precision, SaveStrategy, TrainBatchSize, TrainingArguments,
+    OptimizerName, PaddingStrategy, Precision, Sampler, SaveStrategy, TrainBatchSize, TrainingArguments,
 };
 use kiln::core::metrics::Record;
 use kiln::trainer::{Callback, Progress, StopAfter};
@@ -187,6 +188,9 @@ fn what_does_not_fit_is_refused_with_its_reason() {
     };
     refused(TrainingArguments { do_predict: true, ..defaults() }, "trainer.do_predict: has no effect");
     refused(TrainingArguments::default(), "run.output_dir: required");
+    refused(TrainingArguments { padding: PaddingStrategy::Buckets, ..defaults() }, "data.padding: has no effect");
+    refused(TrainingArguments { samples: Samples::AtEnd, ..defaults() }, "generation: has no effect");
+    refused(TrainingArguments { sampler: Sampler::GroupByLength, ..defaults() }, "the training data tells no lengths");
     let auto = TrainBatchSize::Auto;
     refused(
         TrainingArguments {

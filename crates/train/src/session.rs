@@ -8,13 +8,13 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use kiln_core::dataset::padding::survey;
 use kiln_core::dataset::subset::Subset;
-use kiln_core::dataset::{Dataset, Fingerprint};
+use kiln_core::dataset::{Dataset, Fingerprint, PaddingStrategy, Sampler};
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_whole;
 use kiln_core::random::seed_for;
 use kiln_models::weights::LoadReport;
 
-use crate::arguments::{TrainBatchSize, TrainingArguments};
+use crate::arguments::{Samples, TrainBatchSize, TrainingArguments};
 use crate::description::{Description, Planned, Weights};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::{device, handover};
@@ -65,7 +65,13 @@ impl<T: TrainingTask> Session<T> {
     /// made.
     pub fn new(arguments: TrainingArguments, task: T, train: impl Dataset<T::Example>) -> Result<Self> {
         arguments.validate()?;
-        of_a_program(&arguments)?;
+        of_a_program::<T>(&arguments)?;
+        if arguments.sampler == Sampler::GroupByLength && train.max_len() == 0 {
+            let message = "data.sampler = \"group_by_length\": the training data tells no lengths";
+            return Err(
+                Error::config(message).help("let the dataset tell them (Dataset::len_of), or take another order")
+            );
+        }
         handover::settle(arguments.compiler.as_ref(), arguments.device.kind)?;
         let found = device::select(arguments.device.kind, arguments.device.index)?;
         let batch = BatchPlan::of(&arguments, None)?;
@@ -262,12 +268,15 @@ fn limited<E: Fingerprint>(name: &str, data: impl Dataset<E>, most: Option<usize
     })
 }
 
-/// Refuses the arguments that are about runs of the command.
-fn of_a_program(arguments: &TrainingArguments) -> Result<()> {
+/// Refuses the arguments that are about runs of the command, and those that the task does not
+/// follow.
+fn of_a_program<T: TrainingTask>(arguments: &TrainingArguments) -> Result<()> {
     let given = [
         ("trainer.do_predict", arguments.do_predict),
         ("trainer.do_train", !arguments.do_train),
         ("data.test", arguments.test.is_some()),
+        ("data.padding", arguments.padding != PaddingStrategy::Longest && !T::PADS_BY_PLAN),
+        ("generation", arguments.samples != Samples::Never && !T::WRITES_SAMPLES),
     ];
     if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
         let message = format!("{key}: has no effect on a run whose model, data and loss the program brings along");

@@ -56,6 +56,14 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// A batch without labels.
     fn loss(&self, model: &Self::Model, batch: &OnDevice<Self>, pass: Pass<'_>) -> Result<Tensor<1>>;
 
+    /// Whether batches are padded to the lengths of the plan, which [`planned`](Self::planned)
+    /// hands to the task; another argument than the default is refused otherwise.
+    const PADS_BY_PLAN: bool = false;
+
+    /// Whether the model writes [samples](Self::samples); the argument that asks for them is
+    /// refused otherwise.
+    const WRITES_SAMPLES: bool = false;
+
     /// Whether the loss comes in [stages](Self::stages), so that the backward pass can compute
     /// blocks again (`trainer.activation_checkpointing = "blocks"`).
     const HAS_BLOCKS: bool = false;

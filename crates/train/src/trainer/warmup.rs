@@ -350,6 +350,8 @@ mod tests {
         type Example = Example;
         type Batch = Rows;
 
+        const PADS_BY_PLAN: bool = true;
+
         fn model(&self, _: Compute, device: &Device) -> Result<Table> {
             Ok(Table { embedding: Embedding::new(4, 4, None, 0.1, device) })
         }
