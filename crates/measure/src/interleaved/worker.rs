@@ -124,11 +124,8 @@ struct Turns {
 }
 
 impl Turns {
+    /// Answers for the turn that ended, and waits for the next one.
     fn next(&mut self) -> Result<()> {
-        if self.left > 0 {
-            self.left -= 1;
-            return Ok(());
-        }
         if self.began {
             let steps = self.steps()?;
             say(&Turn { steps, operators: Vec::new(), peak_mib: memory_use(&self.device).peak_mib })?;
@@ -181,12 +178,18 @@ impl Observer for HeldUp {
     fn before_step(&mut self, _progress: &Progress) -> Duration {
         let started = Instant::now();
         let mut turns = lock(&self.turns);
-        if !turns.ended
-            && let Err(error) = turns.next()
-        {
-            turns.fail(error);
-        }
-        let waited = started.elapsed();
+        // Within a turn nothing is waited for, however long the system held this thread up.
+        let waited = if turns.left > 0 {
+            turns.left -= 1;
+            Duration::ZERO
+        } else {
+            if !turns.ended
+                && let Err(error) = turns.next()
+            {
+                turns.fail(error);
+            }
+            started.elapsed()
+        };
         self.laps.skip(waited);
         waited
     }
