@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use kiln_core::error::Result;
+use kiln_train::trainer::PrinterCallback;
 
 use crate::config::RunConfig;
 use crate::session::{BuiltIn, OpenSession, Session};
 
 /// A trainer of the run that a config file describes.
 pub trait FromConfig: Sized {
-    /// Reads and opens the config file `path`.
+    /// Reads and opens the config file `path`. Rows are printed ([`PrinterCallback`]).
     ///
     /// # Errors
     /// A config or inputs that cannot be used, and an error of the trial where the mode is `auto`.
@@ -18,6 +19,6 @@ pub trait FromConfig: Sized {
 
 impl FromConfig for kiln_train::Trainer<BuiltIn> {
     fn from_config(path: impl AsRef<Path>) -> Result<Self> {
-        Self::from_session(Session::open(RunConfig::load(path)?)?)
+        Ok(Self::from_session(Session::open(RunConfig::load(path)?)?)?.with_callback(PrinterCallback))
     }
 }

@@ -1,24 +1,24 @@
-//! A model that Kiln does not ship goes through the same Trainer as Kiln's own: the one of
-//! `examples/own_model.rs`.
+//! A model that Kiln does not ship goes through the same Trainer as Kiln's own.
 
-#[allow(dead_code)]
-#[path = "../../examples/own_model.rs"]
-mod example;
+#[path = "own_model/llama.rs"]
+mod llama;
 
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use example::{NextNumber, progressions};
+use burn::tensor::Tensor;
 use kiln::arguments::Samples;
 use kiln::config::{
     ActivationCheckpointing, BatchArguments, BatchScaling, CompilerMode, EvalStrategy, Interval, OnExisting,
     OptimizerName, PaddingStrategy, Precision, Sampler, SaveStrategy, TrainBatchSize, TrainingArguments,
 };
 use kiln::core::metrics::Record;
+use kiln::optim::{LambdaLr, ParameterUpdate, UpdateRule};
 use kiln::trainer::{Callback, Progress, StopAfter};
 use kiln::{Result, Session, Trainer};
 use kiln_measure::proof::parity::modes;
+use llama::{NextNumber, progressions};
 
 use crate::common::small_run::copy;
 
@@ -92,6 +92,81 @@ fn a_run_that_is_stopped_and_resumed_is_the_same_to_the_bit() {
             assert!(!straight.join("fault").exists());
         }
     }
+}
+
+/// Lion, by the formula of the paper: Kiln's own is its oracle.
+#[derive(Debug)]
+struct OwnLion(&'static str);
+
+impl UpdateRule for OwnLion {
+    fn name(&self) -> String {
+        self.0.into()
+    }
+    fn state(&self) -> &'static [&'static str] {
+        &["exp_avg"]
+    }
+    fn update(&self, update: ParameterUpdate, state: &mut Vec<Tensor<1>>) -> Tensor<1> {
+        let ParameterUpdate { value, grad, lr, weight_decay, .. } = update;
+        let past = state.pop().unwrap_or_else(|| grad.zeros_like());
+        let direction = (past.clone() * 0.9 + grad.clone() * (1.0 - 0.9)).sign();
+        state.push(past * 0.99 + grad * (1.0 - 0.99));
+        value * (1.0 - lr * weight_decay) - direction * lr
+    }
+}
+
+fn own_linear() -> LambdaLr {
+    LambdaLr::new("own linear", |step, total| (total - step) as f64 / total as f64)
+}
+
+#[test]
+fn an_optimizer_and_a_schedule_of_ones_own_train_and_resume() {
+    let _alone = crate::one_at_a_time();
+    let folder = tempfile::tempdir().unwrap();
+    let of_lion = |run: &str, optim, beta2| {
+        let given = TrainingArguments { weight_decay: 0.1, optim, adam_beta2: beta2, ..TrainingArguments::default() };
+        let arguments = arguments(&folder.path().join(run), CompilerMode::Compiled, given);
+        TrainingArguments { learning_rate: 1e-3, ..arguments }
+    };
+    let kilns = of_lion("kilns", OptimizerName::Lion, 0.99);
+    Trainer::from_session(session(kilns.clone()).unwrap()).unwrap().train().unwrap();
+    let default = TrainingArguments::default().adam_beta2;
+    let own = |run: &str, name| {
+        let trainer = Trainer::from_session(session(of_lion(run, OptimizerName::AdamW, default)).unwrap()).unwrap();
+        trainer.with_optimizer(OwnLion(name)).unwrap().with_schedule(own_linear()).unwrap()
+    };
+    let mut trainer = own("own", "lion");
+    let text = trainer.describe().unwrap();
+    assert!(text.contains("own linear: 1.000e-3 at step 1") && text.contains("lion, weight decay 0.1"), "{text}");
+    assert!(!text.contains("adamw_torch"), "{text}");
+    trainer.train().unwrap();
+    assert_eq!(figures(&kilns.output_dir), figures(&folder.path().join("own")));
+    let stopped = own("stopped", "lion").with_callback(StopAfter(3)).train().unwrap();
+    assert_eq!(stopped.step, 3);
+    let error = own("stopped", "another lion").train().unwrap_err().to_string();
+    assert!(error.contains("trainer.optim was \"lion\" and is \"another lion\""), "{error}");
+    assert_eq!(own("stopped", "lion").train().unwrap().step, 8);
+    for file in ["model/model.safetensors", "checkpoints/step-000008/optimizer.safetensors"] {
+        let [a, b, c] = ["kilns", "own", "stopped"].map(|run| fs::read(folder.path().join(run).join(file)).unwrap());
+        assert!(a == b && b == c, "{file} differs");
+    }
+
+    let refused = |arguments: TrainingArguments, part: &str| {
+        let error = session(arguments).and_then(|session| session.with_optimizer(OwnLion("lion"))).err();
+        assert!(error.as_ref().is_some_and(|error| error.to_string().contains(part)), "{part}: {error:?}");
+    };
+    refused(kilns, "trainer.optim: has no effect, since the program brings the optimizer `lion` along");
+    let plain = || of_lion("refused", OptimizerName::AdamW, default);
+    refused(TrainingArguments { adam_beta1: 0.8, ..plain() }, "trainer.adam_beta1: has no effect");
+    refused(TrainingArguments { precision: Precision::F16, ..plain() }, "cannot do");
+    let mut sharded = plain();
+    sharded.distributed.optimizer_sharding = true;
+    refused(sharded, "distributed.optimizer_sharding = true with trainer.optim = \"lion\"");
+    let session = session(TrainingArguments { warmup_steps: 3.into(), ..plain() }).unwrap();
+    let error = session.with_schedule(own_linear()).err().unwrap().to_string();
+    assert!(error.contains("trainer.warmup_steps: has no effect, since the program brings the schedule"), "{error}");
+    let below = LambdaLr::new("below 0", |step, _| 0.5 - step as f64);
+    let error = Trainer::new(plain(), NextNumber, progressions(0..60)).unwrap().with_schedule(below).err().unwrap();
+    assert!(error.to_string().contains("got -0.5 for step 2"), "{error}");
 }
 
 /// A run of the version before there was `kiln-train`, with a `plan.toml` and the defaults of a

@@ -19,6 +19,7 @@ use crate::description::{Description, Planned, Weights};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::{device, handover};
 use crate::evaluation::EvaluationSession;
+use crate::optim::{LambdaLr, OwnOptimizer, UpdateRule};
 use crate::plan::{BatchPlan, DataFacts, SplitFacts, TrainFacts, TrainPlan};
 use crate::task::{TrainingTask, model_facts};
 
@@ -216,6 +217,28 @@ impl<T: TrainingTask> Session<T> {
             Ok(())
         })?;
         Ok(Self { train, validation: validation.or(chosen.validation), ..chosen })
+    }
+
+    /// The session whose weights `rule` updates.
+    ///
+    /// # Errors
+    /// Arguments of another optimizer, and those that need one of Kiln's.
+    pub fn with_optimizer(&self, rule: impl UpdateRule + 'static) -> Result<Self> {
+        self.derive(|_, facts| {
+            facts.model.optimizer = Some(OwnOptimizer::new(rule));
+            Ok(())
+        })
+    }
+
+    /// The session with the learning rates of `schedule`.
+    ///
+    /// # Errors
+    /// Arguments of another schedule, and a function that gives no learning rate.
+    pub fn with_schedule(&self, schedule: LambdaLr) -> Result<Self> {
+        self.derive(|_, facts| {
+            facts.model.schedule = Some(schedule);
+            Ok(())
+        })
     }
 
     /// The session in the mode that `decision` names.

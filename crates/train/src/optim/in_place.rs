@@ -81,7 +81,7 @@ impl Optimizer {
         if !self.config.can_be_in_place() || skips && !self.config.can_skip() {
             return None;
         }
-        let how = match self.config {
+        let how = match self.config.clone() {
             OptimizerConfig::AdamW(config) if !skips && self.ops.form(Operator::AdamW) == Form::Fused => {
                 let (mut kinds, mut kind_of) = (Vec::<(f64, f64)>::new(), HashMap::new());
                 for (id, Group { weight_decay, lr_factor, .. }) in &self.groups {
@@ -271,7 +271,7 @@ impl OptimizerConfig {
         match self {
             Self::AdamW(config) | Self::Adam(config) | Self::Lamb(config) => Some(*config),
             Self::Muon(config) => Some(config.adamw),
-            Self::Sgd(_) | Self::Lion(_) | Self::Adafactor(_) => None,
+            Self::Sgd(_) | Self::Lion(_) | Self::Adafactor(_) | Self::Own(_) => None,
         }
     }
 

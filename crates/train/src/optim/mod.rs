@@ -24,6 +24,7 @@ mod lamb;
 mod lion;
 mod muon;
 mod optimizer;
+mod own;
 mod sgd;
 mod skip;
 mod step;
@@ -37,6 +38,7 @@ pub use groups::ParameterGroups;
 pub use lion::LionConfig;
 pub use muon::MuonConfig;
 pub use optimizer::{Optimizer, OptimizerConfig};
+pub use own::{LambdaLr, OwnOptimizer, ParameterUpdate, UpdateRule};
 pub use sgd::SgdConfig;
 
 use burn::tensor::Tensor;

@@ -18,6 +18,7 @@ use super::adam::{self, AdamConfig};
 use super::groups::ParameterGroups;
 use super::lion::{self, LionConfig};
 use super::muon::{self, MuonConfig};
+use super::own::OwnOptimizer;
 use super::sgd::{self, SgdConfig};
 use super::skip::{Skip, Tables};
 use super::step::Step;
@@ -28,7 +29,7 @@ use crate::optim::scaler::Verdict;
 use crate::reads::read_values;
 
 /// Which optimizer, with what it is told once.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerConfig {
     /// `torch.optim.AdamW`
@@ -45,6 +46,8 @@ pub enum OptimizerConfig {
     Lamb(AdamConfig),
     /// `torch.optim.Muon` for the matrices of the layers, AdamW for the rest
     Muon(MuonConfig),
+    /// One that a program brings along.
+    Own(OwnOptimizer),
 }
 
 impl Default for OptimizerConfig {
@@ -87,6 +90,7 @@ impl OptimizerConfig {
             Self::Adafactor(_) => "the rows and columns of a whole matrix",
             Self::Lamb(_) => "the norms of a whole parameter",
             Self::Muon(_) => "a whole matrix",
+            Self::Own(_) => "a whole parameter",
         };
         Err(Error::config(format!(
             "distributed.optimizer_sharding = true with trainer.optim = \"{name}\": its update needs {needs}, and a device has \
@@ -108,18 +112,32 @@ impl OptimizerConfig {
             Self::Lion(_) => vec![(lion::STATE, n)],
             Self::Muon(_) if is_layer_matrix(parameter) => vec![(muon::STATE, n)],
             Self::Muon(_) => moments(),
+            Self::Own(own) => own.state().iter().map(|name| (*name, n)).collect(),
         }
     }
 
     /// Whether an update can be skipped on the device; see [`Optimizer::step_unless`].
     pub fn can_skip(&self) -> bool {
-        !matches!(self, Self::Adafactor(_)) // its decay rate is a function of the number of updates
+        // The decay rate of Adafactor is a function of the number of updates, and a program's rule
+        // may have one.
+        !matches!(self, Self::Adafactor(_) | Self::Own(_))
     }
 
     /// Whether an update can be made in place, as captured steps make it: a weight moves by the
     /// learning rate times something that does not depend on it.
     pub fn can_be_in_place(&self) -> bool {
-        !matches!(self, Self::Adafactor(config) if config.beta1.is_some()) // its first moment has learning rates in it
+        self.never_in_place().is_none()
+    }
+
+    /// Why an update cannot be made in place; none where it can.
+    pub fn never_in_place(&self) -> Option<&'static str> {
+        match self {
+            Self::Adafactor(config) if config.beta1.is_some() => {
+                Some("the first moment of adafactor (beta1) has the learning rate in it")
+            }
+            Self::Own(_) => Some("the program brings an optimizer of its own"),
+            _ => None,
+        }
     }
 
     /// The hyperparameters in words, for the plan.
@@ -149,6 +167,7 @@ impl OptimizerConfig {
                 },
                 adam(&c.adamw)
             ),
+            Self::Own(own) => own.name().into(),
         }
     }
 }

@@ -8,13 +8,16 @@ use std::f64::consts::PI;
 use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::optim::own::LambdaLr;
 use crate::optim::scheduler::DEFAULT_LR_END;
 pub use crate::optim::scheduler::{Ramp, SchedulerKwargs, SchedulerType};
 
 /// A learning-rate schedule over a run of known length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
-    kind: SchedulerType,
+    /// None for one that a program brings along.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kind: Option<SchedulerType>,
     base_lr: f64,
     warmup_steps: usize,
     total_steps: usize,
@@ -46,6 +49,7 @@ enum Shape {
         min_rate: f64,
         warmup_rate: Option<f64>,
     },
+    Own(LambdaLr),
     WarmupStableDecay {
         stable: usize,
         decay: usize,
@@ -65,9 +69,13 @@ impl Schedule {
         steps.retain(|step| *step < total);
         steps.sort_unstable();
         steps.dedup();
+        steps.retain(|step| self.lr(*step).is_finite()); // the name alone is known of one from a file
         let points = steps.iter().map(|step| format!("{:.3e} at step {}", self.lr(*step), step + 1));
         let points = points.collect::<Vec<_>>().join(", ");
-        format!("{}, warm-up {} steps: {points}", self.kind, self.warmup_steps)
+        match self.shape {
+            Shape::Own(_) => format!("{}: {points}", self.name()),
+            _ => format!("{}, warm-up {} steps: {points}", self.name(), self.warmup_steps),
+        }
     }
 
     /// The schedule `kind` with peak `base_lr` over `total_steps` optimizer steps, of which the
@@ -84,9 +92,7 @@ impl Schedule {
         total_steps: usize,
         kwargs: &SchedulerKwargs,
     ) -> Result<Self> {
-        if !(base_lr.is_finite() && base_lr > 0.0) {
-            return Err(Error::config(format!("learning_rate: expected a number above 0, got {base_lr}")));
-        }
+        check_peak(base_lr)?;
         if total_steps == 0 {
             return Err(Error::config("the run has no optimizer steps: expected 1 or more"));
         }
@@ -141,7 +147,25 @@ impl Schedule {
                 }
             }
         };
-        Ok(Self { kind, base_lr, warmup_steps, total_steps, shape })
+        Ok(Self { kind: Some(kind), base_lr, warmup_steps, total_steps, shape })
+    }
+
+    /// The schedule `own` of a program with peak `base_lr` over `total_steps` optimizer steps.
+    ///
+    /// # Errors
+    /// A config error when the peak is not a number above 0, or the function gives a factor that is
+    /// negative or not finite.
+    pub fn own(own: LambdaLr, base_lr: f64, total_steps: usize) -> Result<Self> {
+        check_peak(base_lr)?;
+        let factors = (0..total_steps).map(|step| (step, own.factor(step, total_steps).unwrap_or(f64::NAN)));
+        if let Some((step, factor)) = { factors }.find(|(_, factor)| !(factor.is_finite() && *factor >= 0.0)) {
+            return Err(Error::config(format!(
+                "the schedule `{}`: expected a factor of 0 or more for every step, got {factor} for step {}",
+                own.name(),
+                step + 1
+            )));
+        }
+        Ok(Self { kind: None, base_lr, warmup_steps: 0, total_steps, shape: Shape::Own(own) })
     }
 
     /// The learning rate of the optimizer step that follows `step` completed ones. The first step
@@ -151,8 +175,16 @@ impl Schedule {
     }
 
     /// The schedule's name.
-    pub fn kind(&self) -> SchedulerType {
-        self.kind
+    pub fn name(&self) -> &str {
+        match (&self.shape, self.kind) {
+            (Shape::Own(own), _) => own.name(),
+            (_, kind) => kind.map_or("", SchedulerType::as_str),
+        }
+    }
+
+    /// Whether a program brings it along.
+    pub fn is_own(&self) -> bool {
+        matches!(self.shape, Shape::Own(_))
     }
 
     /// Length of the warm-up in optimizer steps.
@@ -189,6 +221,7 @@ impl Schedule {
         }
         let progress = (now - warmup) / after_warmup;
         match self.shape {
+            Shape::Own(ref own) => own.factor(step, self.total_steps).unwrap_or(f64::NAN),
             Shape::Constant => 1.0,
             Shape::Linear => ((total - now) / after_warmup).max(0.0),
             Shape::Cosine { num_cycles, min_rate } => cosine(num_cycles, progress, min_rate),
@@ -225,6 +258,13 @@ impl Schedule {
             }
         }
     }
+}
+
+fn check_peak(base_lr: f64) -> Result<()> {
+    if base_lr.is_finite() && base_lr > 0.0 {
+        return Ok(());
+    }
+    Err(Error::config(format!("learning_rate: expected a number above 0, got {base_lr}")))
 }
 
 /// `num_cycles` waves of a cosine between 1 and `min_rate`.
@@ -299,7 +339,7 @@ mod tests {
         assert_eq!(schedule.lr(4), 1e-3);
         assert_eq!(schedule.lr(20), 0.0);
         assert_eq!((schedule.warmup_steps(), schedule.total_steps()), (4, 20));
-        assert_eq!(schedule.kind(), SchedulerType::Linear);
+        assert_eq!(schedule.name(), "linear");
     }
 
     #[test]

@@ -81,6 +81,7 @@ impl OptimizerConfig {
             Self::Lamb(config) => lamb::update(config, update, state),
             Self::Muon(config) if is_layer_matrix => config.update(update, state),
             Self::Muon(config) => config.adamw.adamw(update, state),
+            Self::Own(own) => own.update(update, state),
         }
     }
 }

@@ -59,7 +59,7 @@ impl EnginePlan {
     ) -> std::result::Result<(), NotCaptured> {
         let Some(compiler) = compiler else { return Err(NotCaptured::run("the run is native")) };
         let fused = |operator| self.ops.fused_operators().contains(&operator);
-        let drops = model.drops;
+        let (drops, never) = (model.drops, optimizer.config.never_in_place());
         let because = match () {
             () if self.device.kind == DeviceKind::Cpu => {
                 return Err(NotCaptured::on_cpu());
@@ -74,9 +74,7 @@ impl EnginePlan {
             }
             () if self.unfused => "compiler.fusion is off",
             () if !model.can_be_captured => "the task does not say that its steps can be (CAN_BE_CAPTURED)",
-            () if !optimizer.config.can_be_in_place() => {
-                "the first moment of adafactor (beta1) has the learning rate in it"
-            }
+            () if never.is_some() => never.unwrap_or_default(),
             () if shared.is_some() && !fused(Operator::AdamW) => {
                 "kernels of Burn take the gradient norm, each device may have its own, and a captured step agrees on none"
             }

@@ -8,6 +8,7 @@ use kiln_models::weights::{Parameter, StateDict, parameters};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::device::DeviceFacts;
 use crate::optim::loss::LossOptions;
+use crate::optim::{LambdaLr, OwnOptimizer};
 
 /// All of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,6 +45,10 @@ pub struct ModelFacts {
     pub drops: bool,
     /// Its parameters.
     pub parameters: Vec<Parameter>,
+    /// The optimizer that the program brings along, if any.
+    pub optimizer: Option<OwnOptimizer>,
+    /// The schedule that the program brings along, if any.
+    pub schedule: Option<LambdaLr>,
 }
 
 impl ModelFacts {
@@ -57,6 +62,8 @@ impl ModelFacts {
             can_be_captured: false,
             drops: true,
             parameters: parameters(model),
+            optimizer: None,
+            schedule: None,
         }
     }
 }

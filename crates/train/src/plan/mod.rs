@@ -42,7 +42,7 @@ use crate::optim::backward::ActivationCheckpointing;
 use crate::optim::loss::Reduction;
 use crate::optim::outliers::OutlierLimits;
 use crate::optim::schedule::Schedule;
-use crate::optim::{OptimizerConfig, ParameterGroups};
+use crate::optim::{OptimizerConfig, OwnOptimizer, ParameterGroups};
 
 /// The file in a run folder that holds the plan.
 pub const FILE: &str = "plan.json";
@@ -90,7 +90,7 @@ impl TrainPlan {
     pub fn derive(trainer: &TrainingArguments, facts: &TrainFacts) -> Result<Self> {
         let mut batch = BatchPlan::of(trainer, facts.batch.as_ref())?;
         let groups = ParameterGroups::of(trainer, &facts.model.parameters)?;
-        let update = OptimizerConfig::from(trainer);
+        let update = optimizer(trainer, &facts.model)?;
         let model = facts.model.plan(Some(&groups));
         let data = data_plan(trainer, &facts.data, &batch);
         if trainer.activation_checkpointing == ActivationCheckpointing::Blocks && !facts.model.has_blocks {
@@ -110,23 +110,17 @@ impl TrainPlan {
             batch.global / batch.devices.count,
             batch.devices,
         );
-        let schedule = Schedule::new(
-            trainer.lr_scheduler_type,
-            learning_rate.rate,
-            if trainer.fast_dev_run { 0 } else { trainer.warmup_steps.resolve(step_size) },
-            steps.total,
-            &trainer.lr_scheduler_kwargs,
-        )
-        .map_err(|error| error.at("[trainer]"))?;
+        let schedule = schedule(trainer, &facts.model, learning_rate.rate, step_size)?;
         // Those that the first evaluation names are looked for when training begins.
         if let Some(figures) = facts.model.metrics {
             check_metric(&trainer.best_metric(), figures, &facts.model.task)?;
         }
         let (evaluation, logging, saving) = work(trainer, step_size)?;
         let engine = EnginePlan::of(trainer, &facts.device, facts.decision.clone())?;
-        update.check_precision(&engine.precision, trainer.optim.as_str())?;
+        let name = facts.model.optimizer.as_ref().map_or(trainer.optim.as_str(), OwnOptimizer::name);
+        update.check_precision(&engine.precision, name)?;
         if trainer.distributed.optimizer_sharding {
-            update.check_sharding(trainer.optim.as_str())?;
+            update.check_sharding(name)?;
         }
         if trainer.distributed.ddp_backend == Some(DdpBackend::Nccl)
             && batch.devices.count > 1
@@ -330,6 +324,49 @@ fn data_plan(trainer: &TrainingArguments, facts: &DataFacts, batch: &BatchPlan) 
 /// apart.
 pub fn automatic_logging(total_steps: usize) -> usize {
     (total_steps / 20).clamp(1, 500)
+}
+
+/// The optimizer of `trainer`, or the one that the program brings along.
+fn optimizer(trainer: &TrainingArguments, model: &ModelFacts) -> Result<OptimizerConfig> {
+    let Some(own) = &model.optimizer else { return Ok(OptimizerConfig::from(trainer)) };
+    let default = TrainingArguments::default();
+    let given = [
+        ("optim", trainer.optim != default.optim),
+        ("optim_args", trainer.optim_args != default.optim_args),
+        ("adam_beta1", trainer.adam_beta1 != default.adam_beta1),
+        ("adam_beta2", trainer.adam_beta2 != default.adam_beta2),
+        ("adam_epsilon", trainer.adam_epsilon != default.adam_epsilon),
+    ];
+    no_effect(&given, &format!("the program brings the optimizer `{}` along", own.name()))?;
+    Ok(OptimizerConfig::Own(own.clone()))
+}
+
+/// The schedule of `trainer` with a peak of `rate`, or the one that the program brings along.
+fn schedule(trainer: &TrainingArguments, model: &ModelFacts, rate: f64, step_size: StepSize) -> Result<Schedule> {
+    let Some(own) = &model.schedule else {
+        let warmup_steps = if trainer.fast_dev_run { 0 } else { trainer.warmup_steps.resolve(step_size) };
+        let (kind, kwargs) = (trainer.lr_scheduler_type, &trainer.lr_scheduler_kwargs);
+        let schedule = Schedule::new(kind, rate, warmup_steps, step_size.total_steps, kwargs);
+        return schedule.map_err(|error| error.at("[trainer]"));
+    };
+    let default = TrainingArguments::default();
+    let given = [
+        ("lr_scheduler_type", trainer.lr_scheduler_type != default.lr_scheduler_type),
+        ("lr_scheduler_kwargs", trainer.lr_scheduler_kwargs != default.lr_scheduler_kwargs),
+        ("warmup_steps", trainer.warmup_steps != default.warmup_steps),
+    ];
+    no_effect(&given, &format!("the program brings the schedule `{}` along", own.name()))?;
+    Schedule::own(own.clone(), rate, step_size.total_steps)
+}
+
+/// Refuses the first argument of `[trainer]` that is `given` and has no effect, for a reason.
+fn no_effect(given: &[(&str, bool)], because: &str) -> Result<()> {
+    match given.iter().find(|(_, given)| *given) {
+        Some((key, _)) => {
+            Err(Error::config(format!("trainer.{key}: has no effect, since {because}")).help("remove it"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// When the run evaluates, logs and saves.

@@ -271,7 +271,8 @@ impl OptimizerPlan {
 /// An optimizer in words.
 pub fn update(name: OptimizerName, config: &OptimizerConfig, decay: f64, clip: Option<f64>) -> String {
     let clip = clip.map_or("nothing".into(), |norm| norm.to_string());
-    format!("{name} {}, weight decay {decay} (not on biases and norms), clipping at {clip}", config.describe())
+    let name = if matches!(config, OptimizerConfig::Own(_)) { "" } else { &format!("{name} ") };
+    format!("{name}{}, weight decay {decay} (not on biases and norms), clipping at {clip}", config.describe())
 }
 
 impl EnginePlan {

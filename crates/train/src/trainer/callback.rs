@@ -1,10 +1,13 @@
 //! Hooks into the training loop, with Hugging Face's event names (`TrainerCallback`). The command
 //! line prints through one.
 
+use std::fmt::Display;
+use std::io::Write;
 use std::path::Path;
 
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
+use kiln_core::error::printable;
 use kiln_core::metrics::Record;
 use kiln_models::Model;
 
@@ -111,6 +114,40 @@ pub trait Callback<M = Model> {
 
     /// After the last step, when everything is written.
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}
+}
+
+/// Prints the rows of a run on stdout and notices on stderr (`PrinterCallback` of `transformers`).
+/// [`Trainer::new`](super::Trainer::new) adds it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PrinterCallback;
+
+impl PrinterCallback {
+    /// Prints `line`. A terminal that is gone is no reason to end a training.
+    fn print(line: impl Display) {
+        let _ = writeln!(std::io::stdout(), "{line}");
+    }
+}
+
+impl<M> Callback<M> for PrinterCallback {
+    fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
+        Self::print(format_args!("continuing after step {} from {}", progress.step, checkpoint.display()));
+    }
+
+    fn on_log(&mut self, _progress: &Progress, row: &Record) {
+        Self::print(row.to_dict());
+    }
+
+    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
+        Self::print(row.to_dict());
+    }
+
+    fn on_notice(&mut self, notice: &str) {
+        let _ = writeln!(std::io::stderr(), "{}", printable(notice));
+    }
+
+    fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {
+        Self::print(summary.to_dict());
+    }
 }
 
 /// Ends the run after a number of steps, as if the plan ended there; the schedule stays that of the

@@ -46,7 +46,7 @@ use std::path::Path;
 
 pub use best::Best;
 use burn::tensor::Device;
-pub use callback::{Callback, Control, DeviceValues, Progress, StopAfter};
+pub use callback::{Callback, Control, DeviceValues, PrinterCallback, Progress, StopAfter};
 use history::write_trainer_state;
 use kiln_core::dataset::Dataset;
 use kiln_core::dataset::loader::{Loader, LoaderOptions};
@@ -55,7 +55,7 @@ use kiln_core::error::{Error, Result};
 use kiln_core::metrics::Record;
 use kiln_core::panics;
 use kiln_models::ops::threads;
-use kiln_models::weights::LoadReport;
+use kiln_models::weights::{LoadReport, StateDict};
 use laps::Laps;
 use observer::{Observer, Part};
 pub use output::{PREDICTIONS, RunFolder};
@@ -79,11 +79,11 @@ use crate::engine::settings::DeviceKind;
 pub use crate::evaluation::Evaluation;
 use crate::evaluation::no_validation;
 use crate::evaluation::{evaluate, figures};
-use crate::optim::Optimizer;
 use crate::optim::backward::ActivationCheckpointing;
 use crate::optim::outliers::Outliers;
 use crate::optim::scaler::{LossScaler, ScalerConfig};
-use crate::plan::{TrainPlan, check_metric};
+use crate::optim::{LambdaLr, Optimizer, UpdateRule};
+use crate::plan::{OptimizerPlan, TrainPlan, check_metric};
 use crate::session::Session;
 use crate::task::TrainingTask;
 
@@ -200,7 +200,7 @@ impl<T: TrainingTask> Trainer<T> {
     fn begin_state(session: &Session<T>, device: &Device) -> Result<(TrainState<T::Model>, Option<LoadReport>)> {
         let plan = session.plan();
         let (model, load_report) = session.model(device)?;
-        let optimizer = Optimizer::new(plan.optimizer.config, &plan.optimizer.groups, &model).with_ops(plan.engine.ops);
+        let optimizer = begin_optimizer(plan, &model);
         let scales = plan.engine.precision.scales_loss();
         let scaler = scales.then(|| LossScaler::new(ScalerConfig::default(), &session.device));
         let outliers = plan.optimizer.outliers.map(Outliers::new);
@@ -231,6 +231,26 @@ impl<T: TrainingTask> Trainer<T> {
     /// Validation data without an example, or with which the arguments contradict the plan.
     pub fn with_validation(mut self, validation: impl Dataset<T::Example>) -> Result<Self> {
         self.session = self.session.with_validation(validation)?;
+        Ok(self)
+    }
+
+    /// The trainer whose weights `rule` updates, before the first step.
+    ///
+    /// # Errors
+    /// Arguments of another optimizer, and those that need one of Kiln's.
+    pub fn with_optimizer(mut self, rule: impl UpdateRule + 'static) -> Result<Self> {
+        self.session = self.session.with_optimizer(rule)?;
+        let (plan, model) = (self.session.plan(), &self.state.model);
+        self.state.optimizer = begin_optimizer(plan, model);
+        Ok(self)
+    }
+
+    /// The trainer with the learning rates of `schedule`.
+    ///
+    /// # Errors
+    /// Arguments of another schedule, and a function that gives no learning rate.
+    pub fn with_schedule(mut self, schedule: LambdaLr) -> Result<Self> {
+        self.session = self.session.with_schedule(schedule)?;
         Ok(self)
     }
 
@@ -499,4 +519,10 @@ impl<T: TrainingTask> Trainer<T> {
     fn notice(&mut self, notice: &str) {
         self.callbacks.iter_mut().for_each(|callback| callback.on_notice(notice));
     }
+}
+
+/// The optimizer of `plan` for `model`, before the first step.
+fn begin_optimizer<M: StateDict>(plan: &TrainPlan, model: &M) -> Optimizer {
+    let OptimizerPlan { config, groups, .. } = &plan.optimizer;
+    Optimizer::new(config.clone(), groups, model).with_ops(plan.engine.ops)
 }

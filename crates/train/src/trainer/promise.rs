@@ -36,6 +36,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::engine::settings::Precision;
+use crate::optim::OptimizerConfig;
 use crate::optim::loss::Reduction;
 use crate::session::Session;
 use crate::task::TrainingTask;
@@ -217,6 +218,12 @@ impl Promise {
         settings.insert(LENGTH.into(), json!(plan.steps.total));
         settings.insert(WARMUP.into(), json!(plan.optimizer.schedule.warmup_steps()));
         settings.insert(RATE.into(), json!(plan.optimizer.learning_rate.rate));
+        if let OptimizerConfig::Own(own) = &plan.optimizer.config {
+            settings.insert("trainer.optim".into(), json!(own.name()));
+        }
+        if plan.optimizer.schedule.is_own() {
+            settings.insert("trainer.lr_scheduler_type".into(), json!(plan.optimizer.schedule.name()));
+        }
         settings.insert("trainer.data_seed".into(), json!(plan.data.seed));
         let micro = plan.batch.micro;
         settings.insert(STEP_EXAMPLES.into(), json!(plan.batch.global));

@@ -32,7 +32,7 @@ use crate::engine::settings::{CompilerMode, DeviceKind};
 use crate::plan::TrainPlan;
 use crate::session::Session;
 use crate::task::TrainingTask;
-use crate::trainer::{Trainer, checkpoint, warmup};
+use crate::trainer::{PrinterCallback, Trainer, checkpoint, warmup};
 
 /// Steps whose figures are compared.
 pub const COMPARED: usize = 2;
@@ -143,16 +143,16 @@ pub fn judge(natives: &[Probe], compileds: &[Probe], steps: usize, starts: usize
 impl<T: TrainingTask> Trainer<T> {
     /// The trainer of `task` on the examples `train`, under `arguments`, in the mode that they
     /// name; with `auto` a short trial of both chooses it. Compiled steps are checked against
-    /// native where the arguments ask for it.
+    /// native where the arguments ask for it. Rows are printed ([`PrinterCallback`]).
     ///
     /// # Errors
     /// Arguments that contradict one another, the task or the data, a model that cannot be made,
     /// and an error of the trial.
     pub fn new(arguments: TrainingArguments, task: T, train: impl Dataset<T::Example>) -> Result<Self> {
-        Self::from_session(Session::new(arguments, task, train)?)
+        Ok(Self::from_session(Session::new(arguments, task, train)?)?.with_callback(PrinterCallback))
     }
 
-    /// The trainer of a run that is open, like [`new`](Self::new).
+    /// The trainer of a run that is open, like [`new`](Self::new); it prints nothing.
     ///
     /// # Errors
     /// Weights that do not fit the model, and an error of the trial.
