@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Every fused operator and every task on the device, a few steps each, against the CPU's native mode in the same precision:
 #
-#     benches/gpu/smoke.sh OUT
+#     benches/gpu/smoke.sh OUT [TASK...]       # without a task: all of them
 #
-# KILN is the compiled engine, and KILN_NATIVE the native one. KILN_GPU is the kind of device, cuda where it is not set. A line of
+# KILN is the compiled engine, and KILN_NATIVE the native one, without which its runs are left out. KILN_GPU is the kind of device, cuda where it is not set. A line of
 # OUT/smoke.jsonl for every run, as it ends. The first run that fails, or whose losses differ from the CPU's by more than their bound,
 # ends the script with 1, and the last line names it. Kernels are kept in OUT/cache.
 set -Eeuo pipefail
-out="${1:?usage: benches/gpu/smoke.sh OUT}"
+out="${1:?usage: benches/gpu/smoke.sh OUT [TASK...]}"
+shift
+asked=" $* "
 kiln="$(realpath "${KILN:?KILN names the compiled engine}")"
-export KILN_NATIVE="${KILN_NATIVE:?KILN_NATIVE names the native engine}" KILN_CACHE="${KILN_CACHE:-$(realpath -m "$out")/cache}" NO_COLOR=1
+export KILN_CACHE="${KILN_CACHE:-$(realpath -m "$out")/cache}" NO_COLOR=1
 gpu="${KILN_GPU:-cuda}"
 mkdir -p "$out/smoke"
 out="$(cd "$out" && pwd)"
@@ -102,8 +104,13 @@ losses() { grep -oE '"loss": ?[-+0-9.e]+' "$1/metrics.jsonl" | grep -oE '[-+0-9.
 # TASK PRECISION SETTING...: trains on the device, and on the CPU if that has not been done, and holds the losses against each other.
 compared() {
     local task="$1" precision="$2" name bound by started=$SECONDS setting settings=()
+    [ "$asked" = "  " ] || [[ "$asked" = *" $task "* ]] || return 0
     shift 2
     name="$task $precision $*"
+    if [ -z "${KILN_NATIVE:-}" ] && [[ " $* " = *" compiler.enabled=native "* ]]; then
+        echo "smoke: $name: left out, since KILN_NATIVE names no native engine"
+        return
+    fi
     for setting in "$@"; do settings+=(--set "$setting"); done
     case "$precision" in f32) bound=2e-3 ;; bf16) bound=4e-2 ;; *) bound=1e-2 ;; esac
     [ -d "$task" ] || prepare "$task"

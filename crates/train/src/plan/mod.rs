@@ -24,12 +24,12 @@ pub use parts::Part;
 pub use print::{Lines, Remarks, update};
 pub use sections::{
     DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, ModelPlan, OptimizerPlan, RunSettings, SavingPlan, StepPlan,
+    TrainPlan,
 };
-use serde::{Deserialize, Serialize};
 
 use crate::arguments::{
-    BatchScaling, DdpBackend, DistributedArguments, EvalStrategy, Interval, LoggingStrategy, RunLength, Samples,
-    SaveStrategy, StepSize, TrainingArguments,
+    BatchScaling, DdpBackend, EvalStrategy, Interval, LoggingStrategy, RunLength, SaveStrategy, StepSize,
+    TrainingArguments,
 };
 use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::settings::TrainingCompilerConfig;
@@ -50,36 +50,6 @@ pub const FILE: &str = "plan.json";
 /// The form of that file. A file of another form, which another build of Kiln has written, is as
 /// good as none.
 pub const SCHEMA: &str = "kiln.plan/2";
-
-/// The training of a run, resolved.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TrainPlan {
-    /// The run's name, its folder, and its work besides training.
-    pub run: RunSettings,
-    /// The model.
-    pub model: ModelPlan,
-    /// The training and validation data, their order and their padding.
-    pub data: DataPlan,
-    /// Batch arithmetic.
-    pub batch: BatchPlan,
-    /// How the devices share the work.
-    pub distributed: DistributedArguments,
-    /// Step arithmetic.
-    pub steps: StepPlan,
-    /// How gradients become new weights.
-    pub optimizer: OptimizerPlan,
-    /// Where and in which form it computes.
-    pub engine: EnginePlan,
-    /// When and how it evaluates.
-    pub evaluation: EvaluationPlan,
-    /// When rows are written, and where else to.
-    pub logging: LoggingPlan,
-    /// When checkpoints are written, which of them stay, and which is the best.
-    pub saving: SavingPlan,
-    /// When the model writes samples of text.
-    #[serde(skip)]
-    pub samples: Samples,
-}
 
 impl TrainPlan {
     /// The plan that follows from `trainer` and `facts`. Pure: the same arguments and facts have

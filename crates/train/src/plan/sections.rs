@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{BatchPlan, NotCaptured, Part};
 use crate::arguments::{
-    EvalStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SaveStrategy, ScaledRate, StepSize,
-    TrainingArguments,
+    DistributedArguments, EvalStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, Samples, SaveStrategy,
+    ScaledRate, StepSize, TrainingArguments,
 };
 use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::settings::Verify;
@@ -29,6 +29,36 @@ use crate::optim::loss::{Accumulation, LossOptions};
 use crate::optim::outliers::OutlierLimits;
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
+
+/// The training of a run, resolved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainPlan {
+    /// The run's name, its folder, and its work besides training.
+    pub run: RunSettings,
+    /// The model.
+    pub model: ModelPlan,
+    /// The training and validation data, their order and their padding.
+    pub data: DataPlan,
+    /// Batch arithmetic.
+    pub batch: BatchPlan,
+    /// How the devices share the work.
+    pub distributed: DistributedArguments,
+    /// Step arithmetic.
+    pub steps: StepPlan,
+    /// How gradients become new weights.
+    pub optimizer: OptimizerPlan,
+    /// Where and in which form it computes.
+    pub engine: EnginePlan,
+    /// When and how it evaluates.
+    pub evaluation: EvaluationPlan,
+    /// When rows are written, and where else to.
+    pub logging: LoggingPlan,
+    /// When checkpoints are written, which of them stay, and which is the best.
+    pub saving: SavingPlan,
+    /// When the model writes samples of text.
+    #[serde(skip)]
+    pub samples: Samples,
+}
 
 /// The run's name, its folder, and its work besides training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

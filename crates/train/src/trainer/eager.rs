@@ -8,9 +8,10 @@ use burn::tensor::{Device, Tensor};
 use kiln_core::error::Result;
 use kiln_models::Compute;
 
+use super::executor::{Executor, MicroBatch, Totals, Updated};
 use super::gradients::{gradients, gradients_in_parts};
 use super::observer::{Observer, Part};
-use super::step::{Executor, MicroBatch, Totals, TrainState, Updated};
+use super::state::TrainState;
 use crate::distributed::{Overlap, Shard, ShardGradients, World, sum_gradients, sum_loss};
 use crate::engine::settings::DeviceKind;
 use crate::optim::Optimizer;

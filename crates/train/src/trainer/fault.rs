@@ -9,15 +9,13 @@ use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::write_json;
 use serde_json::json;
 
+use super::manifest::FAULT;
 use super::output::RunFolder;
 use super::run::Run;
 use super::{checkpoint, run_log};
 use crate::engine::compiler;
 use crate::engine::handover::Engine;
 use crate::plan::TrainPlan;
-
-/// The folder's name in the run folder.
-pub const FOLDER: &str = "fault";
 
 /// Whether a run that ends with `error` may have computed nonsense before it.
 fn is_fault(error: &Error) -> bool {
@@ -52,7 +50,7 @@ pub(super) fn report(plan: &TrainPlan, folder: &RunFolder, run: &mut Run, error:
         [] => "no checkpoint is suspect".into(),
         _ => format!("checkpoints from step {first} on are marked as suspect: {suspect:?}"),
     };
-    Some(format!("what happened is in {}; {marked}", folder.path().join(FOLDER).display()))
+    Some(format!("what happened is in {}; {marked}", folder.path().join(FAULT).display()))
 }
 
 fn write_bundle(
@@ -63,13 +61,13 @@ fn write_bundle(
     first: u64,
     suspect: &[u64],
 ) -> Result<()> {
-    let target = folder.path().join(FOLDER);
+    let target = folder.path().join(FAULT);
     let io = |path: &Path, error: &std::io::Error| Error::io(format!("write {}", path.display()), error);
     const REPORT: &str = "report.json";
     // The run of a program has no config.
     let planned = if folder.path().join("plan.toml").is_file() { "plan.toml" } else { crate::plan::FILE };
     let copied = [planned, "metrics.jsonl", compiler::decision::FILE, run_log::FILE];
-    folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FOLDER).join(name)))?;
+    folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FAULT).join(name)))?;
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
     let report = json!({
         "error": error.to_string(),

@@ -9,56 +9,18 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use kiln_core::error::{Error, Result, printable};
+use kiln_core::error::{Error, Result};
 use kiln_core::files::is_blocked;
 use kiln_core::metrics::Record;
-use serde_json::json;
-
-use super::checkpoint;
-use super::output::RunFolder;
-use super::run::Run;
-use crate::plan::TrainPlan;
 
 /// The file's name.
-const FILE: &str = "trainer_state.json";
+pub(super) const FILE: &str = "trainer_state.json";
 
 /// The older copy, while a process is at work on the run.
 const SPARE: &str = ".trainer_state.json.spare";
 
 /// The copy that was seen, while the two change places.
 const SEEN: &str = ".trainer_state.json.seen";
-
-/// Writes `trainer_state.json`; `is_last` when this process writes it for the last time.
-///
-/// # Errors
-/// The operating system's.
-pub(super) fn write_trainer_state(folder: &RunFolder, plan: &TrainPlan, run: &mut Run, is_last: bool) -> Result<()> {
-    let best = run.evaluating.best.step.map(|step| folder.checkpoints().join(checkpoint::name(step)));
-    let rest = json!({
-        "best_global_step": run.evaluating.best.step,
-        "best_metric": run.evaluating.best.value(),
-        "best_model_checkpoint": best.filter(|path| path.is_dir()).map(|path| path.display().to_string()),
-        "epoch": run.progress.epoch,
-        "eval_steps": plan.evaluation.steps,
-        "global_step": run.progress.step,
-        "is_hyper_param_search": false,
-        "is_local_process_zero": true,
-        "is_world_process_zero": true,
-        "logging_steps": plan.logging.steps,
-        "max_steps": run.progress.total_steps,
-        "num_input_tokens_seen": run.progress.tokens,
-        "num_train_epochs": (plan.steps.total as f64 / plan.steps.per_epoch as f64).ceil() as u64,
-        "save_steps": plan.saving.steps,
-        "stateful_callbacks": {},
-        "total_flos": 0,
-        "train_batch_size": plan.batch.micro,
-        "trial_name": null,
-        "trial_params": null,
-    });
-    let rest = serde_json::to_string_pretty(&rest).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
-    let end = format!("\n  ],\n{}\n", printable(rest.trim_start_matches("{\n")));
-    run.history.write(folder.path(), &end, is_last)
-}
 
 fn cannot_write(folder: &Path, error: &io::Error) -> Error {
     Error::io(format!("write {}", folder.join(FILE).display()), error)
@@ -84,7 +46,7 @@ struct Written {
 }
 
 impl History {
-    fn write(&mut self, folder: &Path, end: &str, is_last: bool) -> Result<()> {
+    pub(super) fn write(&mut self, folder: &Path, end: &str, is_last: bool) -> Result<()> {
         let io = |error: io::Error| cannot_write(folder, &error);
         let [path, spare, seen] = [FILE, SPARE, SEEN].map(|name| folder.join(name));
         self.folder = folder.into();

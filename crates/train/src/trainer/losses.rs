@@ -6,7 +6,6 @@ use burn::tensor::{Device, Tensor};
 use kiln_core::error::Result;
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::exact;
 use crate::optim::scaler::Verdict;
 use crate::reads::read_scalars;
 
@@ -91,6 +90,22 @@ impl Losses {
     pub(super) fn mean(&self, steps: u64) -> Result<f64> {
         let LossSums { logged, window, .. } = self.state()?;
         Ok((logged + window) / steps as f64)
+    }
+}
+
+/// A float as the shortest decimal that reads back as the same float, in a string: JSON readers may
+/// round numbers.
+pub(super) mod exact {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes it.
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{value:?}"))
+    }
+
+    /// Reads it.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 

@@ -14,18 +14,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_core::error::{Error, ErrorKind, Result};
-use kiln_core::files::{
-    free_beside, is_blocked, read_regular, set_aside_damaged, write_files, write_folder, write_whole,
-};
+use kiln_core::files::{is_blocked, read_regular, set_aside_damaged, write_files, write_folder, write_whole};
 use kiln_core::metrics::{self, MetricsFile, Record};
 use kiln_core::variables;
 use kiln_models::weights::{StateDict, save};
 
-use super::checkpoint::{self, Checkpoint, State};
+use super::checkpoint::{self, Checkpoint, State, keep};
 use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use super::promise::Promise;
 use super::status::{RunStatus, Status};
-use super::{page, ranks, run_log, tensorboard};
+use super::{page, run_log, tensorboard};
 use crate::arguments::{Integration, OnExisting};
 use crate::engine::compiler;
 use crate::plan::{RunSettings, TrainPlan};
@@ -446,7 +444,7 @@ fn take_over(origin: &Path, state: &State, folder: &Path) -> Result<bool> {
 /// The files that the run of `plan` will write, besides its checkpoints and its model.
 fn written_by(plan: &TrainPlan) -> Vec<PathBuf> {
     let mut files = FILES.map(PathBuf::from).to_vec();
-    files.extend((1..plan.batch.devices.count).map(ranks::log_of));
+    files.extend((1..plan.batch.devices.count).map(run_log::log_of));
     files.extend(plan.engine.decision.as_ref().map(|_| compiler::decision::FILE.into()));
     if plan.engine.debug {
         files.extend(debug::FILES.map(|name| Path::new(debug::FOLDER).join(name)));
@@ -488,15 +486,4 @@ fn keep_foreign(from: &Path, to: &Path, listed: &Path, manifest: &Manifest) -> s
         }
     }
     Ok(())
-}
-
-/// Renames the file at `from`, which is not Kiln's, to `to`, or to a name beside it where that is
-/// taken.
-pub(super) fn keep(from: &Path, to: &Path) -> std::io::Result<()> {
-    let is_free = fs::symlink_metadata(to).is_err();
-    let free = if is_free { to.to_owned() } else { free_beside(to, "kept") };
-    if !is_free {
-        tracing::warn!("{}, which Kiln has not written, is now {}", to.display(), free.display());
-    }
-    fs::rename(from, free)
 }

@@ -9,26 +9,18 @@ use kiln_core::dataset::loader::Share;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_regular, write_whole};
 use kiln_core::metrics;
+use kiln_core::words::thousands;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::{self, Checkpoint};
 use super::output::RunFolder;
 use super::promise::Promise;
-use super::step::TrainState;
-use super::{Purpose, Trainer};
+use super::setup::{Purpose, Trainer};
+use super::state::TrainState;
 #[cfg(feature = "cuda")]
 use crate::arguments::DdpBackend;
 use crate::distributed::{Shard, World, weights_checksum};
 use crate::task::TrainingTask;
-use kiln_core::words::thousands;
-
-/// The folder of the logs of the ranks besides 0, in the run folder.
-pub const LOGS: &str = "ranks";
-
-/// The log of rank `rank`, in the run folder.
-pub fn log_of(rank: usize) -> PathBuf {
-    Path::new(LOGS).join(format!("{rank}.log"))
-}
 
 /// The state of the run folder that rank 0 has opened, told to the others.
 #[derive(Debug, Serialize, Deserialize)]

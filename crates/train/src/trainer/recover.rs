@@ -7,10 +7,10 @@
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::metrics::MetricsFile;
 
-use super::Trainer;
 use super::checkpoint::{self, Checkpoint};
 use super::output::RunFolder;
 use super::run::Run;
+use super::setup::Trainer;
 use crate::optim::loss::Reduction;
 use crate::plan::{BatchPlan, TrainPlan};
 use crate::task::TrainingTask;

@@ -15,6 +15,14 @@ use super::callback::{Callback, Control, Progress};
 /// The file's name.
 pub const FILE: &str = "run.log";
 
+/// The folder of the logs of the ranks besides 0, in the run folder.
+pub const LOGS: &str = "ranks";
+
+/// The log of rank `rank`, in the run folder.
+pub fn log_of(rank: usize) -> PathBuf {
+    Path::new(LOGS).join(format!("{rank}.log"))
+}
+
 /// Writes the log of one run folder.
 #[derive(Debug)]
 pub struct RunLog {

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use kiln_core::error::{Error, Result};
 use kiln_core::panics;
 
+use super::after::After;
 use super::checkpoint::{self, Snapshot};
 use super::manifest::Manifest;
-use super::run::After;
 use crate::arguments::SaveStrategy;
 use crate::plan::TrainPlan;
 

@@ -1,144 +1,32 @@
 //! One optimizer step of the loop: its micro-batches, and the update. How their losses, gradients
 //! and the update are computed is the [`Executor`]'s; what follows from a step is the loop's.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
-use kiln_core::dataset::loader::Loader;
+use burn::tensor::Tensor;
+use kiln_core::dataset::loader::{Loader, Position};
 use kiln_core::device_error::device_error;
 use kiln_core::error::{Error, Result};
 use kiln_core::random::seed_for;
 
-use super::Trainer;
+use super::after::{After, StepValues};
+use super::callback::Progress;
 #[cfg(feature = "compiler")]
 use super::captured::CapturedSteps;
 use super::eager::Eager;
-use super::observer::{Observer, Part};
+use super::executor::{Executor, MicroBatch, Totals, Updated};
+use super::observer::Part;
 use super::run::Run;
+use super::setup::Trainer;
 use super::shapes::Shape;
 use crate::distributed::World;
 #[cfg(all(feature = "compiler", feature = "cuda"))]
 use crate::engine::cuda;
 #[cfg(all(feature = "compiler", feature = "cuda"))]
 use crate::engine::settings::DeviceKind;
-use crate::optim::Optimizer;
-use crate::optim::outliers::Outliers;
-use crate::optim::scaler::{LossScaler, Verdict};
-use crate::reads::read_scalars;
-use crate::task::{Batch, OnDevice, TrainingTask};
-
-/// The state that training changes.
-pub(super) struct TrainState<M> {
-    pub(super) model: M,
-    pub(super) optimizer: Optimizer,
-    /// The loss scale of f16.
-    pub(super) scaler: Option<LossScaler>,
-    /// Finds the steps that are not applied.
-    pub(super) outliers: Option<Outliers>,
-}
-
-impl<M> TrainState<M> {
-    /// Why a step with this loss and gradient norm, `[1]` each, is not to be applied, if it is an
-    /// outlier. The ranks of `world` all go by the values of rank 0.
-    ///
-    /// # Errors
-    /// The device's, and MPI's.
-    pub(super) fn outlier(&mut self, world: &World, loss: &Tensor<1>, grad_norm: &Tensor<1>) -> Result<Option<String>> {
-        let Some(outliers) = &mut self.outliers else { return Ok(None) };
-        let values = read_scalars(vec![loss.clone(), grad_norm.clone()])?;
-        Ok(outliers.judge(world.of_root(values[0])?, world.of_root(values[1])?))
-    }
-}
-
-/// Computes the micro-batches of a step and its update: operation by operation ([`Eager`]), or by
-/// replaying recordings (`CapturedSteps`).
-pub(super) trait Executor<T: TrainingTask> {
-    /// Where batches have to be.
-    fn device(&self) -> &Device;
-
-    /// Adds the loss and the gradients of a micro-batch to those of the step. Returns what is worth
-    /// telling.
-    ///
-    /// # Errors
-    /// A batch without labels.
-    fn micro_batch(
-        &mut self,
-        state: &mut TrainState<T::Model>,
-        micro: MicroBatch<OnDevice<T>>,
-        observer: &mut dyn Observer,
-    ) -> Result<Option<String>>;
-
-    /// All micro-batches of the step have been computed on this rank: exchanges with others that
-    /// they have begun are completed as far as other exchanges need it.
-    ///
-    /// # Errors
-    /// MPI's, and the device's.
-    fn end_micro_batches(&mut self, state: &mut TrainState<T::Model>) -> Result<()> {
-        let _ = state;
-        Ok(())
-    }
-
-    /// The update after the micro-batches of a step. `sees` is called with the model and its summed
-    /// gradients before the weights change, where there is a moment for it.
-    ///
-    /// # Errors
-    /// A batch without labels.
-    fn update(
-        &mut self,
-        state: &mut TrainState<T::Model>,
-        totals: Totals,
-        sees: &mut dyn FnMut(&T::Model, &GradientsParams),
-        observer: &mut dyn Observer,
-    ) -> Result<Updated>;
-
-    /// Steps, micro-batches and updates that have been recorded.
-    fn recordings(&self) -> usize {
-        0
-    }
-}
-
-/// A micro-batch of a step.
-pub(super) struct MicroBatch<B> {
-    pub(super) batch: B,
-    /// The seed of its dropout.
-    pub(super) seed: u64,
-    /// The divisor of its loss sum.
-    pub(super) labels: f64,
-    /// The divisor of the loss sum of the step's first micro-batch on rank 0.
-    pub(super) first_labels: f64,
-    /// No micro-batch of the step follows, on any rank.
-    pub(super) is_last: bool,
-}
-
-/// The totals of a step, for its update.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Totals {
-    /// The divisor of the loss sum of all micro-batches; more than 0.
-    pub(super) labels: f64,
-    /// The divisor of the loss sum of the step's first micro-batch on rank 0.
-    pub(super) first_labels: f64,
-    /// How many micro-batches there were.
-    pub(super) micro_batches: usize,
-    /// The learning rate.
-    pub(super) lr: f64,
-}
-
-/// The results of an update, on the device and without autodiff.
-pub(super) struct Updated {
-    /// The step's loss, `[1]`.
-    pub(super) loss: Tensor<1>,
-    /// Norm of its gradient before clipping, `[1]`.
-    pub(super) grad_norm: Tensor<1>,
-    /// Whether it overflowed, where losses are scaled.
-    pub(super) verdict: Option<Verdict>,
-    /// Why it was not applied, where it was an outlier.
-    pub(super) outlier: Option<String>,
-    /// A notice for the user.
-    pub(super) notice: Option<String>,
-    /// Time of exchanges with the other ranks.
-    pub(super) communicated: Duration,
-}
+use crate::optim::scaler::Verdict;
+use crate::task::{Batch, TrainingTask};
 
 /// The results of a step, for the loop.
 pub(super) struct Stepped {
@@ -157,6 +45,38 @@ pub(super) struct Stepped {
 }
 
 impl<T: TrainingTask> Trainer<T> {
+    /// Tells that a step begins, which may be held up.
+    pub(super) fn begin_step(&mut self, run: &mut Run) {
+        if std::mem::take(&mut run.epoch_begins) {
+            self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_begin(&run.progress));
+        }
+        self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
+        run.clock.exclude_waiting(self.observer.before_step(&run.progress));
+    }
+
+    /// Counts a step after which the data stands at `position`, and tells that it has been made.
+    pub(super) fn end_step(&mut self, run: &mut Run, stepped: Stepped, position: Position) -> Result<After> {
+        let Stepped { loss, grad_norm, lr, verdict, tokens, epoch_ended } = stepped;
+        self.callbacks.iter_mut().for_each(|callback| callback.on_optimizer_step(&run.progress, &self.state.model));
+        run.note_step(&loss, &grad_norm, verdict.as_ref());
+        let scaling = self.state.scaler.as_mut().zip(verdict).map(|(scaler, verdict)| scaler.update(&verdict));
+        run.position = position;
+        run.progress.step += 1;
+        run.progress.tokens += tokens;
+        run.clock.step(tokens);
+        run.evaluating.is_best = false;
+        run.epoch_begins = epoch_ended;
+        run.guard.check_threads(&run.progress, run.last_row, &loss)?;
+        self.callbacks.iter_mut().for_each(|callback| callback.on_step_end(&run.progress, &mut run.control));
+        if epoch_ended {
+            self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_end(&run.progress, &mut run.control));
+        }
+        let values = StepValues { loss, grad_norm, lr, scaling };
+        values.show(&mut self.callbacks, run);
+        let Progress { step, total_steps, epoch, .. } = run.progress;
+        Ok(After { step, epoch, epoch_ended, is_last: step == total_steps, values })
+    }
+
     /// Captured steps where the plan has them, unless a callback sees gradients, which is then
     /// said; else eager ones.
     ///

@@ -6,9 +6,10 @@ use std::time::Duration;
 use kiln_core::error::Result;
 use kiln_core::signals::{self, Signal};
 
-use super::Purpose;
+use super::after::After;
 use super::output::RunFolder;
-use super::run::{After, Run, finish_saving};
+use super::run::{Run, finish_saving};
+use super::setup::Purpose;
 use super::status::RunStatus;
 use crate::distributed::World;
 

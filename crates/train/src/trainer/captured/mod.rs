@@ -29,8 +29,9 @@ use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 
 use self::batch::{shapes, write};
 use self::body::{Adding, Body, Output, Totals};
+use super::executor::{self, Executor, MicroBatch, Updated};
 use super::observer::{Observer, Part};
-use super::step::{self, Executor, MicroBatch, TrainState, Updated};
+use super::state::TrainState;
 use crate::distributed::{World, sum_gradients};
 use crate::engine::launches;
 use crate::engine::launches::kernel_launches;
@@ -126,7 +127,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
         &mut self,
         micro: MicroBatch<OnDevice<T>>,
         state: &mut TrainState<T::Model>,
-        totals: step::Totals,
+        totals: executor::Totals,
     ) -> Updated {
         self.forget();
         let body = &self.body;
@@ -168,7 +169,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
     ///
     /// # Errors
     /// An error of the device or of MPI while the step is judged as an outlier or not.
-    fn update_by_totals(&mut self, state: &mut TrainState<T::Model>, totals: step::Totals) -> Result<Updated> {
+    fn update_by_totals(&mut self, state: &mut TrainState<T::Model>, totals: executor::Totals) -> Result<Updated> {
         self.tell_divisor(totals, state.scaler.as_ref());
         if state.outliers.is_some() {
             let (loss, grad_norm) = self.body.of_totals();
@@ -212,7 +213,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
     }
 
     /// Tells the update after this by what the sums of the step are divided.
-    fn tell_divisor(&mut self, totals: step::Totals, scaler: Option<&LossScaler>) {
+    fn tell_divisor(&mut self, totals: executor::Totals, scaler: Option<&LossScaler>) {
         let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
         let expected = self.reduction.expected_divisor(totals.first_labels, self.accumulation);
         let of_grads = scaler.map(|scaler| scaler.scale().recip() * (expected / divisor));
@@ -279,7 +280,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
     fn update(
         &mut self,
         state: &mut TrainState<T::Model>,
-        totals: step::Totals,
+        totals: executor::Totals,
         _sees: &mut dyn FnMut(&T::Model, &GradientsParams),
         observer: &mut dyn Observer,
     ) -> Result<Updated> {

@@ -192,7 +192,18 @@ fn make_way(checkpoints: &Path, target: &Path, is_own: IsOwn<'_>) -> std::io::Re
     if fs::symlink_metadata(target).is_err() {
         return Ok(());
     }
-    crate::trainer::output::keep(target, target)
+    keep(target, target)
+}
+
+/// Renames the file at `from`, which is not Kiln's, to `to`, or to a name beside it where that is
+/// taken.
+pub fn keep(from: &Path, to: &Path) -> std::io::Result<()> {
+    let is_free = fs::symlink_metadata(to).is_err();
+    let free = if is_free { to.to_owned() } else { free_beside(to, "kept") };
+    if !is_free {
+        tracing::warn!("{}, which Kiln has not written, is now {}", to.display(), free.display());
+    }
+    fs::rename(from, free)
 }
 
 /// Removes the checkpoints that [`supersede`] has renamed. One that cannot be removed is in

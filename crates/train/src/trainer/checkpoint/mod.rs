@@ -23,7 +23,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 pub use folder::{
-    IsOwn, is_own, is_unfinished, list, mark_suspect, name, remove_superseded, remove_unfinished, rotate, supersede,
+    IsOwn, is_own, is_unfinished, keep, list, mark_suspect, name, remove_superseded, remove_unfinished, rotate,
+    supersede,
 };
 use folder::{entries, suspicion, write_aside};
 use kiln_core::dataset::loader::Position;
@@ -36,7 +37,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::best::Best;
-use super::losses::LossSums;
+use super::losses::{LossSums, exact};
 use super::promise::Promise;
 use crate::optim::outliers::OutlierState;
 use crate::optim::scaler::ScalerState;
@@ -482,22 +483,6 @@ fn digest_line(state: &[u8]) -> String {
 pub(super) fn checksum(path: &Path) -> std::io::Result<Checksum> {
     let (bytes, sha256) = sha256(path)?;
     Ok(Checksum { bytes, sha256 })
-}
-
-/// A float as the shortest decimal that reads back as the same float, in a string: JSON readers may
-/// round numbers.
-pub(super) mod exact {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    /// Writes it.
-    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&format!("{value:?}"))
-    }
-
-    /// Reads it.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,101 @@
+//! The mathematics of a step: [`Executor`], which has two forms.
+
+use std::time::Duration;
+
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
+
+use super::observer::Observer;
+use super::state::TrainState;
+use crate::optim::scaler::Verdict;
+use crate::task::{OnDevice, TrainingTask};
+
+/// Computes the micro-batches of a step and its update: operation by operation ([`Eager`]), or by
+/// replaying recordings (`CapturedSteps`).
+pub(super) trait Executor<T: TrainingTask> {
+    /// Where batches have to be.
+    fn device(&self) -> &Device;
+
+    /// Adds the loss and the gradients of a micro-batch to those of the step. Returns what is worth
+    /// telling.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    fn micro_batch(
+        &mut self,
+        state: &mut TrainState<T::Model>,
+        micro: MicroBatch<OnDevice<T>>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<String>>;
+
+    /// All micro-batches of the step have been computed on this rank: exchanges with others that
+    /// they have begun are completed as far as other exchanges need it.
+    ///
+    /// # Errors
+    /// MPI's, and the device's.
+    fn end_micro_batches(&mut self, state: &mut TrainState<T::Model>) -> Result<()> {
+        let _ = state;
+        Ok(())
+    }
+
+    /// The update after the micro-batches of a step. `sees` is called with the model and its summed
+    /// gradients before the weights change, where there is a moment for it.
+    ///
+    /// # Errors
+    /// A batch without labels.
+    fn update(
+        &mut self,
+        state: &mut TrainState<T::Model>,
+        totals: Totals,
+        sees: &mut dyn FnMut(&T::Model, &GradientsParams),
+        observer: &mut dyn Observer,
+    ) -> Result<Updated>;
+
+    /// Steps, micro-batches and updates that have been recorded.
+    fn recordings(&self) -> usize {
+        0
+    }
+}
+
+/// A micro-batch of a step.
+pub(super) struct MicroBatch<B> {
+    pub(super) batch: B,
+    /// The seed of its dropout.
+    pub(super) seed: u64,
+    /// The divisor of its loss sum.
+    pub(super) labels: f64,
+    /// The divisor of the loss sum of the step's first micro-batch on rank 0.
+    pub(super) first_labels: f64,
+    /// No micro-batch of the step follows, on any rank.
+    pub(super) is_last: bool,
+}
+
+/// The totals of a step, for its update.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Totals {
+    /// The divisor of the loss sum of all micro-batches; more than 0.
+    pub(super) labels: f64,
+    /// The divisor of the loss sum of the step's first micro-batch on rank 0.
+    pub(super) first_labels: f64,
+    /// How many micro-batches there were.
+    pub(super) micro_batches: usize,
+    /// The learning rate.
+    pub(super) lr: f64,
+}
+
+/// The results of an update, on the device and without autodiff.
+pub(super) struct Updated {
+    /// The step's loss, `[1]`.
+    pub(super) loss: Tensor<1>,
+    /// Norm of its gradient before clipping, `[1]`.
+    pub(super) grad_norm: Tensor<1>,
+    /// Whether it overflowed, where losses are scaled.
+    pub(super) verdict: Option<Verdict>,
+    /// Why it was not applied, where it was an outlier.
+    pub(super) outlier: Option<String>,
+    /// A notice for the user.
+    pub(super) notice: Option<String>,
+    /// Time of exchanges with the other ranks.
+    pub(super) communicated: Duration,
+}

@@ -1,0 +1,220 @@
+//! The training loop: one optimizer step after the other, and what is due after each.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use kiln_core::dataset::loader::{Loader, LoaderOptions};
+use kiln_core::device_error::device_error;
+use kiln_core::error::{Error, Result};
+use kiln_core::panics;
+use kiln_models::ops::threads;
+
+use super::after::After;
+use super::observer::Part;
+use super::output::RunFolder;
+use super::run::{Run, finish_saving, write_trainer_state};
+use super::run_log::RunLog;
+use super::setup::{Purpose, TrainOutput, Trainer};
+use super::stopping::Stopping;
+use super::tensorboard::TensorBoard;
+use super::{fault, recover};
+use crate::arguments::Integration;
+use crate::evaluation::figures;
+use crate::plan::check_metric;
+use crate::task::TrainingTask;
+
+impl<T: TrainingTask> Trainer<T> {
+    /// Trains to the end of the plan, writes the run folder, and returns the summary. With
+    /// `run.on_existing = "resume"` it begins where the newest checkpoint stands. On the CPU this
+    /// thread is one of those that compute from then on ([`threads::compute_here`]).
+    ///
+    /// # Errors
+    /// Memory that does not suffice for a micro-batch of 1 (a larger one is halved, from the last
+    /// good state on); data that cannot be read, a loss or gradient norm that is not finite, a
+    /// device or a disk that fails, a checkpoint of another run; a signal that stopped the run
+    /// after a checkpoint was saved.
+    pub fn train(&mut self) -> Result<TrainOutput> {
+        self.check_world()?;
+        self.session.plan().check_evaluation()?;
+        self.check_figures()?;
+        threads::compute_here(&self.session.device);
+        #[cfg(feature = "cuda")]
+        self.connect_devices()?;
+        let Some((mut folder, checkpoint)) = self.open_folder()? else { return Ok(TrainOutput::of_other_rank(0)) };
+        if let Some(summary) = folder.complete.take() {
+            return Ok(TrainOutput { step: folder.status.step, summary, samples: Vec::new(), was_complete: true });
+        }
+        self.callbacks.push(Box::new(RunLog::new(folder.path())));
+        #[cfg(feature = "cuda")]
+        if let Some(name) = self.world.nccl() {
+            self.notice(&format!("gradients are summed by {name}"));
+        }
+        if self.session.plan().logging.report_to.contains(&Integration::TensorBoard) {
+            self.callbacks.push(Box::new(TensorBoard::create(folder.path())?));
+        }
+        if let Some(decision) = &self.session.plan().engine.decision {
+            decision.write(folder.path())?;
+        }
+        let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
+        while let Err(error) = &output
+            && self.purpose == Purpose::Train
+            // The other ranks do not know of it, and end with this one.
+            && !self.world.is_shared()
+            && let Some(smaller) = recover::smaller_batch(self.session.plan(), error)
+        {
+            let error = error.to_string();
+            output = self.recover(&mut folder, smaller, &error).and_then(|run| self.attempt(&mut folder, run));
+        }
+        if let Err(error) = &output {
+            RunLog::new(folder.path()).say(format_args!("ended: {error}"));
+        }
+        folder.status.end(output.as_ref().err());
+        let written = folder.status.write(folder.path());
+        self.write_page(&folder);
+        output.and_then(|output| written.map(|()| output))
+    }
+
+    /// Refuses a run whose best model is to be found by a figure that its evaluations do not have.
+    /// The figures of a task that does not tell them before are those of one batch.
+    fn check_figures(&self) -> Result<()> {
+        let (task, plan) = (&self.session.task, self.session.plan());
+        let Some(validation) = self.session.validation() else { return Ok(()) };
+        if task.metrics().is_some() {
+            return Ok(());
+        }
+        let session = self.session.evaluation(validation.clone());
+        let figures = figures(&session, &self.state.model)?;
+        check_metric(&plan.saving.metric, &figures, task.task_name().unwrap_or(&plan.model.kind))
+    }
+
+    /// The loop from where `run` stands to the end of the plan, or to what stops it.
+    fn attempt(&mut self, folder: &mut RunFolder, mut run: Run) -> Result<TrainOutput> {
+        // Some failures of a device come as panics of this thread.
+        let output = catch_unwind(AssertUnwindSafe(|| self.run(folder, &mut run))).unwrap_or_else(|payload| {
+            let (step, message) = (run.progress.step + 1, panics::message(&*payload));
+            Err(if run.guard.panics().is_empty() {
+                Error::panicked(format_args!("step {step}"), &message)
+                    .help("what the device holds is lost; continue with `kiln train FILE --resume`")
+            } else {
+                device_error(&message).at(format_args!("step {step}"))
+            })
+        });
+        if let Some(notice) =
+            output.as_ref().err().and_then(|error| fault::report(self.session.plan(), folder, &mut run, error))
+        {
+            self.notice(&notice);
+        }
+        if output.is_err() {
+            folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
+        }
+        if let Some(watch) = run.watch.take() {
+            match watch.finish(&self.session, folder.path(), &run.shapes, run.progress.step) {
+                Ok(lines) => lines.iter().for_each(|line| self.notice(line)),
+                // The run is what it is without its debug folder.
+                Err(error) => tracing::warn!("{error}"),
+            }
+        }
+        output
+    }
+
+    /// The training loop: an iteration computes one optimizer step, counts it, and lets every part
+    /// do what is due.
+    fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
+        let mut executor = self.executor()?;
+        let mut loader = self.train_loader()?;
+        loader.seek(run.position);
+        self.begin_training(folder, run)?;
+
+        while run.goes_on() {
+            self.begin_step(run);
+            // Forward and backward of the micro-batches, and the update.
+            let stepped = self.step(&mut *executor, &mut loader, run)?;
+            let after = self.end_step(run, stepped, loader.position())?;
+
+            let logs = run.logging.due(&after);
+            if logs {
+                self.log(folder, run, &after, loader.data_wait())?;
+            } else {
+                run.closures.end_step(false)?;
+            }
+            self.observer.part(Part::Sync);
+            let evaluates = run.evaluating.due(&after) || run.control.should_evaluate;
+            if evaluates {
+                self.evaluate_and_record(folder, run)?;
+            }
+            if self.samples_are_due(after.step, run.progress.total_steps) {
+                self.show_samples(folder, run)?;
+            }
+            if self.verifying.due(&after) {
+                self.verify(run)?;
+            }
+            self.observer.part(Part::Sync);
+            let limit = self.session.plan().steps.max_duration;
+            let stopping = Stopping::of(&after, run, folder, limit);
+            let stopping = self.exchange(run, |world| stopping.agreed(world))?;
+            if run.saver.due(&after, stopping.is_end(), run.evaluating.is_best)
+                || run.control.should_save
+                || stopping.saves(self.purpose)
+            {
+                self.save(folder, run, &after, stopping)?;
+            }
+            self.observer.end_step(&run.progress, logs)?;
+            stopping.check_signal(&self.world, run, self.purpose)?;
+            (run.control.should_evaluate, run.control.should_save) = (false, false);
+            if stopping.ends_early(run, folder) {
+                // The end of this process. It follows the checkpoint, since a run that is continued
+                // has no end here.
+                let end = After { is_last: true, ..after };
+                if !logs {
+                    self.log(folder, run, &end, loader.data_wait())?;
+                }
+                if !evaluates && run.evaluating.due(&end) {
+                    self.evaluate_and_record(folder, run)?;
+                }
+                break;
+            }
+        }
+        self.tell_moments();
+        let written = self.world.clone().by_root(|| self.end_training(folder, run))?;
+        Ok(written.unwrap_or_else(|| TrainOutput::of_other_rank(run.progress.step)))
+    }
+
+    /// Writes the model, the summary and the results after the last step.
+    fn end_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
+        let saving = finish_saving(run)?;
+        if self.session.plan().saving.load_best_at_end {
+            self.load_best(folder, run)?;
+        }
+        let summary = self.labelled(run.clock.summary(&run.progress, run.losses.mean(run.progress.step)?, saving));
+        folder.metrics.append(&summary)?;
+        if self.purpose.writes_model() {
+            folder.write_model(&self.state.model, &self.session)?;
+        }
+        folder.write_results(run.evaluating.last.as_ref(), &summary)?;
+        write_trainer_state(folder, self.session.plan(), run, true)?;
+        folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
+        self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
+        let samples = self.sample(folder, run)?;
+        Ok(TrainOutput { step: run.progress.step, summary, samples, was_complete: false })
+    }
+
+    /// The batches of this rank; none where the other ranks have the last of an epoch.
+    fn train_loader(&self) -> Result<Loader<T::Example, Option<T::Batch>>> {
+        let task = self.session.task.clone();
+        let batches = self.session.plan().data.drawn(&self.session.plan().batch);
+        Loader::new(
+            self.session.train().clone(),
+            move |examples| match examples {
+                [] => Ok(None),
+                examples => task.batch(examples, batches.size).map(Some),
+            },
+            LoaderOptions {
+                batch_size: batches.size,
+                order: batches.order,
+                drop_last: batches.drop_last,
+                prefetch: 2,
+                repeat: true,
+                share: self.share(),
+            },
+        )
+    }
+}
