@@ -56,3 +56,7 @@ pub use session::{OpenSession, Session};
 
 /// The Trainer, by default of a task of Kiln's.
 pub type Trainer<T = session::BuiltIn> = trainer::Trainer<T>;
+
+#[cfg(test)]
+#[path = "../tests/common/messages.rs"]
+mod messages;

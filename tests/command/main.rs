@@ -5,6 +5,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+use common::messages;
 
 // Data, models and the Hub.
 mod cache_keys;

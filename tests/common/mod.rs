@@ -1,6 +1,7 @@
 //! Shared code of the tests of the binary: running it, and comparing its files with the fixtures.
 #![allow(dead_code, clippy::unwrap_used)] // every test binary uses a part of it
 
+pub mod messages;
 pub mod place;
 pub mod pty;
 #[cfg(unix)]
@@ -8,11 +9,14 @@ pub mod ranks;
 pub mod skip;
 pub mod small_run;
 
+use std::borrow::BorrowMut;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
 use serde_json::Value;
+
+use messages::Messages;
 
 /// The binary, with a cache of its own so that tests do not see the user's, and no network.
 pub fn kiln(folder: &Path) -> Command {
@@ -78,8 +82,9 @@ pub fn succeeds(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs the binary and expects an error: the exit code, every part of the message, no panic.
-pub fn fails(command: &mut Command, code: i32, parts: &[&str]) {
+/// Runs the binary and expects an error: the exit code, every part of the message, no panic; its
+/// stderr.
+pub fn fails(command: &mut Command, code: i32, parts: &[&str]) -> String {
     let output = command.output().unwrap();
     let all = text(&output);
     assert_eq!(output.status.code(), Some(code), "{command:?}\n{all}");
@@ -95,6 +100,33 @@ pub fn fails(command: &mut Command, code: i32, parts: &[&str]) {
     for part in parts {
         assert!(stderr.contains(part), "{command:?}\nexpected {part:?} in\n{all}");
     }
+    stderr
+}
+
+impl Messages {
+    /// [`fails`], with what is said recorded.
+    pub fn fails(&self, mut command: impl BorrowMut<Command>, code: i32) {
+        let command = command.borrow_mut();
+        let stderr = fails(command, code, &[]);
+        self.failed(command, code, &stderr);
+    }
+
+    /// The program has failed with this code, and has said this.
+    pub fn failed(&self, command: &Command, code: i32, stderr: &str) {
+        command.get_current_dir().into_iter().for_each(|folder| self.set_folder(folder));
+        self.add(line_of(command), format!("exit code {code}\n{stderr}"));
+    }
+}
+
+/// `command` as it is typed.
+pub fn line_of(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap().to_string_lossy().into_owned();
+    let quoted = |word: &str| {
+        let is_plain = |c: char| c.is_alphanumeric() || "-_=./:,%".contains(c);
+        if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("'{word}'") }
+    };
+    let words = command.get_args().map(|word| quoted(&word.to_string_lossy()));
+    std::iter::once(program).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 pub fn text(output: &Output) -> String {

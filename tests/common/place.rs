@@ -1,10 +1,12 @@
 //! A folder with a small text, tokenised rows and configs that train the smallest models on them in
 //! milliseconds: what the tests of bad input and of the run folder start from and spoil.
 
+use std::borrow::BorrowMut;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{fails, kiln, succeeds};
+use super::messages::Messages;
+use super::{kiln, succeeds};
 
 /// A causal language model on `text/*.txt`: 6 documents, blocks of 8 tokens, a tokenizer of 270
 /// tokens.
@@ -84,14 +86,18 @@ pub const WORDS: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\ngood\nbad\nfilm\
 pub const REVIEWS: &str = "text,label\na good film,praise\na bad film,blame\ngood play,praise\nbad play,blame\n\
                     the good film,praise\nthe bad play,blame\n";
 
+/// Bytes of a file whose content is not told.
+const LONG: usize = 1000;
+
 /// See the top of this file.
 pub struct Place {
     folder: tempfile::TempDir,
+    messages: Option<Messages>,
 }
 
 impl Place {
     pub fn new() -> Self {
-        let place = Self { folder: tempfile::tempdir().unwrap() };
+        let place = Self { folder: tempfile::tempdir().unwrap(), messages: None };
         for document in 0..6u32 {
             let words = (0..60u32)
                 .map(|i| format!("{}{}", ["fn", "let", "use", "mod"][(i % 4) as usize], i * (document + 3) % 41));
@@ -104,14 +110,26 @@ impl Place {
         place
     }
 
+    /// Files that are written from now on, and the messages of commands that fail, are recorded.
+    pub fn recording(self, messages: Messages) -> Self {
+        Self { messages: Some(messages), ..self }
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        let text = std::str::from_utf8(bytes.as_ref()).ok().filter(|text| text.len() <= LONG);
+        self.write_as(name, &bytes, text.unwrap_or("(long, or no text)"));
+    }
+
+    /// [`Self::write`], where `told` is told of the content.
+    pub fn write_as(&self, name: &str, bytes: impl AsRef<[u8]>, told: &str) {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, bytes).unwrap();
+        self.messages.iter().for_each(|messages| messages.given(name, told));
     }
 
     /// `kiln` in this folder.
@@ -133,23 +151,28 @@ impl Place {
         succeeds(&mut self.config("train", file, sets))
     }
 
-    /// Neither a plan nor a run comes of it, both say the same, and no run folder is made.
-    pub fn refused(&self, file: &str, sets: &[&str], code: i32, parts: &[&str]) {
-        fails(&mut self.config("plan", file, sets), code, parts);
-        self.untrained(file, sets, code, parts);
+    /// See [`Messages::fails`].
+    pub fn fails(&self, command: impl BorrowMut<Command>, code: i32) {
+        self.messages.as_ref().expect("a place that records").fails(command, code);
+    }
+
+    /// Neither a plan nor a run comes of it, and no run folder is made.
+    pub fn refused(&self, file: &str, sets: &[&str], code: i32) {
+        self.fails(self.config("plan", file, sets), code);
+        self.untrained(file, sets, code);
     }
 
     /// A plan may be made, but no run comes of it, and no run folder is made.
-    pub fn untrained(&self, file: &str, sets: &[&str], code: i32, parts: &[&str]) {
-        fails(&mut self.config("train", file, sets), code, parts);
+    pub fn untrained(&self, file: &str, sets: &[&str], code: i32) {
+        self.fails(self.config("train", file, sets), code);
         assert!(!self.path("run").exists(), "{sets:?} left a run folder");
     }
 
     /// Neither a plan nor a run comes of a config file with `lines` after `[trainer]` or in later
-    /// sections, both say `parts`, and no run folder is made.
-    pub fn refused_lines(&self, lines: &str, parts: &[&str]) {
-        self.write("bad.toml", format!("{TEXT}{lines}\n"));
-        self.refused("bad.toml", &[], 2, parts);
+    /// sections, and no run folder is made.
+    pub fn refused_lines(&self, lines: &str) {
+        self.write_as("bad.toml", format!("{TEXT}{lines}\n"), &format!("...\n{lines}"));
+        self.refused("bad.toml", &[], 2);
     }
 
     /// Files of a folder, sorted; empty when there is none.

@@ -18,6 +18,7 @@ mod own_model;
 mod parity;
 mod plan;
 mod saving;
+mod snapshots;
 mod words;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -10,16 +10,17 @@ const OPENINGS: [&str; 6] = ["As ", "Of ", "Those ", "That ", "The same ", "What
 const WIDTH: usize = 100;
 
 /// The folders of the repository that have code.
-const FOLDERS: [&str; 6] = ["src", "models", "crates", "tests", "examples", "benches"];
+pub(crate) const FOLDERS: [&str; 6] = ["src", "models", "crates", "tests", "examples", "benches"];
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+/// The files below `folder` whose names end so.
+pub(crate) fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let found = |path: PathBuf| {
         if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|ending| ending == "rs") {
-            found.push(path);
+            return files(&path, ending);
         }
-    }
+        Vec::from_iter(path.extension().is_some_and(|is| is == ending).then_some(path))
+    };
+    fs::read_dir(folder).unwrap().flat_map(|entry| found(entry.unwrap().path())).collect()
 }
 
 /// The documentation that a line holds, without its mark; none of another line.
@@ -54,11 +55,10 @@ fn faults(source: &str) -> Vec<(usize, &'static str)> {
 #[test]
 fn comments_name_their_subject_and_are_no_wider_than_a_page() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    let mut files = Vec::new();
-    FOLDERS.iter().for_each(|folder| sources(&root.join(folder), &mut files));
-    assert!(files.len() > 400, "{} files", files.len());
+    let sources = FOLDERS.iter().flat_map(|folder| files(&root.join(folder), "rs")).collect::<Vec<_>>();
+    assert!(sources.len() > 400, "{} files", sources.len());
     let mut found = Vec::new();
-    for path in files {
+    for path in sources {
         let faults = faults(&fs::read_to_string(&path).unwrap());
         found.extend(faults.iter().map(|(line, what)| format!("{}:{line}: {what}", path.display())));
     }

@@ -151,17 +151,18 @@ layer_wise_lr_decay = 0.9\nlabel_smoothing_factor = 0.1\nclass_weights = [1, 2.5
 
 #[test]
 fn numbers_may_be_written_either_way() {
+    let refused = Refused(messages!());
     let trainer = parse("max_steps = 1e3\nlearning_rate = 1\nseed = 7.0").unwrap().trainer;
     assert_eq!((trainer.max_steps, trainer.learning_rate, trainer.seed), (Some(1000), 1.0, 7));
     let trainer = parse("max_steps = -1\nnum_train_epochs = 2").unwrap().trainer;
     assert_eq!((trainer.max_steps, trainer.length()), (None, RunLength::Epochs(2.0)));
     assert_eq!(parse("max_tokens = 1e9\nmax_minutes = 10").unwrap().trainer.length(), RunLength::Tokens(1_000_000_000));
-    refused(parse("max_steps = 1.5"), &["a.toml:12: trainer.max_steps: expected a whole number", "`1.5`"]);
-    refused(parse("max_steps = -2"), &["trainer.max_steps: expected a whole number, or -1 for none, got integer `-2`"]);
+    refused.lines(&["max_steps = 1.5", "max_steps = -2"]);
 }
 
 #[test]
 fn older_spellings() {
+    let refused = Refused(messages!());
     let config = parse(
         "evaluation_strategy = \"epoch\"\nwarmup_ratio = 0.1\nper_gpu_train_batch_size = 4\nper_gpu_eval_batch_size = 5\n\
          use_cpu = true\ntrain_sampling_strategy = \"sequential\"",
@@ -179,22 +180,15 @@ fn older_spellings() {
         assert_eq!((trainer.optim, trainer.optim_args), (OptimizerName::Sgd, args));
     }
     assert_eq!(parse("ddp_backend = \"mpi\"").unwrap().trainer.distributed.ddp_backend, Some(DdpBackend::Mpi));
-    refused(parse("ddp_backend = \"gloo\""), &["unknown ddp_backend `gloo`: expected one of nccl, mpi"]);
+    refused.lines(&["ddp_backend = \"gloo\""]);
     assert_eq!(parse("no_cuda = false").unwrap().trainer.device.kind, DeviceKind::Auto);
     assert_eq!(parse("warmup_ratio = 0").unwrap().trainer.warmup_steps, Interval::Steps(0));
-    refused(
-        parse("evaluation_strategy = \"sometimes\""),
-        &[
-            "a.toml:12: trainer.eval_strategy (written as trainer.evaluation_strategy): unknown evaluation strategy `sometimes`",
-        ],
-    );
-    refused(parse("warmup_ratio = 1.1"), &["a.toml:12: trainer.warmup_ratio: expected a ratio from 0 to 1, got 1.1"]);
-    refused(parse("no_cuda = \"maybe\""), &["trainer.no_cuda: expected true or false, got \"maybe\""]);
+    refused.lines(&["evaluation_strategy = \"sometimes\"", "warmup_ratio = 1.1", "no_cuda = \"maybe\""]);
     for written in ["train_sampling_strategy = \"group_by_length\"", "group_by_length = true"] {
         assert_eq!(parse(written).unwrap().data.sampler, Sampler::GroupByLength);
     }
     assert_eq!(parse("group_by_length = false").unwrap().data.sampler, Sampler::Random);
-    refused(parse("group_by_length = 2"), &["trainer.group_by_length: expected true or false, got 2", "data.sampler"]);
+    refused.lines(&["group_by_length = 2"]);
 }
 
 #[test]
@@ -231,24 +225,23 @@ fn overrides() {
 #[test]
 fn files() {
     let folder = tempfile::tempdir().unwrap();
+    let refused = Refused(messages!().in_folder(folder.path()));
     let path = folder.path().join("small.toml");
     std::fs::write(&path, SMALL.replace("output_dir = \"runs/x\"\n", "")).unwrap();
     assert_eq!(RunConfig::load(&path).unwrap().trainer.output_dir, Path::new("runs/small"));
     let set = RunConfig::load_with(&path, &["run.output_dir=elsewhere".into()]).unwrap();
     assert_eq!(set.trainer.output_dir, Path::new("elsewhere"));
 
-    refused(RunConfig::load(folder.path().join("smal.toml")), &["smal.toml: no such config file", "small.toml"]);
-    refused(RunConfig::load(folder.path()), &["expected a config file, got a folder", "small.toml"]);
-    refused(
-        RunConfig::load("no/such/folder/a.toml"),
-        &["no such config file", "there is no .toml file in no/such/folder"],
-    );
+    for path in [folder.path().join("smal.toml"), folder.path().into(), "no/such/folder/a.toml".into()] {
+        refused.add(path.display(), RunConfig::load(&path));
+    }
     std::fs::write(&path, b"[run]\noutput_dir = \"caf\xe9\"\n").unwrap();
-    refused(RunConfig::load(&path), &["small.toml:2: expected UTF-8 text, got other bytes at byte 23"]);
+    refused.add("output_dir in Latin-1", RunConfig::load(&path));
 }
 
 #[test]
 fn the_builder_checks_like_a_file() {
+    let refused = Refused(messages!());
     let run = || TrainingArguments::new("runs/x");
     let of = |arguments: TrainingArguments| {
         RunConfig::builder(arguments)
@@ -259,14 +252,14 @@ fn the_builder_checks_like_a_file() {
     assert_eq!(config.model.fields["n_layer"].as_integer(), Some(2));
     assert_eq!(RunConfig::parse(&config.to_toml().unwrap(), "x").unwrap().model, config.model);
     let trainer = TrainingArguments { learning_rate: f64::NAN, ..run() };
-    refused(of(trainer).build(), &["trainer.learning_rate: expected a finite number, got NaN"]);
+    refused.add("learning_rate: NaN", of(trainer).build());
     let trainer = TrainingArguments { warmup_steps: Interval::Ratio(1.5), ..run() };
-    refused(of(trainer).build(), &["trainer.warmup_steps: expected a ratio between 0 and 1, got 1.5"]);
+    refused.add("warmup_steps: 1.5", of(trainer).build());
     let trainer = TrainingArguments { seed: u64::MAX, max_tokens: Some(u64::MAX), ..run() };
-    refused(of(trainer).build(), &["trainer.max_tokens: expected at most"]);
+    refused.add("max_tokens: the largest u64", of(trainer).build());
     let sampler = TrainingArguments { sampler: Sampler::Sequential, ..run() };
-    refused(of(sampler).build(), &["trainer.sampler: is set elsewhere in a config", "set data.sampler"]);
-    refused(of(run()).tokenizer(TokenizerSection::train(4096)).build(), &["no text to learn a tokenizer from"]);
+    refused.add("a sampler in the arguments", of(sampler).build());
+    refused.add("a tokenizer to learn", of(run()).tokenizer(TokenizerSection::train(4096)).build());
     let config = RunConfig::builder(run())
         .model(ModelSection::from_pretrained("gpt2"))
         .data(DataSection::text(Task::Clm, ["a"]));

@@ -6,7 +6,10 @@ mod accepted;
 mod hf_args;
 mod refused;
 
+use std::fmt::Display;
+
 use super::*;
+use crate::messages::{Messages, messages};
 
 /// The shortest file that runs; [trainer] comes last so that tests can add keys to it.
 const SMALL: &str = r#"[run]
@@ -31,11 +34,34 @@ fn with(overrides: &[&str]) -> Result<RunConfig> {
     RunConfig::from_text(SMALL, "a.toml", None, None, &[], &overrides)
 }
 
-fn refused(result: Result<RunConfig>, parts: &[&str]) {
-    let error = result.expect_err("must be refused");
-    assert_eq!(error.exit_code(), 2, "{error}");
-    let text = error.to_string();
-    for part in parts {
-        assert!(text.contains(part), "no {part:?} in: {text}");
+/// The messages of a test; each input is refused as a mistake of the user.
+struct Refused(Messages);
+
+impl Refused {
+    fn add(&self, input: impl Display, result: Result<RunConfig>) {
+        let error = result.expect_err("must be refused");
+        assert_eq!(error.exit_code(), 2, "{error}");
+        self.0.add(input, error);
+    }
+
+    /// Each of these in [`parse`].
+    fn lines(&self, each: &[&str]) {
+        each.iter().for_each(|lines| self.add(lines, parse(lines)));
+    }
+
+    /// Each of these in [`with`], by itself.
+    fn set(&self, each: &[&str]) {
+        each.iter().for_each(|set| self.together(&[set]));
+    }
+
+    /// All of these in [`with`].
+    fn together(&self, overrides: &[&str]) {
+        let input = overrides.iter().map(|set| format!("--set {set}")).collect::<Vec<_>>();
+        self.add(input.join(" "), with(overrides));
+    }
+
+    /// Each of these as a whole file.
+    fn file(&self, each: &[impl AsRef<str>]) {
+        each.iter().for_each(|text| self.add(text.as_ref(), RunConfig::parse(text.as_ref(), "a.toml")));
     }
 }
