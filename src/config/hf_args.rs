@@ -164,7 +164,7 @@ impl Document {
     /// Reads switches as `HfArgumentParser` does, and refuses values of another kind than the
     /// argument's where no section reads them.
     fn settle_kinds(&mut self) -> Result<()> {
-        for argument in ARGUMENTS {
+        for argument in ARGUMENTS.iter() {
             let Some(value) = self.trainer(argument.name) else { continue };
             let json = serde_json::to_value(value).unwrap_or_default();
             if let Some(on) = argument.switched(&json) {

@@ -1,14 +1,18 @@
 //! Every argument of Hugging Face's `TrainingArguments`, in one table: what it sets here, that it
 //! has no effect here, or what to use instead. The table of the documentation is written from it.
-//! The list is that of transformers 5.23 and 4.57, with the names of earlier releases that a script
-//! may still carry.
+//! Those that are keys of `[trainer]` by the same name follow from their entries there. The list is
+//! that of transformers 5.23 and 4.57, with the names of earlier releases that a script may still
+//! carry.
 
 use std::fmt::Write as _;
+use std::sync::LazyLock;
 
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use kiln_core::complaint::Complaint;
+
+use crate::arguments::{Key, TrainingArguments};
 
 /// The treatment of an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +89,7 @@ impl Kind {
 }
 
 /// An argument of `TrainingArguments`.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Argument {
     pub(crate) name: &'static str,
     releases: Releases,
@@ -212,7 +216,7 @@ pub fn hugging_face_arguments() -> String {
         count(Standing::NoEffect),
         count(Standing::Refused),
     );
-    for Argument { name, releases, standing, note, .. } in ARGUMENTS {
+    for Argument { name, releases, standing, note, .. } in ARGUMENTS.iter() {
         let standing = match standing {
             Standing::Honoured => "honoured",
             Standing::NoEffect => "no effect",
@@ -275,39 +279,54 @@ const EVALUATION: &str = "an evaluation keeps sums and predictions, never all lo
 const FSDP: &str = "it belongs to `fsdp`";
 const NONE_FALSE: &str = "[false]";
 
-/// All arguments: in the order of 5.23, then those of 4.57 alone, then older ones.
-pub(crate) const ARGUMENTS: &[Argument] = {
+/// Notes on keys of the same name that behave otherwise than Hugging Face's.
+const NOTES: &[(&str, &str)] = &[
+    ("max_steps", "the key of the same name in `[trainer]`; wins over `num_train_epochs`"),
+    ("lr_scheduler_type", "the key of the same name in `[trainer]`; not `reduce_lr_on_plateau` or `greedy`"),
+    ("warmup_steps", "the key of the same name in `[trainer]`; not used by the schedule `constant`"),
+    ("optim", "the key of the same name in `[trainer]`; an optimizer that Kiln lacks is refused with the nearest"),
+    ("report_to", "the key of the same name in `[trainer]`; a service in an `--hf-args` file has no effect"),
+    (
+        "full_determinism",
+        "the key of the same name in `[trainer]`; on the CPU every run is deterministic, elsewhere it is refused",
+    ),
+    (
+        "do_train",
+        "the key of the same name in `[trainer]`; false in an `--hf-args` file that asks for nothing else is the default of `TrainingArguments`, and trains",
+    ),
+];
+
+/// All arguments: those that are keys of `[trainer]` by the same name, then the others.
+pub(crate) static ARGUMENTS: LazyLock<Vec<Argument>> = LazyLock::new(|| {
+    let keys = TrainingArguments::KEYS.iter().filter(|key| key.is_hugging_face);
+    keys.map(of_key).chain(OTHERS.iter().copied()).collect()
+});
+
+/// The argument that is `key` of `[trainer]`.
+fn of_key(key: &Key) -> Argument {
+    let name = key.name.rsplit('.').next().unwrap_or(key.name);
+    let kind = key.kind.strip_prefix("Option<").and_then(|kind| kind.strip_suffix('>')).unwrap_or(key.kind);
+    let kinds = match kind {
+        "bool" => FLAG,
+        "usize" => WHOLE,
+        "f64" => NUMBER,
+        "Interval" => NUMBER_OR_TEXT,
+        // A number of more than 63 bits is written as text.
+        "u64" | "TrainBatchSize" => WHOLE_OR_TEXT,
+        "OptimArgs" | "SchedulerKwargs" => TABLE_OR_TEXT,
+        _ if kind.starts_with("Vec<") => NAMES,
+        _ => TEXT,
+    };
+    let note = NOTES.iter().find(|(of, _)| *of == name).map_or(SAME, |(_, note)| *note);
+    honoured(name, Releases::Both, kinds, note)
+}
+
+/// The arguments that are no keys of the same name: in the order of 5.23, then those of 4.57 alone,
+/// then older ones.
+const OTHERS: &[Argument] = {
     use Releases::{Both, New, Old, Older};
     &[
         honoured("output_dir", Both, TEXT, "sets `run.output_dir`"),
-        honoured("per_device_train_batch_size", Both, WHOLE_OR_TEXT, SAME),
-        honoured("num_train_epochs", Both, NUMBER, SAME),
-        honoured("max_steps", Both, WHOLE, "the key of the same name in `[trainer]`; wins over `num_train_epochs`"),
-        honoured("learning_rate", Both, NUMBER, SAME),
-        honoured(
-            "lr_scheduler_type",
-            Both,
-            TEXT,
-            "the key of the same name in `[trainer]`; not `reduce_lr_on_plateau` or `greedy`",
-        ),
-        honoured("lr_scheduler_kwargs", Both, TABLE_OR_TEXT, SAME),
-        honoured(
-            "warmup_steps",
-            Both,
-            NUMBER_OR_TEXT,
-            "the key of the same name in `[trainer]`; not used by the schedule `constant`",
-        ),
-        honoured(
-            "optim",
-            Both,
-            TEXT,
-            "the key of the same name in `[trainer]`; an optimizer that Kiln lacks is refused with the nearest",
-        ),
-        honoured("optim_args", Both, TABLE_OR_TEXT, SAME),
-        honoured("weight_decay", Both, NUMBER, SAME),
-        honoured("adam_beta1", Both, NUMBER, SAME),
-        honoured("adam_beta2", Both, NUMBER, SAME),
-        honoured("adam_epsilon", Both, NUMBER, SAME),
         refused(
             "optim_target_modules",
             Both,
@@ -315,10 +334,7 @@ pub(crate) const ARGUMENTS: &[Argument] = {
             "[]",
             "leave it out: it belongs to GaLore and APOLLO, which Kiln does not have",
         ),
-        honoured("gradient_accumulation_steps", Both, WHOLE, SAME),
         no_effect("average_tokens_across_devices", Both, FLAG, "[true, false]", ONE_DEVICE),
-        honoured("max_grad_norm", Both, NUMBER, SAME),
-        honoured("label_smoothing_factor", Both, NUMBER, SAME),
         honoured("bf16", Both, FLAG, "true sets `precision = \"bf16\"`"),
         honoured("fp16", Both, FLAG, "true sets `precision = \"f16\"`"),
         refused(
@@ -383,42 +399,23 @@ pub(crate) const ARGUMENTS: &[Argument] = {
             FLAG,
             "with or without it, a micro-batch that does not fit in memory is halved at the same global batch; `per_device_train_batch_size = \"auto\"` searches for the largest one",
         ),
-        honoured("logging_strategy", Both, TEXT, SAME),
-        honoured("logging_steps", Both, NUMBER_OR_TEXT, SAME),
-        honoured("logging_first_step", Both, FLAG, SAME),
         no_effect("log_on_each_node", Both, FLAG, "[true, false]", ONE_DEVICE),
         no_effect("logging_nan_inf_filter", Both, FLAG, "[true]", "a loss that is not finite ends the run"),
         no_effect("include_num_input_tokens_seen", Both, FLAG_OR_TEXT, "[\"no\", false]", TOKENS),
-        honoured("log_level", Both, TEXT, SAME),
         no_effect("log_level_replica", Both, TEXT, "[\"warning\"]", ONE_DEVICE),
         no_effect("disable_tqdm", Both, FLAG, "[true, false]", "the progress bar shows on a terminal only"),
-        honoured(
-            "report_to",
-            Both,
-            NAMES,
-            "the key of the same name in `[trainer]`; a service in an `--hf-args` file has no effect",
-        ),
         honoured("run_name", Both, TEXT, "sets `run.name`"),
         no_effect("project", Both, TEXT, "[\"huggingface\"]", NO_TRACKER),
         no_effect("trackio_space_id", Both, TEXT, "[\"trackio\"]", NO_TRACKER),
         no_effect("trackio_bucket_id", New, TEXT, "[]", NO_TRACKER),
         no_effect("trackio_static_space_id", New, FLAG_OR_TEXT, "[]", NO_TRACKER),
-        honoured("eval_strategy", Both, TEXT, SAME),
-        honoured("eval_steps", Both, NUMBER_OR_TEXT, SAME),
-        honoured("eval_delay", Both, NUMBER, SAME),
-        honoured("per_device_eval_batch_size", Both, WHOLE, SAME),
         no_effect("prediction_loss_only", Both, FLAG, NONE_FALSE, "an evaluation always has its task's figures"),
-        honoured("eval_on_start", Both, FLAG, SAME),
         no_effect("eval_do_concat_batches", Both, FLAG, "[true]", EVALUATION),
         no_effect("eval_use_gather_object", Both, FLAG, NONE_FALSE, ONE_DEVICE),
         no_effect("eval_accumulation_steps", Both, WHOLE, "[]", EVALUATION),
         no_effect("include_for_metrics", Both, NAMES, "[[]]", "the figures of an evaluation are those of the task"),
         no_effect("batch_eval_metrics", Both, FLAG, NONE_FALSE, EVALUATION),
-        honoured("save_only_model", Both, FLAG, SAME),
-        honoured("save_strategy", Both, TEXT, SAME),
-        honoured("save_steps", Both, NUMBER_OR_TEXT, SAME),
         no_effect("save_on_each_node", Both, FLAG, NONE_FALSE, ONE_DEVICE),
-        honoured("save_total_limit", Both, WHOLE, SAME),
         no_effect(
             "enable_jit_checkpoint",
             New,
@@ -439,9 +436,6 @@ pub(crate) const ARGUMENTS: &[Argument] = {
         no_effect("hub_strategy", Both, TEXT, "[\"every_save\"]", NO_UPLOAD),
         no_effect("hub_always_push", Both, FLAG, NONE_FALSE, NO_UPLOAD),
         no_effect("hub_revision", Both, TEXT, "[]", NO_UPLOAD),
-        honoured("load_best_model_at_end", Both, FLAG, SAME),
-        honoured("metric_for_best_model", Both, TEXT, SAME),
-        honoured("greater_is_better", Both, FLAG, SAME),
         no_effect(
             "ignore_data_skip",
             Both,
@@ -456,14 +450,6 @@ pub(crate) const ARGUMENTS: &[Argument] = {
             NONE_FALSE,
             "a resumed run always goes on where it stood",
         ),
-        honoured(
-            "full_determinism",
-            Both,
-            FLAG,
-            "the key of the same name in `[trainer]`; on the CPU every run is deterministic, elsewhere it is refused",
-        ),
-        honoured("seed", Both, WHOLE_OR_TEXT, SAME),
-        honoured("data_seed", Both, WHOLE_OR_TEXT, SAME),
         honoured("use_cpu", Both, FLAG, "true sets `device.kind = \"cpu\"`"),
         no_effect(
             "accelerator_config",
@@ -474,7 +460,6 @@ pub(crate) const ARGUMENTS: &[Argument] = {
             ONE_DEVICE,
         ),
         refused("parallelism_config", Both, TABLE, "[{}]", LAUNCHER),
-        honoured("dataloader_drop_last", Both, FLAG, SAME),
         no_effect("dataloader_num_workers", Both, WHOLE, "[0]", ONE_PROCESS),
         no_effect("dataloader_pin_memory", Both, FLAG, "[true, false]", ONE_PROCESS),
         no_effect("dataloader_persistent_workers", Both, FLAG, NONE_FALSE, ONE_PROCESS),
@@ -520,14 +505,6 @@ pub(crate) const ARGUMENTS: &[Argument] = {
             "a loss that is not finite ends the run, and `fault/` says where",
         ),
         no_effect("skip_memory_metrics", Both, FLAG, "[true]", "every log row has `peak_mib` and `reserved_mib`"),
-        honoured(
-            "do_train",
-            Both,
-            FLAG,
-            "the key of the same name in `[trainer]`; false in an `--hf-args` file that asks for nothing else is the default of `TrainingArguments`, and trains",
-        ),
-        honoured("do_eval", Both, FLAG, SAME),
-        honoured("do_predict", Both, FLAG, SAME),
         honoured(
             "resume_from_checkpoint",
             Both,
@@ -679,7 +656,7 @@ mod tests {
                 assert!(neutral || name == "logging_dir", "{name} = {value}");
             }
         }
-        for argument in ARGUMENTS {
+        for argument in ARGUMENTS.iter() {
             assert!(serde_json::from_str::<Json>(argument.neutral).unwrap().is_array(), "{}", argument.name);
         }
     }

@@ -298,6 +298,10 @@ impl Default for DataSection {
 }
 
 impl DataSection {
+    /// The keys, besides the arguments of the Trainer, that a resumed run may change: those of the
+    /// validation data and of its figures.
+    pub(crate) const FREE: &'static [&'static str] = &["data.max_eval_samples", "data.version_2_with_negative"];
+
     /// Text files for `task`: paths, globs, `~`, `${VAR:-default}`.
     pub fn text<S: Into<String>>(task: Task, train: impl IntoIterator<Item = S>) -> Self {
         Self { task, train: train.into_iter().map(Into::into).collect(), ..Self::default() }

@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 
 use super::adapter::{ADAPTER_CONFIG, Adapters, lacks_pooler};
 use super::generation_config::{self, GENERATION_CONFIG};
-use crate::config::{ModelSection, RunConfig, Task, TrainingArguments};
+use crate::config::{DataSection, ModelSection, RunConfig, Task, TrainingArguments};
 use crate::plan::{self, Architecture, Facts, RunPlan, SamplePlan, TrainFacts, TrainPlan, model_config};
 use crate::task::evaluator::{ComputeMetrics, EvalPrediction, Predictions, WithMetrics};
 use crate::task::generate::Generator;
@@ -293,6 +293,7 @@ impl TrainingTask for BuiltIn {
         Ok(Description {
             settings: json(&resolved)?,
             defaults: json(&RunConfig::default())?,
+            free: DataSection::FREE,
             files: vec![
                 ("plan.toml".into(), plan.to_toml(&config)?.into_bytes().into()),
                 (plan::FILE.into(), saved.into_bytes().into()),

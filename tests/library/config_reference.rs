@@ -123,9 +123,11 @@ impl Sources {
                 (Some((head, _)), None) if head.contains("(\"") && line.ends_with('{') => {
                     of = Some((false, name(line)))
                 }
-                (_, Some((true, of))) if line.ends_with(',') => {
+                (_, Some((true, of))) if line.ends_with([',', ';']) => {
                     let line = line.strip_prefix("pub ").unwrap_or(line);
-                    let (name, kind_of) = line.trim_end_matches(',').split_once(": ").unwrap();
+                    let (name, entry) = line.trim_end_matches([',', ';']).split_once(": ").unwrap();
+                    // An entry of the macro `keys!` has a default behind the type.
+                    let kind_of = entry.split(" = ").next().unwrap();
                     let skipped = attributes.contains("#[serde(skip)]");
                     let field = Field { name: name.into(), doc: about, kind: kind(kind_of), skipped };
                     self.structs.get_mut(of).unwrap().1.push(field);

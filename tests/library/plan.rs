@@ -5,10 +5,10 @@ use std::path::Path;
 
 use kiln::OpenSession;
 
-use kiln::config::RunConfig;
+use kiln::config::{RunConfig, TrainingArguments};
 use kiln::plan::{ModelFacts, RunPlan, TrainPlan};
 use kiln::session::Planned;
-use kiln::{Result, Session};
+use kiln::{Error, Result, Session};
 use kiln_core::model_config::BertConfig;
 use kiln_models::{Model, ModelConfig};
 use kiln_train::description::Description;
@@ -96,6 +96,34 @@ fn another_config_on_what_is_open_has_another_plan() {
     assert!(String::from_utf8_lossy(plan_toml).contains("\nper_device_train_batch_size = 2\n"));
     let error = session.with(|trainer| trainer.warmup_steps = 31.into()).err().unwrap();
     assert!(error.to_string().contains("warmup_steps"), "{error}");
+}
+
+/// No way to a plan passes by the rules that arguments keep by themselves.
+#[test]
+fn arguments_out_of_range_have_no_plan() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let session = Session::open(configs(&folder).remove(0))?;
+    let refused = |error: Option<Error>, expected: &str| {
+        let error = error.unwrap();
+        assert_eq!((error.exit_code(), error.to_string().as_str()), (2, expected));
+    };
+    let micro = |trainer: &mut TrainingArguments| {
+        trainer.per_device_train_batch_size = 0.into();
+        trainer.batch.global_batch_size = Some(8);
+    };
+    refused(session.with(micro).err(), "trainer.per_device_train_batch_size: expected 1 or more, got 0");
+    let rate = session.derive(|trainer, _| {
+        trainer.learning_rate = f64::NAN;
+        Ok(())
+    });
+    refused(rate.err(), "trainer.learning_rate: expected a finite number, got NaN");
+    let arguments = TrainingArguments { weight_decay: -0.1, ..session.arguments().clone() };
+    let plan = TrainPlan::derive(&arguments, session.facts());
+    refused(plan.err(), "trainer.weight_decay: expected a number of 0 or more, got -0.1");
+    let arguments = TrainingArguments { output_dir: "".into(), ..session.arguments().clone() };
+    let plan = TrainPlan::derive(&arguments, session.facts());
+    refused(plan.err(), "run.output_dir: required: the folder that the run writes to");
+    Ok(())
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Mistakes in settings, by the key of the setting, and the rules that many settings share.
 
+use std::fmt::Display;
+
 use crate::error::Error;
 
 /// A mistake in one key, before it is known where in which file that key stands.
@@ -47,7 +49,7 @@ pub const MAX_BATCH: usize = 1 << 20;
 ///
 /// # Errors
 /// A complaint about `key`.
-pub fn at_most(key: &str, value: usize, most: usize) -> Checked {
+pub fn at_most<N: PartialOrd + Display>(key: &str, value: N, most: N) -> Checked {
     if value > most { Err(Complaint::new(key, format!("expected at most {most}, got {value}"))) } else { Ok(()) }
 }
 
@@ -55,7 +57,7 @@ pub fn at_most(key: &str, value: usize, most: usize) -> Checked {
 ///
 /// # Errors
 /// A complaint about `key`.
-pub fn at_least(key: &str, value: usize, least: usize) -> Checked {
+pub fn at_least<N: PartialOrd + Display>(key: &str, value: N, least: N) -> Checked {
     if value < least { Err(Complaint::new(key, format!("expected {least} or more, got {value}"))) } else { Ok(()) }
 }
 

@@ -41,6 +41,8 @@ pub struct Description {
     pub settings: Value,
     /// The settings of a run in which nothing is set.
     pub defaults: Value,
+    /// The settings that are no arguments of the Trainer and that a resumed run may change.
+    pub free: &'static [&'static str],
     /// The files of the plan.
     pub files: Vec<NamedFile>,
     /// The plan in lines, for people.
@@ -71,6 +73,7 @@ impl Description {
         Ok(Self {
             settings,
             defaults: self::settings(&TrainingArguments::default()),
+            free: &[],
             files: vec![(plan::FILE.into(), text.into_bytes().into())],
             lines: run.plan.describe_with(&Remarks { data: run.arguments.limits(), ..Remarks::default() }),
             sha256,

@@ -65,8 +65,8 @@ impl<T: TrainingTask> Session<T> {
     /// Arguments that contradict one another, the task or the data, and a model that cannot be
     /// made.
     pub fn new(arguments: TrainingArguments, task: T, train: impl Dataset<T::Example>) -> Result<Self> {
-        arguments.validate()?;
         of_a_program::<T>(&arguments)?;
+        let batch = BatchPlan::of(&arguments, None)?;
         if arguments.sampler == Sampler::GroupByLength && train.max_len() == 0 {
             let message = "data.sampler = \"group_by_length\": the training data tells no lengths";
             return Err(
@@ -75,7 +75,6 @@ impl<T: TrainingTask> Session<T> {
         }
         handover::settle(arguments.compiler.as_ref(), arguments.device.kind)?;
         let found = device::select(arguments.device.kind, arguments.device.index)?;
-        let batch = BatchPlan::of(&arguments, None)?;
         let is_cut = arguments.overfit_one_batch || arguments.fast_dev_run;
         let train = limited("training", train, is_cut.then_some(batch.global))?;
         let facts = TrainFacts {

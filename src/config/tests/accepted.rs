@@ -86,6 +86,13 @@ fn defaults_are_hugging_faces() {
     assert_eq!((config.data.format, config.trainer.device.kind), (DataFormat::Text, DeviceKind::Auto));
 }
 
+/// Each entry says what a resumed run may do with its key.
+#[test]
+fn every_key_of_the_trainer_is_in_its_table() {
+    let names = TrainingArguments::KEYS.iter().filter_map(|key| key.name.strip_prefix("trainer."));
+    assert_eq!(names.collect::<Vec<_>>(), field_names::<TrainingArguments>());
+}
+
 #[test]
 fn a_compiler_section_switches_it_on() {
     assert_eq!(parse("").unwrap().trainer.compiler, None);

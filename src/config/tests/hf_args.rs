@@ -180,7 +180,7 @@ fn a_value_of_another_kind_is_refused_whatever_the_argument() {
         _ => vec![json!(2.5), json!([1])],
     };
     // By the default value, or by what the argument is in the table where that is none.
-    for argument in hugging_face::ARGUMENTS {
+    for argument in hugging_face::ARGUMENTS.iter() {
         let kind = match argument.kinds().as_str() {
             "true or false" => "bool",
             "a whole number" => "int",

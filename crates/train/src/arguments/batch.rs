@@ -148,6 +148,12 @@ impl From<usize> for TrainBatchSize {
     }
 }
 
+impl From<TrainBatchSize> for Option<usize> {
+    fn from(size: TrainBatchSize) -> Self {
+        size.size()
+    }
+}
+
 impl PartialEq<usize> for TrainBatchSize {
     fn eq(&self, other: &usize) -> bool {
         self.size() == Some(*other)

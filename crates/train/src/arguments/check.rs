@@ -1,11 +1,12 @@
-//! The rules that [`TrainingArguments`] keep whatever the model and the data turn out to be: ranges
-//! of values, and arguments that exclude or need each other. Keys are those of a config file.
+//! The rules that [`TrainingArguments`] keep whatever the model and the data turn out to be:
+//! arguments that exclude or need each other. The range of an argument stands in its entry. Keys
+//! are those of a config file.
 
-use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, MAX_STEPS, at_least, at_most, not_empty, two_ways};
+use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, at_least, at_most, two_ways};
 
 use super::{
-    BatchScaling, BatchScope, ClassWeights, DdpBackend, DistributedArguments, EvalStrategy, Interval, LrScaling,
-    OnExisting, SaveStrategy, TrainBatchSize, TrainingArguments,
+    BatchScaling, BatchScope, DdpBackend, DistributedArguments, EvalStrategy, Interval, LrScaling, OnExisting,
+    SaveStrategy, TrainBatchSize, TrainingArguments,
 };
 use crate::engine::settings::CompilerMode;
 use crate::optim::scheduler::SchedulerType;
@@ -16,10 +17,7 @@ impl TrainingArguments {
     /// # Errors
     /// The rule, with the key.
     pub fn check(&self) -> Checked {
-        if self.output_dir.as_os_str().is_empty() {
-            return Err(Complaint::new("run.output_dir", "required: the folder that the run writes to"));
-        }
-        tokens(self)?;
+        self.check_ranges()?;
         run(self)?;
         trainer(self)?;
         batch(self)?;
@@ -29,21 +27,7 @@ impl TrainingArguments {
     }
 }
 
-/// TOML's whole numbers are signed: more could not be written to plan.toml.
-fn tokens(arguments: &TrainingArguments) -> Checked {
-    match arguments.max_tokens.filter(|tokens| i64::try_from(*tokens).is_err()) {
-        Some(tokens) => {
-            Err(Complaint::new("trainer.max_tokens", format!("expected at most {}, got {tokens}", i64::MAX)))
-        }
-        None => Ok(()),
-    }
-}
-
 fn run(run: &TrainingArguments) -> Checked {
-    not_empty("run.name", run.run_name.as_deref())?;
-    if run.run_name.iter().any(|name| name.chars().any(char::is_control)) {
-        return Err(Complaint::new("run.name", "expected one line of text without control characters"));
-    }
     match run.resume_from_checkpoint {
         Some(_) if run.on_existing != OnExisting::Resume => {
             let message = format!("has no effect with run.on_existing = \"{}\"", run.on_existing);
@@ -82,97 +66,6 @@ fn trainer(trainer: &TrainingArguments) -> Checked {
         let help = "both set the length of the run; -1 takes one back, also by --set (max_minutes may join either)";
         return Err(two_ways(second, first, help));
     }
-    if let Some(steps) = trainer.max_steps {
-        at_least("trainer.max_steps", steps, 1).map_err(|complaint| {
-            complaint.help(
-                "-1, or no such key, leaves the length to num_train_epochs; with 0 transformers makes one idle step",
-            )
-        })?;
-        at_most("trainer.max_steps", steps, MAX_STEPS)?;
-    }
-    if trainer.max_tokens == Some(0) {
-        return Err(Complaint::new("trainer.max_tokens", "expected 1 or more, got 0"));
-    }
-    let positive = |v: f64| v > 0.0;
-    let not_negative = |v: f64| v >= 0.0;
-    let decay_rate = |v: f64| (0.0..1.0).contains(&v);
-    for (key, value, expected, ok) in [
-        (
-            "trainer.num_train_epochs",
-            trainer.num_train_epochs.unwrap_or(1.0),
-            "above 0",
-            &positive as &dyn Fn(f64) -> bool,
-        ),
-        ("trainer.max_minutes", trainer.max_minutes.unwrap_or(1.0), "above 0", &positive),
-        ("trainer.learning_rate", trainer.learning_rate, "above 0", &positive),
-        ("trainer.weight_decay", trainer.weight_decay, "of 0 or more", &not_negative),
-        ("trainer.adam_beta1", trainer.adam_beta1, "from 0 to below 1", &decay_rate),
-        ("trainer.adam_beta2", trainer.adam_beta2, "from 0 to below 1", &decay_rate),
-        ("trainer.adam_epsilon", trainer.adam_epsilon, "above 0", &positive),
-        ("trainer.label_smoothing_factor", trainer.label_smoothing_factor, "from 0 to below 1", &|v: f64| {
-            (0.0..1.0).contains(&v)
-        }),
-        (
-            "trainer.layer_wise_lr_decay",
-            trainer.layer_wise_lr_decay.unwrap_or(1.0),
-            "above 0 and at most 1",
-            &|v: f64| v > 0.0 && v <= 1.0,
-        ),
-        ("trainer.max_grad_norm", trainer.max_grad_norm, "of 0 or more (0 means no clipping)", &not_negative),
-        (
-            "trainer.skip_update_lossz",
-            trainer.skip_update_lossz.unwrap_or(0.0),
-            "of 0 or more (0 applies all steps)",
-            &not_negative,
-        ),
-        (
-            "trainer.skip_update_gradz",
-            trainer.skip_update_gradz.unwrap_or(0.0),
-            "of 0 or more (0 applies all steps)",
-            &not_negative,
-        ),
-        ("trainer.eval_delay", trainer.eval_delay, "of 0 or more", &not_negative),
-        ("trainer.early_stopping_threshold", trainer.early_stopping_threshold, "of 0 or more", &not_negative),
-    ] {
-        if !value.is_finite() {
-            return Err(Complaint::new(key, format!("expected a finite number, got {value}")));
-        }
-        if !ok(value) {
-            return Err(Complaint::new(key, format!("expected a number {expected}, got {value}")));
-        }
-    }
-    for (key, value) in
-        [("trainer.num_train_epochs", trainer.num_train_epochs), ("trainer.max_minutes", trainer.max_minutes)]
-    {
-        if let Some(value) = value.filter(|value| *value > MAX_STEPS as f64) {
-            return Err(Complaint::new(key, format!("expected at most {MAX_STEPS}, got {value}")));
-        }
-    }
-    for (key, value) in [
-        ("trainer.per_device_train_batch_size", trainer.per_device_train_batch_size.size().unwrap_or(1)),
-        ("trainer.per_device_eval_batch_size", trainer.per_device_eval_batch_size),
-        ("trainer.gradient_accumulation_steps", trainer.gradient_accumulation_steps),
-    ] {
-        at_least(key, value, 1)?;
-        at_most(key, value, MAX_BATCH)?;
-    }
-    for (key, value, least) in [
-        ("trainer.warmup_steps", Some(trainer.warmup_steps), 0),
-        ("trainer.logging_steps", trainer.logging_steps, 1),
-        ("trainer.eval_steps", trainer.eval_steps, 1),
-        ("trainer.save_steps", Some(trainer.save_steps), 1),
-    ] {
-        match value {
-            Some(Interval::Steps(steps)) => at_least(key, steps, least)?,
-            Some(interval @ (Interval::Samples(0) | Interval::Tokens(0))) if least > 0 => {
-                return Err(Complaint::new(key, format!("expected more than {interval}")));
-            }
-            Some(ratio) if !ratio.is_valid() => {
-                return Err(Complaint::new(key, format!("expected a ratio between 0 and 1, got {ratio}")));
-            }
-            _ => {}
-        }
-    }
     if let (Some(total), Interval::Steps(warmup)) = (trainer.max_steps, trainer.warmup_steps)
         && warmup > total
     {
@@ -186,10 +79,6 @@ fn trainer(trainer: &TrainingArguments) -> Checked {
         return Err(Complaint::new("trainer.warmup_steps", "the schedule `constant` has no warm-up")
             .help("use lr_scheduler_type = \"constant_with_warmup\""));
     }
-    if let Some(weight) = trainer.class_weights.iter().flat_map(ClassWeights::numbers).find(|weight| *weight <= 0.0) {
-        return Err(Complaint::new("trainer.class_weights", format!("expected numbers above 0, got {weight}")));
-    }
-    trainer.freeze.iter().try_for_each(|pattern| not_empty("trainer.freeze", Some(pattern)))?;
     // A default may stand, since plan.toml writes them all.
     let default = TrainingArguments::default();
     for (key, value, default) in [
@@ -269,16 +158,6 @@ fn learning_rate(arguments: &TrainingArguments) -> Checked {
 /// When the best model can be known, and when it is on disk. The rules are those of
 /// `TrainingArguments`.
 fn saving(trainer: &TrainingArguments) -> Checked {
-    let limits = [
-        ("trainer.save_total_limit", trainer.save_total_limit),
-        ("trainer.early_stopping_patience", trainer.early_stopping_patience),
-    ];
-    for (key, value) in limits {
-        at_least(key, value.unwrap_or(1), 1)?;
-    }
-    if let Some(metric) = &trainer.metric_for_best_model {
-        not_empty("trainer.metric_for_best_model", Some(metric))?;
-    }
     if trainer.early_stopping_threshold > 0.0 && trainer.early_stopping_patience.is_none() {
         return Err(Complaint::new("trainer.early_stopping_threshold", "says nothing without early_stopping_patience")
             .help("set trainer.early_stopping_patience, or remove it"));

@@ -30,11 +30,14 @@ pub struct BatchPlan {
 
 impl BatchPlan {
     /// The batch that `trainer` asks for, with the micro-batch `found` where it leaves that open;
-    /// `seq_len` is for the plan to fill in.
+    /// `seq_len` is for the plan to fill in. No plan and no batch is made without this one, so that
+    /// it is here that the rules of the arguments are checked.
     ///
     /// # Errors
-    /// A micro-batch that is not known yet, or one that the global batch is no multiple of.
+    /// A rule that the arguments break ([`TrainingArguments::check`]), a micro-batch that is not
+    /// known yet, or one that the global batch is no multiple of.
     pub fn of(trainer: &TrainingArguments, found: Option<&FoundBatch>) -> Result<Self> {
+        trainer.check()?;
         let (micro, note) = match (trainer.per_device_train_batch_size, found) {
             (TrainBatchSize::Size(micro), _) => (micro, None),
             (TrainBatchSize::Auto, Some(found)) => (found.micro, Some(found.because.clone())),
@@ -150,7 +153,7 @@ mod tests {
             per_device_train_batch_size: micro.into(),
             gradient_accumulation_steps: accumulation,
             batch: BatchArguments { global_batch_size: global, ..Default::default() },
-            ..Default::default()
+            ..TrainingArguments::new("run")
         }
     }
 

@@ -56,7 +56,7 @@ impl TrainPlan {
     /// the same plan.
     ///
     /// # Errors
-    /// Arguments that contradict one another or the facts.
+    /// Arguments that break a rule ([`TrainingArguments::check`]) or contradict the facts.
     pub fn derive(trainer: &TrainingArguments, facts: &TrainFacts) -> Result<Self> {
         let mut batch = BatchPlan::of(trainer, facts.batch.as_ref())?;
         let groups = ParameterGroups::of(trainer, &facts.model.parameters)?;

@@ -1,5 +1,7 @@
 //! The settings that must not change between the processes of one run, so that N steps, a stop and
-//! M steps equal N + M steps. Every setting belongs to it unless it is listed here as free, so a
+//! M steps equal N + M steps. Every setting belongs to it unless its entry
+//! ([`Resume`](crate::arguments::Resume)) or its task
+//! ([`Description::free`](crate::description::Description::free)) says that it is free, so a
 //! setting that is new is on the safe side.
 //!
 //! Free are settings that change what is reported, saved or measured but no weight: where the run
@@ -35,68 +37,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::arguments::{Resume, TrainingArguments};
 use crate::engine::settings::Precision;
 use crate::optim::OptimizerConfig;
 use crate::optim::loss::Reduction;
 use crate::session::Session;
 use crate::task::TrainingTask;
 use kiln_core::dataset::Sampler;
-
-/// Keys (or, with a dot at the end, sections) that may change.
-const FREE: &[&str] = &[
-    "run.",
-    "generation.",
-    "compiler.",
-    "batch.",
-    "device.index",
-    "distributed.",
-    "data.max_eval_samples",
-    "data.test",
-    "data.version_2_with_negative",
-    "trainer.do_train",
-    "trainer.do_eval",
-    "trainer.do_predict",
-    "trainer.full_determinism",
-    "trainer.max_minutes",
-    "trainer.per_device_eval_batch_size",
-    "trainer.log_level",
-    "trainer.logging_strategy",
-    "trainer.logging_steps",
-    "trainer.logging_first_step",
-    "trainer.report_to",
-    "trainer.eval_strategy",
-    "trainer.eval_steps",
-    "trainer.eval_delay",
-    "trainer.eval_on_start",
-    "trainer.save_only_model",
-    "trainer.save_strategy",
-    "trainer.save_steps",
-    "trainer.save_total_limit",
-    "trainer.load_best_model_at_end",
-    "trainer.metric_for_best_model",
-    "trainer.greater_is_better",
-    "trainer.early_stopping_patience",
-    "trainer.early_stopping_threshold",
-];
-
-/// Keys that are compared by what they come to, so that a ratio equals the steps it stands for.
-const DERIVED: &[&str] = &[
-    "precision",
-    "trainer.max_steps",
-    "trainer.num_train_epochs",
-    "trainer.max_tokens",
-    "trainer.warmup_steps",
-    "trainer.data_seed",
-    "trainer.per_device_train_batch_size",
-    "trainer.gradient_accumulation_steps",
-    "trainer.accumulation",
-    "trainer.learning_rate",
-    "learning_rate.scaling",
-    "learning_rate.reference_batch",
-    "learning_rate.scope",
-    "device.kind",
-    "generation",
-];
 
 const LENGTH: &str = "total steps";
 
@@ -201,8 +148,9 @@ impl Promise {
         });
         let given = given.collect();
         settings.retain(|key, _| {
-            let free = |name: &str| key == name || (name.ends_with('.') && key.starts_with(name));
-            !FREE.iter().any(|name| free(name)) && !DERIVED.contains(&key.as_str())
+            let argument = TrainingArguments::KEYS.iter().find(|argument| argument.has(key));
+            argument.is_none_or(|argument| argument.resume == Resume::Bound)
+                && !description.free.contains(&key.as_str())
         });
         flatten("model", &session.task.config(), &mut settings);
         let precision = plan.engine.precision.precision;

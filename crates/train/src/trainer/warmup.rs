@@ -98,7 +98,8 @@ pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
         // The rate of the run, whatever its batch has to do with it.
         trainer.learning_rate_scaling = LearningRateScaling::default();
         trainer.learning_rate = plan.optimizer.learning_rate.rate;
-        trainer.gradient_accumulation_steps = accumulation;
+        (trainer.per_device_train_batch_size, trainer.gradient_accumulation_steps) =
+            (plan.batch.micro.into(), accumulation);
         trainer.dataloader_drop_last = false;
         trainer.max_steps = Some(plan.steps.total.max(steps));
         if evaluated.is_some() {
