@@ -22,6 +22,11 @@ with (gzip.open if args.file.endswith(".gz") else open)(args.file, "rt") as line
         start, ns, registers, shared, grid, block, graph, name = line.rstrip("\n").split("\t")
         rows.append((int(start), int(ns), int(registers), int(shared), grid, block, int(graph), name))
 rows.sort()
+for call in ["module_load", "graph_instantiate"]:
+    found = [row[1] for row in rows if row[7] == call]
+    if found:
+        print(f"{call}: {len(found)} times, {sum(found) / 1e9:.1f} s in all, at most {max(found) / 1e9:.2f} s\n")
+rows = [row for row in rows if row[7] not in ("module_load", "graph_instantiate")]
 
 
 def short(name):

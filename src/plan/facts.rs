@@ -2,7 +2,9 @@
 //! what is known of architecture, examples, tokenizer and this machine. They are gathered before
 //! anything is planned; nothing here opens a file.
 
-use super::{Architecture, TrainFacts};
+use kiln_train::plan::TrainFacts;
+
+use super::Architecture;
 
 /// All of them.
 #[derive(Debug, Clone, PartialEq)]

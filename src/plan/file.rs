@@ -4,14 +4,15 @@ use std::path::PathBuf;
 
 use kiln_data::padding::{Padding, PaddingCost};
 use kiln_models::{LoraConfig, ModelConfig};
+use kiln_train::arguments::Samples;
+use kiln_train::plan::{
+    BatchPlan, DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, ModelPlan, OptimizerPlan, RunSettings, SavingPlan,
+    StepPlan, TrainPlan,
+};
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Architecture, BatchPlan, DataPlan, EnginePlan, EvaluationPlan, ExamplePlan, LoggingPlan, MemoryPlan, ModelPlan,
-    OptimizerPlan, RunPlan, RunSettings, SamplePlan, SavingPlan, StepPlan, TrainPlan, model_config,
-};
+use super::{Architecture, ExamplePlan, MemoryPlan, RunPlan, SamplePlan, model_config};
 use crate::config::{DistributedArguments, PaddingStrategy, Sampler, Task};
-use kiln_train::arguments::Samples;
 
 /// A plan as its file has it. The plan of a program's own run lacks what a config file adds.
 #[derive(Clone, Serialize, Deserialize)]

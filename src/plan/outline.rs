@@ -2,11 +2,10 @@
 //! names.
 
 use kiln_core::words::thousands;
-
 use kiln_train::engine::device::DeviceFacts;
-use kiln_train::plan::{Lines, automatic_logging, update};
+use kiln_train::plan::{BatchPlan, EnginePlan, Lines, ModelFacts, RunSettings, automatic_logging, update};
 
-use super::{Architecture, BatchPlan, EnginePlan, ModelFacts, RunSettings};
+use super::Architecture;
 use crate::config::{EvalStrategy, Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize};
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};

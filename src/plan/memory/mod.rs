@@ -14,11 +14,11 @@ use activations::{Activations, F32};
 use burn::tensor::FloatDType;
 use kiln_models::ops::Form;
 use kiln_models::{Compute, ModelConfig, Operator};
+use kiln_train::plan::BatchPlan;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ActivationCheckpointing, Task};
 use crate::distributed::{PIECE, SHARD_PIECE};
-use crate::plan::BatchPlan;
 
 /// The inputs of a memory estimate.
 #[derive(Debug, Clone, Copy)]
