@@ -7,8 +7,9 @@ use std::process::Command;
 
 use Do::{Args, Call, Env, Remove, Run, Set, Unset, Write};
 
+use crate::common::messages::Messages;
 use crate::common::place::{CLASSES, REVIEWS, TEXT, WORDS};
-use crate::common::{kiln, text};
+use crate::common::{kiln, line_of, text};
 
 mod builds;
 mod config;
@@ -44,24 +45,31 @@ enum Do {
 /// The command that trains.
 const TRAIN: Do = Args(&["train", "config.toml"]);
 
-/// A mistake, what the message says of it and of the remedy, and the remedy carried out.
+/// A mistake, and the remedy that the message tells of, carried out.
 struct Case {
     base: &'static str,
     mistake: &'static [Do],
+    /// Parts of a message that is not recorded, because machines differ in the rest.
     says: &'static [&'static str],
     advice: &'static [Do],
-    /// The beginning of a later refusal; empty for success.
-    then: &'static str,
+    /// Whether the remedy leads to the refusal of a later stage.
+    is_refused_later: bool,
 }
 
 /// A case that ends well.
-const fn case(
-    base: &'static str,
-    mistake: &'static [Do],
-    says: &'static [&'static str],
-    advice: &'static [Do],
-) -> Case {
-    Case { base, mistake, says, advice, then: "" }
+const fn case(base: &'static str, mistake: &'static [Do], advice: &'static [Do]) -> Case {
+    Case { base, mistake, says: &[], advice, is_refused_later: false }
+}
+
+/// A case that ends with another error.
+const fn later(base: &'static str, mistake: &'static [Do], advice: &'static [Do]) -> Case {
+    Case { is_refused_later: true, ..case(base, mistake, advice) }
+}
+
+impl Case {
+    const fn saying(self, says: &'static [&'static str]) -> Self {
+        Self { says, ..self }
+    }
 }
 
 /// Questions about contexts.
@@ -178,26 +186,67 @@ fn command(folder: &Path, changes: &[Do]) -> Command {
     command
 }
 
+/// The changes and the command, a line each.
+fn told(changes: &[Do], command: &Command) -> String {
+    let told = |change: &Do| match *change {
+        Set(key, value) => format!("{key} = {value}"),
+        Unset(key) => format!("no {key}"),
+        Write(name, text) => format!("{name}: {text}"),
+        Remove(name) => format!("rm {name}"),
+        Run(args) => format!("kiln {}", args.join(" ")),
+        Env(name, value) => format!("{name}={value}"),
+        Call(_) => "a change outside of the folder".into(),
+        Args(_) => String::new(),
+    };
+    changes.iter().map(told).chain([line_of(command)]).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(
+        "
+",
+    )
+}
+
 /// The output of a case that does not go as it says; none where it does.
-fn failure(case: &Case) -> Option<String> {
+fn failure(messages: Option<&Messages>, case: &Case) -> Option<String> {
     let folder = folder(case.base);
     let folder = folder.path();
     case.mistake.iter().for_each(|change| apply(folder, change));
-    let output = command(folder, case.mistake).output().unwrap();
-    let first = text(&output);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let lacks = |said: &str| case.says.iter().find(|part| !said.contains(**part)).copied();
-    if output.status.success() || lacks(&stderr).is_some() {
-        return Some(format!("expected {:?} of {:?}\n{first}", lacks(&stderr), case.says));
+    let mut wrong = command(folder, case.mistake);
+    let output = wrong.output().unwrap();
+    let first = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lacks = case.says.iter().find(|part| !first.contains(**part));
+    if output.status.success() || lacks.is_some() {
+        return Some(format!(
+            "expected {lacks:?} of {:?}
+{}",
+            case.says,
+            text(&output)
+        ));
     }
     case.advice.iter().for_each(|change| apply(folder, change));
-    let output = command(folder, &[case.mistake, case.advice].concat()).output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let goes_on = match case.then {
-        "" => output.status.success(),
-        then => stderr.contains(then) && lacks(&stderr).is_some(),
-    };
-    (!goes_on).then(|| format!("{first}\nand after the advice\n{}", text(&output)))
+    let mut right = command(folder, &[case.mistake, case.advice].concat());
+    let output = right.output().unwrap();
+    let second = String::from_utf8_lossy(&output.stderr);
+    let goes_on = output.status.success() != case.is_refused_later && second != first;
+    if let (Some(messages), true) = (messages, goes_on) {
+        messages.set_folder(folder);
+        messages.add(told(case.mistake, &wrong), &first);
+        let answer = if case.is_refused_later { &second } else { "it succeeds" };
+        messages.add(
+            format!(
+                "The advice, followed:
+{}",
+                told(case.advice, &right)
+            ),
+            answer,
+        );
+    }
+    (!goes_on).then(|| {
+        format!(
+            "{first}
+and after the advice
+{}",
+            text(&output)
+        )
+    })
 }
 
 /// The changes of `first`, then those of `more`.
@@ -205,7 +254,16 @@ fn joined(first: &[Do], more: &[Do]) -> &'static [Do] {
     Box::leak([first, more].concat().into_boxed_slice())
 }
 
-fn all(cases: &[Case]) {
-    let failures = cases.iter().filter_map(failure).collect::<Vec<_>>();
-    assert!(failures.is_empty(), "{} of {}:\n\n{}", failures.len(), cases.len(), failures.join("\n----\n"));
+/// Every case goes as it says, and the messages are those of the test's file.
+fn all(messages: Messages, cases: &[Case]) {
+    go(cases.iter().filter_map(|case| failure(Some(&messages), case)));
+}
+
+fn unrecorded(cases: &[Case]) {
+    go(cases.iter().filter_map(|case| failure(None, case)));
+}
+
+fn go(failures: impl Iterator<Item = String>) {
+    let failures = failures.collect::<Vec<_>>();
+    assert!(failures.is_empty(), "{} failures:\n\n{}", failures.len(), failures.join("\n----\n"));
 }

@@ -1,7 +1,8 @@
 //! Launchers, MPI and ranks.
 
 use super::Do::{Args, Env, Run, Set};
-use super::{CLASSES, Do, TRAIN, all, case, joined, leak};
+use super::{CLASSES, Do, TRAIN, all, case, joined, leak, unrecorded};
+use crate::common::messages::messages;
 use crate::common::ranks::mpirun;
 use crate::torchrun::{library, port};
 
@@ -18,34 +19,87 @@ const OPEN_MPI: [Do; 4] = [
 
 #[test]
 fn variables_of_launchers() {
-    all(&[
-        case(
-            CLASSES,
-            &[TRAIN, Env("PMIX_RANK", "0")],
-            &["or unset PMIX_RANK to train in one process"],
-            &[Env("PMIX_RANK", "")],
-        ),
-        case(
-            CLASSES,
-            &[TRAIN, Env("SM_HOSTS", "[\"algo-1\",\"algo-2\"]")],
-            &["SM_CURRENT_HOST is not", "unset SM_HOSTS to train in one process"],
-            &[Env("SM_HOSTS", "")],
-        ),
-        case(
-            CLASSES,
-            &[
-                Run(&["train", "config.toml"]),
-                Args(&["runs", "."]),
-                Env("OMPI_COMM_WORLD_RANK", "0"),
-                Env("OMPI_COMM_WORLD_SIZE", "2"),
-            ],
-            &["start it without mpirun, srun or kiln launch"],
-            &[Env("OMPI_COMM_WORLD_RANK", ""), Env("OMPI_COMM_WORLD_SIZE", "")],
-        ),
-        case(
-            CLASSES,
-            &[
-                Args(&[
+    all(
+        messages!(),
+        &[
+            case(CLASSES, &[TRAIN, Env("PMIX_RANK", "0")], &[Env("PMIX_RANK", "")]),
+            case(CLASSES, &[TRAIN, Env("SM_HOSTS", "[\"algo-1\",\"algo-2\"]")], &[Env("SM_HOSTS", "")]),
+            case(
+                CLASSES,
+                &[
+                    Run(&["train", "config.toml"]),
+                    Args(&["runs", "."]),
+                    Env("OMPI_COMM_WORLD_RANK", "0"),
+                    Env("OMPI_COMM_WORLD_SIZE", "2"),
+                ],
+                &[Env("OMPI_COMM_WORLD_RANK", ""), Env("OMPI_COMM_WORLD_SIZE", "")],
+            ),
+            case(
+                CLASSES,
+                &[
+                    Args(&[
+                        "launch",
+                        "--nnodes",
+                        "1",
+                        "--node-rank",
+                        "0",
+                        "--master-addr",
+                        "localhost",
+                        "--",
+                        "train",
+                        "config.toml",
+                    ]),
+                    Env("MASTER_PORT", "first"),
+                ],
+                &[Env("MASTER_PORT", "")],
+            ),
+            case(
+                CLASSES,
+                &[
+                    Args(&[
+                        "launch",
+                        "--nnodes",
+                        "1",
+                        "--node-rank",
+                        "0",
+                        "--master-addr",
+                        "localhost",
+                        "--",
+                        "train",
+                        "config.toml",
+                    ]),
+                    Env("MASTER_PORT", "first"),
+                ],
+                &[Args(&[
+                    "launch",
+                    "--nnodes",
+                    "1",
+                    "--node-rank",
+                    "0",
+                    "--master-addr",
+                    "localhost",
+                    "--master-port",
+                    "29517",
+                    "--",
+                    "train",
+                    "config.toml",
+                ])],
+            ),
+            case(
+                CLASSES,
+                &[Args(&[
+                    "launch",
+                    "--nnodes",
+                    "1",
+                    "--node-rank",
+                    "1",
+                    "--master-addr",
+                    "localhost",
+                    "--",
+                    "train",
+                    "config.toml",
+                ])],
+                &[Args(&[
                     "launch",
                     "--nnodes",
                     "1",
@@ -56,74 +110,10 @@ fn variables_of_launchers() {
                     "--",
                     "train",
                     "config.toml",
-                ]),
-                Env("MASTER_PORT", "first"),
-            ],
-            &["MASTER_PORT: expected a port", "unset it, or give --master-port"],
-            &[Env("MASTER_PORT", "")],
-        ),
-        case(
-            CLASSES,
-            &[
-                Args(&[
-                    "launch",
-                    "--nnodes",
-                    "1",
-                    "--node-rank",
-                    "0",
-                    "--master-addr",
-                    "localhost",
-                    "--",
-                    "train",
-                    "config.toml",
-                ]),
-                Env("MASTER_PORT", "first"),
-            ],
-            &["unset it, or give --master-port"],
-            &[Args(&[
-                "launch",
-                "--nnodes",
-                "1",
-                "--node-rank",
-                "0",
-                "--master-addr",
-                "localhost",
-                "--master-port",
-                "29517",
-                "--",
-                "train",
-                "config.toml",
-            ])],
-        ),
-        case(
-            CLASSES,
-            &[Args(&[
-                "launch",
-                "--nnodes",
-                "1",
-                "--node-rank",
-                "1",
-                "--master-addr",
-                "localhost",
-                "--",
-                "train",
-                "config.toml",
-            ])],
-            &["--node-rank 1: expected a number below that of the machines, --nnodes 1"],
-            &[Args(&[
-                "launch",
-                "--nnodes",
-                "1",
-                "--node-rank",
-                "0",
-                "--master-addr",
-                "localhost",
-                "--",
-                "train",
-                "config.toml",
-            ])],
-        ),
-    ]);
+                ])],
+            ),
+        ],
+    );
 }
 
 #[test]
@@ -137,71 +127,59 @@ fn launchers_and_libraries() {
         case(
             CLASSES,
             with(&[Args(&["launch", "-n", "2", "--mpirun", "no-mpirun", "--", "train", "config.toml"])]),
-            &["cannot start no-mpirun", "or name it: `kiln launch --mpirun PROGRAM`"],
             &[Args(&["launch", "-n", "2", "--mpirun", "mpirun", "--", "train", "config.toml"])],
-        ),
+        )
+        .saying(&["cannot start no-mpirun", "or name it: `kiln launch --mpirun PROGRAM`"]),
         case(
             CLASSES,
             with(&[Args(&["launch", "-n", "2", "--mpirun", "false", "--", "train", "config.toml"])]),
-            &["expected the mpirun of Open MPI or MPICH", "or name it: `kiln launch --mpirun PROGRAM`"],
             &[Args(&["launch", "-n", "2", "--mpirun", "mpirun", "--", "train", "config.toml"])],
-        ),
-        case(
-            CLASSES,
-            with(&[Args(&["launch", "--", "train", "config.toml"])]),
-            &["expected the number of processes", "as in `kiln launch -n 2 -- train FILE`"],
-            &[LAUNCH],
-        ),
+        )
+        .saying(&["expected the mpirun of Open MPI or MPICH", "or name it: `kiln launch --mpirun PROGRAM`"]),
+        case(CLASSES, with(&[Args(&["launch", "--", "train", "config.toml"])]), &[LAUNCH])
+            .saying(&["expected the number of processes", "as in `kiln launch -n 2 -- train FILE`"]),
         case(
             CLASSES,
             with(&[Args(&["launch", "-n", "0", "--", "train", "config.toml"])]),
-            &["expected a number of ranks that 1 machines share evenly", "help: -n 1"],
             &[Args(&["launch", "-n", "1", "--", "train", "config.toml"])],
-        ),
-        case(
-            CLASSES,
-            with(&[LAUNCH, Set("batch.global_batch_size", "9")]),
-            &["is no multiple of", "set batch.global_batch_size = 16"],
-            &[Set("batch.global_batch_size", "16")],
-        ),
+        )
+        .saying(&["expected a number of ranks that 1 machines share evenly", "help: -n 1"]),
+        case(CLASSES, with(&[LAUNCH, Set("batch.global_batch_size", "9")]), &[Set("batch.global_batch_size", "16")])
+            .saying(&["is no multiple of", "set batch.global_batch_size = 16"]),
         // A launcher within a launcher, and no launcher.
         case(
             CLASSES,
             with(&[Args(&["mpirun", "-n", "2", "kiln", "launch", "-n", "2", "--", "train", "config.toml"])]),
-            &[
-                "has started this process already",
-                "leave `launch -n N --` out: mpirun and srun start `kiln train FILE`",
-            ],
             &[Args(&["mpirun", "-n", "2", "kiln", "train", "config.toml"])],
-        ),
+        )
+        .saying(&[
+            "has started this process already",
+            "leave `launch -n N --` out: mpirun and srun start `kiln train FILE`",
+        ]),
         case(
             CLASSES,
             with(&[LAUNCH, Env("RANK", "0"), Env("WORLD_SIZE", "2")]),
-            &[
-                "RANK = 0, WORLD_SIZE = 2 has started this process already",
-                "where no launcher has set these variables, unset them",
-            ],
             &[Env("RANK", ""), Env("WORLD_SIZE", "")],
-        ),
+        )
+        .saying(&[
+            "RANK = 0, WORLD_SIZE = 2 has started this process already",
+            "where no launcher has set these variables, unset them",
+        ]),
         case(
             CLASSES,
             with(&[LAUNCH, Set("distributed.ddp_backend", "\"nccl\"")]),
-            &["this run computes on cpu", "leave it out, or set it to \"mpi\""],
             &[Set("distributed.ddp_backend", "\"mpi\"")],
-        ),
+        )
+        .saying(&["this run computes on cpu", "leave it out, or set it to \"mpi\""]),
         case(
             CLASSES,
             with(&[TRAIN, Env("SLURM_PROCID", "0"), Env("SLURM_STEP_NUM_TASKS", "2")]),
-            &["srun has started no MPI", "or with mpirun"],
             &[Args(&["mpirun", "-n", "2", "kiln", "train", "config.toml"])],
-        ),
+        )
+        .saying(&["srun has started no MPI", "or with mpirun"]),
         // The library.
-        case(
-            CLASSES,
-            with(&[LAUNCH, Env("KILN_MPI", "/nowhere/libmpi.so.40")]),
-            &["KILN_MPI = \"/nowhere/libmpi.so.40\" cannot be loaded", "`apt-get install openmpi-bin`"],
-            &[Env("KILN_MPI", "")],
-        ),
+        case(CLASSES, with(&[LAUNCH, Env("KILN_MPI", "/nowhere/libmpi.so.40")]), &[Env("KILN_MPI", "")])
+            .saying(&["KILN_MPI = \"/nowhere/libmpi.so.40\" cannot be loaded", "`apt-get install openmpi-bin`"]),
     ];
     if let Some(library) = library(&["libmpi.so.40"]) {
         let right = joined(&[Env("KILN_MPI", library)], &[]);
@@ -214,25 +192,15 @@ fn launchers_and_libraries() {
             Env("KILN_MPI", library),
         ];
         cases.extend([
-            case(
-                CLASSES,
-                with(&[LAUNCH, Env("KILN_MPI", "/nowhere/libmpi.so.40")]),
-                &["or name its library: KILN_MPI=/path/to/libmpi.so.40"],
-                right,
-            ),
-            case(
-                CLASSES,
-                with(&[LAUNCH, Env("KILN_MPI", "libc.so.6")]),
-                &["libc.so.6 has no MPI_Init_thread", "KILN_MPI names the library, as in KILN_MPI=/usr/lib/"],
-                right,
-            ),
-            case(
-                CLASSES,
-                with(torchrun),
-                &["makes no world", "or unset RANK and WORLD_SIZE and start with `kiln launch -n N -- train FILE`"],
-                &[LAUNCH, Env("RANK", ""), Env("WORLD_SIZE", "")],
-            ),
+            case(CLASSES, with(&[LAUNCH, Env("KILN_MPI", "/nowhere/libmpi.so.40")]), right)
+                .saying(&["or name its library: KILN_MPI=/path/to/libmpi.so.40"]),
+            case(CLASSES, with(&[LAUNCH, Env("KILN_MPI", "libc.so.6")]), right)
+                .saying(&["libc.so.6 has no MPI_Init_thread", "KILN_MPI names the library, as in KILN_MPI=/usr/lib/"]),
+            case(CLASSES, with(torchrun), &[LAUNCH, Env("RANK", ""), Env("WORLD_SIZE", "")]).saying(&[
+                "makes no world",
+                "or unset RANK and WORLD_SIZE and start with `kiln launch -n N -- train FILE`",
+            ]),
         ]);
     }
-    all(&cases);
+    unrecorded(&cases);
 }
