@@ -1,6 +1,6 @@
 //! The files that a run keeps for its page, `report.html`: the texts that it generated, and the
 //! confusion matrix of its last evaluation. The page itself is written by the function that is
-//! handed to [`Trainer::with_page`].
+//! handed to [`Trainer::with_page`](super::Trainer::with_page).
 
 use std::path::Path;
 
