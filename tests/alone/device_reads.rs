@@ -80,7 +80,7 @@ fn only_log_steps_read_from_the_device() {
         assert_eq!(seen.rows.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [8, 16, 20]);
         for (step, reads) in &seen.rows {
             assert_eq!(reads.total(), 1, "the row of step {step}: {reads}");
-            assert!(reads.sites()[0].0.starts_with("crates/train/src/trainer/logging.rs:"), "{reads}");
+            assert!(reads.sites()[0].0.starts_with("crates/train/src/trainer/log.rs:"), "{reads}");
         }
         // With the rows came what closures waited for.
         assert_eq!(seen.losses.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());

@@ -48,7 +48,7 @@ fn a_run_with_debug_tells_what_the_compiler_did_and_computes_the_same() {
     assert!(shapes.iter().any(|shape| shape["first_step"] == 1));
     let reads = report["device_reads"].as_array().unwrap();
     let of_rows = reads.iter().find(|site| site["reads"] == 14).unwrap();
-    assert!(of_rows["site"].as_str().unwrap().starts_with("crates/train/src/trainer/logging.rs:"), "{reads:?}");
+    assert!(of_rows["site"].as_str().unwrap().starts_with("crates/train/src/trainer/log.rs:"), "{reads:?}");
     assert!(report["burn"].is_null(), "the CPU has neither fusion nor kernels to launch");
 
     let table = std::fs::read_to_string(debug.join("compiler/summary.txt")).unwrap();

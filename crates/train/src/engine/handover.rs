@@ -89,7 +89,6 @@ pub fn settings(compiler: Option<&TrainingCompilerConfig>, kind: DeviceKind) -> 
         };
     }
     let autotune = match compiler.autotune {
-        AutotuneLevel::Auto if kind == DeviceKind::Cuda => AutotuneLevel::Full,
         AutotuneLevel::Auto => AutotuneLevel::Balanced,
         level => level,
     };
@@ -195,8 +194,8 @@ mod tests {
         assert!(of(|c| c.graph = Switch::On, DeviceKind::Cpu).unwrap_err().contains("compiler.graph"));
         let balanced = Settings { fusion: true, max_explorations: None, autotune: AutotuneLevel::Balanced };
         assert_eq!(of(|_| {}, DeviceKind::Wgpu), Ok(Some(balanced)));
-        let full = Settings { fusion: false, max_explorations: None, autotune: AutotuneLevel::Full };
-        assert_eq!(of(|c| c.fusion = Switch::Off, DeviceKind::Cuda), Ok(Some(full)));
+        let unfused = Settings { fusion: false, ..balanced };
+        assert_eq!(of(|c| c.fusion = Switch::Off, DeviceKind::Cuda), Ok(Some(unfused)));
         let off = TrainingCompilerConfig { enabled: CompilerMode::Native, ..TrainingCompilerConfig::default() };
         assert_eq!(settings(Some(&off), DeviceKind::Wgpu).unwrap(), None);
     }

@@ -35,15 +35,16 @@ choices! {
 choices! {
     /// How much Burn tunes: how many candidates it times for how many sizes.
     AutotuneLevel("autotune level") {
-        /// The level that the device wants: `balanced` on wgpu, `full` on CUDA.
+        /// `balanced`, Burn's own default: `full` compiles every candidate of a product, and NVIDIA's
+        /// compiler takes more than a minute for some.
         Auto = "auto",
         /// Few sizes, few candidates.
         Minimal = "minimal",
-        /// Burn's own default.
+        /// A candidate that reaches 80 % of the device's limit ends the search.
         Balanced = "balanced",
         /// More sizes told apart.
         Extensive = "extensive",
-        /// Every size by itself.
+        /// Every size by itself, and every candidate.
         Full = "full",
     }
 }
