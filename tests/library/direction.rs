@@ -230,7 +230,9 @@ fn the_crates_list_their_modules_in_this_order() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     for (folder, order) in CRATES {
         let text = fs::read_to_string(root.join(folder).join("lib.rs")).unwrap();
-        let modules = text.lines().filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod "));
+        // Helpers of tests come last, each with its path.
+        let modules = text.split("#[path").next().into_iter().flat_map(str::lines);
+        let modules = modules.filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod "));
         let modules = modules.map(|line| line.trim_end_matches(';')).collect::<Vec<_>>();
         assert_eq!(modules, order, "{folder}");
     }
@@ -251,8 +253,7 @@ fn an_import_that_goes_up_is_found() {
 }
 
 /// The crates whose files are in no circle of more than [`CIRCLE`].
-const FOLDERS: [&str; 7] =
-    ["crates/core/src", "crates/measure/src", "crates/train/src", "crates/data/src", "models", "src", "crates/cli/src"];
+const FOLDERS: [&str; 3] = ["crates/core/src", "crates/measure/src", "crates/train/src"];
 
 /// A circle of so many files can still be read as one.
 const CIRCLE: usize = 3;

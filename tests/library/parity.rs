@@ -57,6 +57,7 @@ fn a_probe_that_fails_says_why() {
 
 #[test]
 fn a_check_begins_with_the_weights_that_it_is_given() {
+    let _alone = crate::one_at_a_time();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
     let session = |seed: u64| {

@@ -35,8 +35,8 @@ choices! {
 choices! {
     /// How much Burn tunes: how many candidates it times for how many sizes.
     AutotuneLevel("autotune level") {
-        /// `balanced`, Burn's own default: `full` compiles every candidate of a product, and NVIDIA's
-        /// compiler takes more than a minute for some.
+        /// `balanced`, Burn's own default: `full` compiles every candidate of a product, and
+        /// NVIDIA's compiler takes more than a minute for some.
         Auto = "auto",
         /// Few sizes, few candidates.
         Minimal = "minimal",
