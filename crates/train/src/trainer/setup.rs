@@ -202,7 +202,8 @@ impl<T: TrainingTask> Trainer<T> {
         self
     }
 
-    /// Also writes `steps.jsonl` into the run folder: the time of every step by part; see [`laps`].
+    /// Also writes `steps.jsonl` into the run folder: the time of every step by part; see
+    /// [`laps`](super::laps).
     #[must_use]
     pub fn with_step_times(self) -> Self {
         self.with_observer(Laps::default())
