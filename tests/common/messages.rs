@@ -76,7 +76,8 @@ impl Messages {
         }
     }
 
-    /// `text` without what differs between machines: folders, ports and digests.
+    /// `text` without what differs between machines: folders, ports, digests and the words of the
+    /// operating system.
     fn normal(&self, mut text: String) -> String {
         let program = option_env!("CARGO_BIN_EXE_kiln").map(|path| (Path::new(path), "kiln"));
         let folder = self.folder.lock().unwrap();
@@ -90,6 +91,7 @@ impl Messages {
         let first = hosts.next().unwrap_or_default().to_owned();
         text = hosts
             .fold(first, |text, rest| text + host + "PORT" + rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+        text = text.lines().map(without_system).collect::<Vec<_>>().join("\n");
         let words = text.split(|c: char| !c.is_ascii_hexdigit()).filter(|word| word.len() >= 32).map(str::to_owned);
         words.collect::<Vec<_>>().iter().fold(text, |text, digest| text.replace(digest, "DIGEST"))
     }
@@ -116,6 +118,14 @@ impl Drop for Messages {
         let expected = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(text == expected, "{}:\n{}{ANEW}", path.display(), difference(&expected, &text));
     }
+}
+
+/// `line` without the reason that the operating system gives.
+fn without_system(line: &str) -> String {
+    let Some((before, after)) = line.split_once(" (os error ") else { return line.to_owned() };
+    let kilns = before.rsplit_once(": ").map_or("", |(kilns, _)| kilns);
+    let rest = after.split_once(')').map_or("", |(_, rest)| rest);
+    format!("{kilns}: SYSTEM'S REASON{rest}")
 }
 
 /// The entries that only one of two snapshots has.
