@@ -19,6 +19,6 @@ pub trait FromConfig: Sized {
 
 impl FromConfig for kiln_train::Trainer<BuiltIn> {
     fn from_config(path: impl AsRef<Path>) -> Result<Self> {
-        Ok(Self::from_session(Session::open(RunConfig::load(path)?)?)?.with_callback(PrinterCallback))
+        Ok(Self::from_session(Session::open(RunConfig::load(path)?)?)?.with_callback(PrinterCallback::default()))
     }
 }

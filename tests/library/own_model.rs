@@ -114,6 +114,22 @@ impl UpdateRule for OwnLion {
     }
 }
 
+/// Leaves no state, though it names one.
+#[derive(Debug)]
+struct Forgetful;
+
+impl UpdateRule for Forgetful {
+    fn name(&self) -> String {
+        "forgetful".into()
+    }
+    fn state(&self) -> &'static [&'static str] {
+        &["exp_avg"]
+    }
+    fn update(&self, update: ParameterUpdate, _: &mut Vec<Tensor<1>>) -> Tensor<1> {
+        update.value - update.grad * update.lr
+    }
+}
+
 fn own_linear() -> LambdaLr {
     LambdaLr::new("own linear", |step, total| (total - step) as f64 / total as f64)
 }
@@ -161,6 +177,9 @@ fn an_optimizer_and_a_schedule_of_ones_own_train_and_resume() {
     let mut sharded = plain();
     sharded.distributed.optimizer_sharding = true;
     refused(sharded, "distributed.optimizer_sharding = true with trainer.optim = \"lion\"");
+    let forgetful = session(of_lion("forgetful", OptimizerName::AdamW, default)).unwrap().with_optimizer(Forgetful);
+    let error = Trainer::from_session(forgetful.unwrap()).unwrap().train().unwrap_err().to_string();
+    assert!(error.contains("does not fit: expected exp_avg with") && error.contains("UpdateRule::state"), "{error}");
     let session = session(TrainingArguments { warmup_steps: 3.into(), ..plain() }).unwrap();
     let error = session.with_schedule(own_linear()).err().unwrap().to_string();
     assert!(error.contains("trainer.warmup_steps: has no effect, since the program brings the schedule"), "{error}");

@@ -181,6 +181,13 @@ fn own_shape(parameter: &Parameter) -> Vec<usize> {
     shape
 }
 
+/// The error about a state of `parameter` that is not `expected`.
+fn does_not_fit(parameter: &Parameter, expected: &[(&str, usize)]) -> Error {
+    let expected = expected.iter().map(|(name, n)| format!("{name} with {n} values")).collect::<Vec<_>>();
+    let expected = if expected.is_empty() { "none".into() } else { expected.join(" and ") };
+    Error::data(format!("the optimizer's state of {} does not fit: expected {expected}", parameter.name))
+}
+
 /// Whether Muon takes it.
 fn is_layer_matrix(parameter: &Parameter) -> bool {
     parameter.shape.len() == 2 && matches!(parameter.depth(), Depth::Layer(_))
@@ -330,8 +337,18 @@ impl Optimizer {
         }
         let mut tensors = Vec::new();
         for parameter in parameters.iter().zip(has_state).filter_map(|(parameter, has)| has.then_some(parameter)) {
-            let state = self.state.get(&parameter.id);
-            for (index, (ending, n)) in self.config.state(parameter).into_iter().enumerate() {
+            let (state, expected) = (self.state.get(&parameter.id), self.config.state(parameter));
+            let fits = |state: &State| {
+                let sizes = state.iter().map(|tensor| tensor.shape().num_elements());
+                sizes.eq(expected.iter().map(|(_, n)| *n))
+            };
+            // A program's rule may leave others than those that it names.
+            if self.shard.is_none() && !state.is_none_or(fits) {
+                return Err(does_not_fit(parameter, &expected).help(
+                    "UpdateRule::update leaves the tensors that UpdateRule::state names, each as large as the parameter",
+                ));
+            }
+            for (index, (ending, n)) in expected.into_iter().enumerate() {
                 let own = state.and_then(|state| state.get(index));
                 let own = own.map_or_else(|| Ok(Vec::new()), |tensor| read_values(tensor.clone()))?;
                 let data = match &self.shard {
@@ -376,12 +393,7 @@ impl Optimizer {
                 Some(Tensor::from_data(TensorData::new(values, [n]), device))
             };
             let Some(tensors) = found.into_iter().zip(&expected).map(tensor).collect::<Option<State>>() else {
-                let expected = expected.iter().map(|(name, n)| format!("{name} with {n} values"));
-                return Err(Error::data(format!(
-                    "the optimizer's state of {} does not fit: expected {}",
-                    parameter.name,
-                    expected.collect::<Vec<_>>().join(" and ")
-                )));
+                return Err(does_not_fit(&parameter, &expected));
             };
             if self.shard.as_ref().is_none_or(|shard| !shard.own(parameter.id).is_empty()) {
                 state.insert(parameter.id, tensors);

@@ -116,10 +116,14 @@ pub trait Callback<M = Model> {
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}
 }
 
-/// Prints the rows of a run on stdout and notices on stderr (`PrinterCallback` of `transformers`).
+/// Prints the rows of a run on stdout and, where `trainer.log_level` wants them, notices on stderr
+/// (`PrinterCallback` of `transformers`).
 /// [`Trainer::new`](super::Trainer::new) adds it.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct PrinterCallback;
+pub struct PrinterCallback {
+    /// Notices are not wanted.
+    is_quiet: bool,
+}
 
 impl PrinterCallback {
     /// Prints `line`. A terminal that is gone is no reason to end a training.
@@ -133,6 +137,10 @@ impl<M> Callback<M> for PrinterCallback {
         Self::print(format_args!("continuing after step {} from {}", progress.step, checkpoint.display()));
     }
 
+    fn on_train_begin(&mut self, plan: &TrainPlan) {
+        self.is_quiet = !plan.run.log_level.warns();
+    }
+
     fn on_log(&mut self, _progress: &Progress, row: &Record) {
         Self::print(row.to_dict());
     }
@@ -142,7 +150,9 @@ impl<M> Callback<M> for PrinterCallback {
     }
 
     fn on_notice(&mut self, notice: &str) {
-        let _ = writeln!(std::io::stderr(), "{}", printable(notice));
+        if !self.is_quiet {
+            let _ = writeln!(std::io::stderr(), "{}", printable(notice));
+        }
     }
 
     fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {

@@ -149,7 +149,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// Arguments that contradict one another, the task or the data, a model that cannot be made,
     /// and an error of the trial.
     pub fn new(arguments: TrainingArguments, task: T, train: impl Dataset<T::Example>) -> Result<Self> {
-        Ok(Self::from_session(Session::new(arguments, task, train)?)?.with_callback(PrinterCallback))
+        Ok(Self::from_session(Session::new(arguments, task, train)?)?.with_callback(PrinterCallback::default()))
     }
 
     /// The trainer of a run that is open, like [`new`](Self::new); it prints nothing.
