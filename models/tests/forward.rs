@@ -39,7 +39,9 @@ fn model(kind: ModelType, head: Head) -> Model {
     let device = Device::flex();
     let _held = hold_random();
     device.seed(3);
-    Model::new(&ModelConfig::from_fields(kind, &fields).unwrap(), head, &device).unwrap()
+    let model = Model::new(&ModelConfig::from_fields(kind, &fields).unwrap(), head, &device).unwrap();
+    model.forward(input(&[&[1, 2, 3]]), false); // weights are drawn when they are first used
+    model
 }
 
 fn ids(rows: &[&[i32]]) -> Tensor<2, Int> {

@@ -221,6 +221,9 @@ fn a_signal_while_rows_are_read_leaves_no_half_cache() {
     assert!(!folder.path().join("run").exists());
 }
 
+/// Longer than the machine's other work holds a process up, and shorter than what a signal ends.
+const SOON: Duration = Duration::from_secs(10);
+
 /// Sends SIGTERM to `command` half a second after it began and expects that it is gone soon after,
 /// with nothing left of it.
 fn terminated_soon(folder: &Path, mut command: Command) {
@@ -231,7 +234,7 @@ fn terminated_soon(folder: &Path, mut command: Command) {
     signal(&child, "-TERM");
     let output = ended(child);
     assert_eq!(output.status.code(), Some(143), "{}", text(&output));
-    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
     assert!(text(&output).contains("SIGTERM"), "{}", text(&output));
     assert!(!folder.join("run").exists());
 }
@@ -296,7 +299,7 @@ fn a_signal_stops_the_measuring_of_matrix_products() {
     let output = ended(child);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(143), "{said}");
-    assert!(asked.elapsed() < Duration::from_secs(1), "{:?}: {said}", asked.elapsed());
+    assert!(asked.elapsed() < SOON, "{:?}: {said}", asked.elapsed());
     assert!(said.contains("stopped while the device's matrix products were measured"), "{said}");
     assert!(!folder.path().join("run-compare").exists());
 }
@@ -312,7 +315,7 @@ fn a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole() {
     signal(&child, "-INT");
     let output = ended(child);
     assert_eq!(output.status.code(), Some(130));
-    assert!(asked.elapsed() < Duration::from_secs(2));
+    assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
     let stop =
         endless(folder.path(), &["--resume", "--set", "trainer.max_steps=90000", "--set", "trainer.max_minutes=0.001"])
             .output()

@@ -262,7 +262,7 @@ fn a_transfer_that_hangs_is_given_up() {
     let start = Instant::now();
     let message = fails(ID, &settings);
     assert!(message.contains("3000 of 800000 bytes") && message.contains("no answer within 300ms"), "{message}");
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 #[test]
