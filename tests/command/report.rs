@@ -88,6 +88,60 @@ fn a_finished_run_of_a_classifier_has_a_page() {
 }
 
 #[test]
+fn the_model_that_was_kept_is_named_with_its_figures() {
+    let place = Place::new();
+    small_run::write(&place.path(""), "sequence-classification");
+    // The greatest loss is the best, so that the last evaluation is not.
+    let kept = [
+        "trainer.load_best_model_at_end=true",
+        "trainer.metric_for_best_model=loss",
+        "trainer.greater_is_better=true",
+        "trainer.save_steps=3",
+    ];
+    let train = |more: &[&str]| {
+        let mut command = small_run::train(&place.path(""), "run", more);
+        succeeds(command.args(kept.iter().flat_map(|set| ["--set", set])))
+    };
+    train(&["--stop-after", "9"]);
+    let said = train(&["--resume"]);
+    let evaluations = rows(&place.path("run")).into_iter().filter(|row| row["eval_loss"].is_number());
+    let loss = |row: &Value| row["eval_loss"].as_f64().unwrap();
+    let best = evaluations.max_by(|a, b| loss(a).total_cmp(&loss(b))).unwrap();
+    let step = best["step"].as_u64().unwrap();
+    assert!(step < 14, "the last evaluation is no other one: {best}");
+
+    let model = format!("run/model (step {step}, eval_loss {:.3}, the best)", loss(&best));
+    assert!(said.contains(&format!("\nmodel: {model}\n")), "{said}");
+    // The last digit may be another one after it was read.
+    let is_best = |value: f64| (value - loss(&best)).abs() < 1e-12;
+    let block = said.split_once("***** eval metrics *****").unwrap().1;
+    let line = block.lines().find(|line| line.starts_with("  eval_loss ")).unwrap();
+    assert!(is_best(line.split_once("= ").unwrap().1.trim().parse().unwrap()), "{said}");
+    assert!(is_best(loss(&json(&place.path("run/all_results.json")))));
+    let described = succeeds(kiln(&place.path("")).args(["describe", "run"]));
+    assert!(described.contains(&format!("evaluation     step {step}: ")) && described.contains(&model), "{described}");
+    let described: Value =
+        serde_json::from_str(&succeeds(kiln(&place.path("")).args(["describe", "run", "--json"]))).unwrap();
+    assert_eq!(described["best_model"], json!({ "step": step, "metric": "eval_loss" }));
+    assert_eq!(described["evaluation"]["step"], step);
+
+    let page = page(&place, "run");
+    let headline = format!("; model of step {step}, the best: validation loss {:.3}.</p>", loss(&best));
+    assert!(page.contains(&headline), "{page}");
+    assert_eq!(cell(&page, "validation loss").unwrap(), format!("{:.3}", loss(&best)));
+    assert_eq!(cell(&page, "model").unwrap(), format!("of step {step}, the best by validation loss"));
+    assert!(page.contains(&format!("Predictions after step {step}:")), "{page}");
+    let counts = json(&place.path("run/confusion_matrix.json"))["counts"].clone();
+    let right = (0..3).map(|class| counts[class][class].as_u64().unwrap()).sum::<u64>() as f64;
+    assert_eq!(right / best["eval_samples"].as_f64().unwrap(), best["eval_accuracy"].as_f64().unwrap());
+    // The figures are those of the folder.
+    let mut eval = kiln(&place.path(""));
+    let out = place.path("figures.json");
+    succeeds(eval.args(["eval", "config.toml", "--set", "run.output_dir=run", "--out"]).arg(&out));
+    assert!(is_best(loss(&json(&out))), "{best}");
+}
+
+#[test]
 fn the_page_of_any_run_is_made_again() {
     let place = Place::new();
     place.train("text.toml", &["generation.prompt=fn", "generation.max_new_tokens=4", "data.validation=20%"]);

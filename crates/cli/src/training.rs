@@ -21,6 +21,7 @@ use kiln::plan::{RunPlan, RunSettings};
 use kiln::session::evaluation::{self, EvaluationSession};
 use kiln::session::model_folder::{ModelFolder, PLAN_TOML};
 use kiln::session::{OpenSession, Session, outline};
+use kiln::trainer::runs::Run;
 use kiln::trainer::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput};
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::write_whole;
@@ -39,7 +40,7 @@ use super::ask::{answer, tell, until_read};
 use super::compiler::{choose, verify_start};
 use super::models::predict_to_file;
 use super::ranks::{self, Ranks};
-use super::terminal::{LogFormat, Printer, Talk};
+use super::terminal::{LogFormat, Printer, Talk, runs};
 use super::{finite, progress_bar, say, tuning};
 use crate::init::{Data, check_model, columns, template};
 
@@ -490,11 +491,14 @@ fn end_training(trainer: &Trainer, output: TrainOutput, talk: Talk) -> Result<()
         })?;
         return talk.record(&output.summary);
     }
-    if let Some(message) = Status::read(&folder)?.and_then(|status| status.message) {
+    let run = Run::read(&folder)?;
+    if let Some(message) = run.as_ref().and_then(|run| run.status.message.as_ref()) {
         talk.inform(message)?;
     }
     talk.samples("sample", &output.samples)?;
-    talk.inform(format!("model: {}", folder.join("model").display()))?;
+    if let Some(model) = run.as_ref().and_then(runs::model) {
+        talk.inform(format!("model: {model}"))?;
+    }
     let page = folder.join(PAGE);
     if page.is_file() {
         talk.inform(format!("page: {}", page.display()))?;

@@ -17,7 +17,7 @@ pub(crate) struct Printer {
     bar: ProgressBar,
     talk: Talk,
     table: Table,
-    /// The last evaluation.
+    /// The last evaluation; at the end, that of the model that is kept.
     evaluation: Option<Record>,
 }
 
@@ -81,6 +81,10 @@ impl<M> Callback<M> for Printer {
 
     fn on_notice(&mut self, notice: &str) {
         let _ = self.talk.warn(notice);
+    }
+
+    fn on_load_best(&mut self, _progress: &Progress, evaluation: &Record) {
+        self.evaluation = Some(evaluation.clone());
     }
 
     fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {

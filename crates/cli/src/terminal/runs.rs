@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use console::{StyledObject, measure_text_width, style};
 use kiln::session::saved_plan;
-use kiln::trainer::RunStatus;
+use kiln::trainer::{BestModel, RunStatus};
 use kiln::trainer::runs::Run;
 use kiln_core::error::{Result, one_line};
 use kiln_core::metrics::Record;
@@ -120,13 +120,21 @@ pub(crate) fn description(run: &Run) -> String {
     }
     let steps = run.checkpoints.iter().map(u64::to_string).collect::<Vec<_>>();
     line("checkpoints", &if steps.is_empty() { "none".into() } else { format!("after step {}", steps.join(", ")) });
-    if let Some(model) = &run.model_folder {
-        line("model folder", &model.display().to_string());
+    if let Some(model) = model(run) {
+        line("model folder", &model);
     }
     if let Some(command) = &run.continued_by {
         line("continue", command);
     }
     text
+}
+
+/// The folder of the trained model and, where the best one was kept, which that is.
+pub(crate) fn model(run: &Run) -> Option<String> {
+    let folder = run.model_folder.as_ref()?.display();
+    let Some(BestModel { step, metric }) = &run.status.best_model else { return Some(folder.to_string()) };
+    let figure = run.evaluation.as_ref().and_then(|row| row.get(metric)).map_or("-".into(), significant);
+    Some(format!("{folder} (step {step}, {metric} {figure}, the best)"))
 }
 
 fn at_step(row: &Record) -> String {

@@ -160,6 +160,11 @@ impl Run {
         self.rows().rev().find_map(|row| row.get(name))
     }
 
+    /// The evaluation of the model that was kept, or the last one.
+    fn evaluation(&self) -> Option<&Record> {
+        self.status.evaluation(self.rows())
+    }
+
     /// The names of what evaluations say that lies between -1 and 1: accuracy, F1, correlations.
     pub(super) fn score_names(&self) -> Vec<&str> {
         let evaluation = self.rows().rev().find(|row| row.get("eval_loss").is_some());
@@ -214,9 +219,18 @@ impl Run {
         let Status { status, message, total_steps, seconds, .. } = &self.status;
         let step = self.step();
         let message = message.as_ref().map_or(String::new(), |message| format!(": {message}"));
-        let figure = |name: &str, key: &str| self.last(key).map(|value| format!("; {name} {}", significant(value)));
-        let losses = [figure("last loss", "loss"), figure("validation loss", "eval_loss")];
-        let losses = losses.into_iter().flatten().collect::<String>();
+        let evaluated = |key: &str| Some(format!("{} {}", shown(key), significant(self.evaluation()?.get(key)?)));
+        let loss = evaluated("eval_loss");
+        let evaluated = match &self.status.best_model {
+            None => loss,
+            Some(best) => {
+                let loss = loss.filter(|_| best.metric != "eval_loss");
+                let figures = evaluated(&best.metric).into_iter().chain(loss).collect::<Vec<_>>().join(", ");
+                Some(format!("model of step {}, the best: {figures}", best.step))
+            }
+        };
+        let last = self.last("loss").map(|value| format!("last loss {}", significant(value)));
+        let losses = last.into_iter().chain(evaluated).map(|part| format!("; {part}")).collect::<String>();
         let (tone, sentence) = match status {
             RunStatus::Completed => {
                 (Tone::Good, format!("Completed: {step} steps in {}{losses}{message}", duration(*seconds)))
@@ -270,11 +284,11 @@ impl Run {
             && last > least * 1.02
         {
             let (least, last) = (significant(least), significant(last));
+            let is_kept = self.status.best_model.as_ref().is_some_and(|best| best.step as f64 == step);
+            let so = if is_kept { "later steps overfit, and their model was not kept" } else { "the model overfits" };
             warn(
                 Tone::Doubtful,
-                format!(
-                    "The validation loss was least at step {step}, {least}, and is {last} at the end: the model overfits."
-                ),
+                format!("The validation loss was least at step {step}, {least}, and is {last} at the end: {so}."),
             );
         }
         self.unreadable.iter().for_each(|line| warn(Tone::Doubtful, format!("{line}.")));
@@ -336,12 +350,15 @@ impl Run {
         rows.add("last loss", count("loss"));
         rows.add("mean loss", count("train_loss"));
         rows.add("learning rate, last", |run| run.last("learning_rate").map(significant));
-        let evaluation = self.rows().rev().find(|row| row.get("eval_loss").is_some()).cloned().unwrap_or_default();
+        rows.add("model", |run| {
+            let best = run.status.best_model.as_ref()?;
+            Some(format!("of step {}, the best by {}", best.step, shown(&best.metric)))
+        });
+        let evaluation = self.evaluation().cloned().unwrap_or_default();
         const COSTS: [&str; 4] = ["eval_samples", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"];
         let scores = evaluation.fields().map(|(name, _)| name);
         for name in scores.filter(|name| name.starts_with("eval_") && !COSTS.contains(name)) {
-            let shown = name.trim_start_matches("eval_").replace('_', " ");
-            rows.add(&format!("validation {shown}"), |_| evaluation.get(name).map(significant));
+            rows.add(&shown(name), |_| evaluation.get(name).map(significant));
         }
         let best = self.rows().filter_map(|row| Some((row.get("step")?, row.get("eval_loss")?)));
         let best = best.min_by(|a, b| a.1.total_cmp(&b.1));
@@ -427,6 +444,11 @@ impl Run {
         let rows = labels.iter().cloned().zip(counts.iter().map(share)).collect();
         (Some(Matrix { caption, labels: labels.clone(), rows }), Vec::new())
     }
+}
+
+/// The name of a figure of evaluations for people: `validation loss`.
+fn shown(name: &str) -> String {
+    format!("validation {}", name.trim_start_matches("eval_").replace('_', " "))
 }
 
 fn json_lines<T: DeserializeOwned>(text: &str) -> Vec<T> {

@@ -22,10 +22,12 @@ use super::observer::Part;
 use super::output::RunFolder;
 use super::run::Run;
 use super::run_log::RunLog;
+use super::runs::rows;
 use super::saver::Saver;
 use super::setup::Trainer;
 use super::shapes::Shapes;
 use super::state::TrainState;
+use super::status::BestModel;
 use super::step_closures::StepClosures;
 use super::stopping::check_signals_at_start;
 use super::warmup::{self, Warmed};
@@ -170,18 +172,26 @@ impl<T: TrainingTask> Trainer<T> {
         Ok(())
     }
 
-    /// Puts the weights of the best checkpoint into the model.
-    pub(super) fn load_best(&mut self, folder: &RunFolder, run: &Run) -> Result<()> {
-        let Some(step) = run.evaluating.best.step else { return Ok(()) };
-        if step == run.progress.step {
-            return Ok(());
+    /// Puts the weights of the best checkpoint into the model, and tells the callbacks how that one
+    /// was evaluated.
+    pub(super) fn load_best(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
+        let best = &run.evaluating.best;
+        let Some(step) = best.step else { return Ok(()) };
+        if step != run.progress.step {
+            let path = folder.checkpoints().join(checkpoint::name(step));
+            if !path.exists() {
+                tracing::warn!("the best checkpoint, {}, was not kept; the model is the last one", path.display());
+                return Ok(());
+            }
+            let checkpoint = Checkpoint::open(&path).map_err(|error| error.at("trainer.load_best_model_at_end"))?;
+            self.load_weights(&checkpoint.path)?;
         }
-        let path = folder.checkpoints().join(checkpoint::name(step));
-        if !path.exists() {
-            tracing::warn!("the best checkpoint, {}, was not kept; the model is the last one", path.display());
-            return Ok(());
+        folder.status.best_model = Some(BestModel { step, metric: best.metric.clone() });
+        let saved = || folder.status.evaluation(rows(folder.path()).iter()).cloned();
+        if let Some(row) = run.evaluating.best_row.take().or_else(saved) {
+            self.callbacks.iter_mut().for_each(|callback| callback.on_load_best(&run.progress, &row));
+            run.evaluating.last = Some(row);
         }
-        let checkpoint = Checkpoint::open(&path).map_err(|error| error.at("trainer.load_best_model_at_end"))?;
-        self.load_weights(&checkpoint.path)
+        Ok(())
     }
 }

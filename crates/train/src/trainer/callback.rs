@@ -112,6 +112,10 @@ pub trait Callback<M = Model> {
     /// is whole.
     fn on_save(&mut self, progress: &Progress, checkpoint: &Path) {}
 
+    /// After the last step, when the weights of the best evaluation, whose row is `evaluation`,
+    /// have become the model's (`trainer.load_best_model_at_end`).
+    fn on_load_best(&mut self, progress: &Progress, evaluation: &Record) {}
+
     /// After the last step, when everything is written.
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}
 }

@@ -32,11 +32,18 @@ impl<T: TrainingTask> Trainer<T> {
         run.clock.exclude_evaluation(elapsed);
         let row = self.labelled(evaluation.record(run.progress.step, run.progress.epoch, elapsed));
         folder.metrics.append(&row)?;
-        self.keep_confusion(folder, evaluation.confusion.as_ref(), run.progress.step)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_evaluate(&run.progress, &row, &mut run.control));
         if run.progress.step > 0 {
             run.evaluating.is_best = run.evaluating.best.see(&row, run.progress.step)?;
             run.control.should_training_stop |= run.evaluating.best.is_exhausted();
+        }
+        let evaluating = &mut run.evaluating;
+        if evaluating.is_best {
+            evaluating.best_row = Some(row.clone());
+        }
+        // Where the best model is kept, its matrix is.
+        if evaluating.is_best || evaluating.best.step.is_none() || !self.session.plan().saving.load_best_at_end {
+            self.keep_confusion(folder, evaluation.confusion.as_ref(), run.progress.step)?;
         }
         run.evaluating.last = Some(row);
         self.observer.part(Part::Evaluation);

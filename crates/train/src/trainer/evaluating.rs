@@ -16,9 +16,11 @@ pub(super) struct Evaluating {
     at_end: bool,
     /// An evaluation is due before anything else: that at the start, or one that was interrupted.
     pub(super) is_pending: bool,
-    /// The last evaluation's row.
+    /// The last evaluation's row; at the end, that of the model that is kept.
     pub(super) last: Option<Record>,
     pub(super) best: Best,
+    /// The row of the best evaluation, where this process has made it.
+    pub(super) best_row: Option<Record>,
     /// The evaluation of this step was the best so far.
     pub(super) is_best: bool,
 }
@@ -34,6 +36,7 @@ impl Evaluating {
             is_pending: evaluation.on_start,
             last: None,
             best: Best::new(&plan.saving),
+            best_row: None,
             is_best: false,
         }
     }

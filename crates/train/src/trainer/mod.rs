@@ -63,7 +63,7 @@ pub use promise::Promise;
 pub use run_log::{LOGS, log_of};
 pub use setup::{Purpose, TrainOutput, Trainer};
 pub use shapes::{Shape, Shapes};
-pub use status::{RunStatus, Status};
+pub use status::{BestModel, RunStatus, Status};
 pub use verifying::Verifier;
 
 pub use crate::evaluation::Evaluation;

@@ -1,5 +1,5 @@
 //! The files that a run keeps for its page, `report.html`: the texts that it generated, and the
-//! confusion matrix of its last evaluation. The page itself is written by the function that is
+//! confusion matrix of its model. The page itself is written by the function that is
 //! handed to [`Trainer::with_page`](super::Trainer::with_page).
 
 use std::path::Path;
@@ -15,7 +15,8 @@ pub const PAGE: &str = "report.html";
 /// with `step`, `prompt` and `text`.
 pub const SAMPLES: &str = "samples.jsonl";
 
-/// The confusion matrix of the last evaluation of a classification, in the run folder.
+/// The confusion matrix of a classification, in the run folder: of the last evaluation, or with
+/// `trainer.load_best_model_at_end` of the best one.
 pub const CONFUSION: &str = "confusion_matrix.json";
 
 /// A matrix of more classes is not kept: it has more counts than anybody reads.

@@ -29,7 +29,7 @@ pub struct RunLog {
     path: PathBuf,
     /// It could not be written once, which was said then.
     failed: bool,
-    /// The last evaluation.
+    /// The last evaluation; at the end, that of the model that is kept.
     evaluation: Option<Record>,
 }
 
@@ -80,6 +80,10 @@ impl<M> Callback<M> for RunLog {
 
     fn on_save(&mut self, _progress: &Progress, checkpoint: &Path) {
         self.say(format_args!("saving {}", checkpoint.display()));
+    }
+
+    fn on_load_best(&mut self, _progress: &Progress, evaluation: &Record) {
+        self.evaluation = Some(evaluation.clone());
     }
 
     fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {

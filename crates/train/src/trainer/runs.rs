@@ -23,7 +23,7 @@ pub struct Run {
     pub reason: Option<String>,
     /// The last row of training.
     pub last_row: Option<Record>,
-    /// The last evaluation.
+    /// The evaluation of the model that was kept, or the last one.
     pub evaluation: Option<Record>,
     /// The row that ends a run.
     pub summary: Option<Record>,
@@ -55,7 +55,7 @@ impl Run {
         Ok(Some(Self {
             reason: reason(&status),
             last_row: last("loss"),
-            evaluation: last("eval_loss"),
+            evaluation: status.evaluation(rows.iter()).cloned(),
             summary: last("train_runtime"),
             model_folder: model.is_dir().then_some(model),
             continued_by: Some(folder.join("plan.toml"))

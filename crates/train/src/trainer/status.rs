@@ -8,6 +8,7 @@ use std::time::UNIX_EPOCH;
 use kiln_core::clock;
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::{read_json_if_there, write_json};
+use kiln_core::metrics::Record;
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
@@ -41,6 +42,15 @@ impl std::fmt::Display for RunStatus {
     }
 }
 
+/// The model in `model/` that `trainer.load_best_model_at_end` has chosen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BestModel {
+    /// The step after which it was evaluated and saved.
+    pub step: u64,
+    /// The figure by which it was the best, as evaluation rows name it.
+    pub metric: String,
+}
+
 /// The content of `status.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -57,6 +67,9 @@ pub struct Status {
     pub step: u64,
     /// Optimizer steps that the plan wants.
     pub total_steps: u64,
+    /// The model that was kept; none where it is that of the last step, and before the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_model: Option<BestModel>,
     /// When this process took the run up, in seconds since 1970.
     pub started_at: f64,
     /// When this was written.
@@ -78,6 +91,7 @@ impl Status {
             model: task.map_or(plan.model.kind.clone(), |task| format!("{} {task}", plan.model.kind)),
             step: 0,
             total_steps: plan.steps.total as u64,
+            best_model: None,
             started_at: now,
             written_at: now,
             seconds_before: seconds,
@@ -90,6 +104,14 @@ impl Status {
         (self.step, self.total_steps) = (progress.step, progress.total_steps);
         self.seconds = self.seconds_before + seconds;
         self.written_at = clock::seconds();
+    }
+
+    /// The evaluation, among the rows of the run, of the model that was kept: the last one unless
+    /// the best was kept.
+    pub fn evaluation<'a>(&self, rows: impl DoubleEndedIterator<Item = &'a Record>) -> Option<&'a Record> {
+        let step = self.best_model.as_ref().map(|best| best.step as f64);
+        let is_of_model = |row: &&Record| step.is_none_or(|step| row.get("step") == Some(step));
+        rows.rev().filter(|row| row.get("eval_loss").is_some()).find(is_of_model)
     }
 
     /// The run has ended well, or with `error`.
