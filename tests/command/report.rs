@@ -91,13 +91,7 @@ fn a_finished_run_of_a_classifier_has_a_page() {
 fn the_model_that_was_kept_is_named_with_its_figures() {
     let place = Place::new();
     small_run::write(&place.path(""), "sequence-classification");
-    // The greatest loss is the best, so that the last evaluation is not.
-    let kept = [
-        "trainer.load_best_model_at_end=true",
-        "trainer.metric_for_best_model=loss",
-        "trainer.greater_is_better=true",
-        "trainer.save_steps=3",
-    ];
+    let kept = ["trainer.load_best_model_at_end=true", "trainer.save_steps=3"];
     let train = |more: &[&str]| {
         let mut command = small_run::train(&place.path(""), "run", more);
         succeeds(command.args(kept.iter().flat_map(|set| ["--set", set])))
@@ -106,7 +100,7 @@ fn the_model_that_was_kept_is_named_with_its_figures() {
     let said = train(&["--resume"]);
     let evaluations = rows(&place.path("run")).into_iter().filter(|row| row["eval_loss"].is_number());
     let loss = |row: &Value| row["eval_loss"].as_f64().unwrap();
-    let best = evaluations.max_by(|a, b| loss(a).total_cmp(&loss(b))).unwrap();
+    let best = evaluations.min_by(|a, b| loss(a).total_cmp(&loss(b))).unwrap();
     let step = best["step"].as_u64().unwrap();
     assert!(step < 14, "the last evaluation is no other one: {best}");
 
@@ -139,6 +133,71 @@ fn the_model_that_was_kept_is_named_with_its_figures() {
     let out = place.path("figures.json");
     succeeds(eval.args(["eval", "config.toml", "--set", "run.output_dir=run", "--out"]).arg(&out));
     assert!(is_best(loss(&json(&out))), "{best}");
+}
+
+#[test]
+fn of_two_runs_the_better_one_is_named_first() {
+    let place = Place::new();
+    small_run::write(&place.path(""), "sequence-classification");
+    let train = |run: &str, sets: &[&str]| {
+        let mut command = small_run::train(&place.path(""), run, &[]);
+        succeeds(command.args(sets.iter().flat_map(|set| ["--set", set])));
+    };
+    train("slow", &["trainer.learning_rate=1e-6"]);
+    train("short", &["trainer.learning_rate=1e-2", "trainer.max_steps=9"]);
+    let out = succeeds(&mut report(&place, &["short", "slow"]));
+    let evaluation = |run: &str, step: u64| {
+        let mut rows = rows(&place.path(run)).into_iter();
+        rows.find(|row| row["step"] == step && row["eval_loss"].is_number()).unwrap()
+    };
+    let loss = |run: &str, step: u64| evaluation(run, step)["eval_loss"].as_f64().unwrap();
+    // One moment that both were evaluated at, then the ends.
+    let said = out.lines().find(|line| line.starts_with("Which is better? ")).unwrap_or_else(|| panic!("{out}"));
+    let (equal, end) = ([loss("slow", 9), loss("short", 9)], [loss("slow", 14), loss("short", 9)]);
+    assert!(equal[0] < equal[1] && end[0] < end[1], "{out}");
+    for (when, both) in [("after 9 steps each", equal), ("at the end, after 14 and 9 steps", end)] {
+        let [slow, short] = both.map(|loss| if loss < 1.0 { format!("{loss:.4}") } else { format!("{loss:.3}") });
+        let part = format!("{when} (validation loss {slow} against {short}, ");
+        assert!(said.contains(&part), "{part} in {said}");
+    }
+    assert!(said.starts_with("Which is better? slow, after") && said.contains(", accuracy "), "{said}");
+    let time = out.find("slow against short: ").unwrap_or_else(|| panic!("{out}"));
+    assert!(out.find("Which is better?").unwrap() < time, "time comes after it: {out}");
+    assert!(out.contains("validation loss") && out.contains("after 9 steps"), "{out}");
+    let page = page(&place, "report");
+    is_whole(&page);
+    assert!(page.contains("Which is better? slow") && chart(&page, "Validation loss"), "{page}");
+    let learned = json(&place.path("report/report.json"))["comparisons"][0]["learned"].clone();
+    assert_eq!((&learned["reason"], &learned["end"]["steps"]), (&Value::Null, &json!([14, 9])));
+    let values = learned["equal_steps"]["figures"][0]["values"].as_array().unwrap();
+    assert!(values.iter().zip(equal).all(|(value, loss)| (value.as_f64().unwrap() - loss).abs() < 1e-12), "{learned}");
+
+    // The best model is what its run has learned.
+    train("kept", &["trainer.save_steps=3", "trainer.load_best_model_at_end=true", "trainer.learning_rate=1e-2"]);
+    let step = json(&place.path("kept/status.json"))["best_model"]["step"].as_u64().unwrap();
+    assert!(step < 14);
+    succeeds(&mut report(&place, &["slow", "kept"]));
+    let learned = json(&place.path("report/report.json"))["comparisons"][0]["learned"].clone();
+    assert_eq!(learned["end"]["steps"], json!([step, 14]));
+
+    // Other data, and no data at all.
+    train("other", &["data.validation=40%"]);
+    let out = succeeds(&mut report(&place, &["slow", "other"]));
+    let why = "Which is better? This cannot be said: their validation data differ: 10 against 5 examples; data.validation 0.4 \
+               against 0.2.";
+    assert!(out.contains(why), "{out}");
+    let out = succeeds(&mut report(&place, &["slow", "short", "other", "--out", "three"]));
+    assert!(out.contains("Which is better? slow, by the validation loss at the end: slow "), "{out}");
+    assert!(out.contains("Left out: other against slow: their validation data differ"), "{out}");
+    train("blind", &["trainer.eval_strategy=no"]);
+    let out = succeeds(&mut report(&place, &["slow", "blind"]));
+    assert!(out.contains("This cannot be said: blind was not evaluated."), "{out}");
+    let task = Place::new();
+    small_run::write(&task.path(""), "token-classification");
+    let tokens = task.path("tokens").display().to_string();
+    succeeds(&mut small_run::train(&task.path(""), &tokens, &[]));
+    let out = succeeds(&mut report(&place, &["slow", &tokens]));
+    assert!(out.contains("their tasks differ: token-classification against sequence-classification"), "{out}");
 }
 
 #[test]

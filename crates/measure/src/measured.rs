@@ -116,6 +116,8 @@ pub struct MeasuredRun {
     pub summary: Record,
     /// Evaluation rows.
     pub evaluations: Vec<Record>,
+    /// The evaluation of the model that was kept, or the last one.
+    pub evaluation: Option<Record>,
 }
 
 impl MeasuredRun {
@@ -205,6 +207,7 @@ impl MeasuredRun {
             day: day(status.started_at),
             plan,
             summary,
+            evaluation: status.evaluation(evaluations.iter()).cloned(),
             evaluations,
         })
     }

@@ -55,6 +55,10 @@ pub struct Provenance {
     pub system: String,
     /// SHA-256 of `plan.toml` without `[run]`, so that equal plans are recognised.
     pub config_sha256: String,
+    /// The digest of the validation data; none where there are none, and in runs of an earlier
+    /// Kiln.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_sha256: Option<String>,
     /// Whether training drops out anything, so that two forms of a model draw different masks.
     pub dropout: bool,
     /// Parameters of the model, tied ones counted once.
@@ -66,7 +70,8 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// The provenance of the run of `session` by this process.
+    /// The provenance of the run of `session` by this process, without the digest of its validation
+    /// data, for which all of them are read.
     ///
     /// # Errors
     /// A value that cannot be written.
@@ -95,6 +100,7 @@ impl Provenance {
             memory_mib: host::memory_mib(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             config_sha256: description.sha256,
+            validation_sha256: None,
             dropout: session.task.drops(),
             parameters: plan.model.num_parameters as u64,
             flops_per_token: description.flops_per_token,

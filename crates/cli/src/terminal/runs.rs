@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use console::{StyledObject, measure_text_width, style};
 use kiln::session::saved_plan;
-use kiln::trainer::{BestModel, RunStatus};
 use kiln::trainer::runs::Run;
+use kiln::trainer::{BestModel, RunStatus};
 use kiln_core::error::{Result, one_line};
 use kiln_core::metrics::Record;
 

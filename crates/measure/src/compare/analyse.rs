@@ -9,6 +9,7 @@ use kiln_core::error::{Error, Result};
 use kiln_core::stats::{mean, median};
 
 use super::derived::{at_equal, common_moments, common_target, derive, seconds_to};
+use super::learned::learned;
 use super::{ArmReport, ArmRuns, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
 use crate::figures::{Figures, Window, finite};
 use crate::loss_parity::Parity;
@@ -201,6 +202,8 @@ fn compare(
     }
     let speedup = if reason.is_none() { ratio_of_medians(&native, &samples(arm), SEED)? } else { None };
     let noise = noise.and_then(|noise| noise.speedup);
+    let finished = arm.measured.first().filter(|_| arm.runs.role == Role::Run);
+    let both = finished.zip(reference.measured.first()).map(|(run, other)| [run, other]);
     Ok(Comparison {
         arm: arm.runs.name.clone(),
         against: reference.runs.name.clone(),
@@ -210,6 +213,7 @@ fn compare(
         time_saved_percent: speedup.map(|speedup| (1.0 - 1.0 / speedup.ratio) * 100.0),
         throughput_gained_percent: speedup.map(|speedup| (speedup.ratio - 1.0) * 100.0),
         billable_saved_percent: None,
+        learned: both.map(|runs| learned(runs, [&arm.runs.name, &reference.runs.name])),
         parity,
         differences: differences.into_iter().map(|(_, text)| text).collect(),
     })
@@ -310,6 +314,8 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
         None => first.map(|run| run.seconds),
     };
     let loss = curve(runs);
+    let is_of_finished_runs = experiment.arms.iter().any(|arm| arm.role == Role::Run);
+    let finished = first.filter(|_| is_of_finished_runs);
     ArmReport {
         name: arm.runs.name.clone(),
         label: arm.runs.label.clone(),
@@ -333,6 +339,8 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
         save_seconds,
         model_gflops,
         model_flops_utilization: model_gflops.zip(experiment.gemm_gflops).map(|(rate, peak)| rate / peak),
+        evaluations: finished.map_or_else(Vec::new, |run| run.evaluations.clone()),
+        evaluation: finished.and_then(|run| run.evaluation.clone()),
         last_loss: loss.last().map(|point| point.loss),
         loss_at_equal: None,
         billable_seconds,

@@ -178,6 +178,7 @@ mod tests {
             time_saved_percent: None,
             throughput_gained_percent: None,
             billable_saved_percent: None,
+            learned: None,
             parity: None,
             differences: Vec::new(),
         }

@@ -9,6 +9,7 @@ pub mod ablation;
 pub mod analyse;
 pub mod arms;
 mod derived;
+mod learned;
 pub mod gate;
 mod record;
 mod repeat;
@@ -16,6 +17,8 @@ pub mod run;
 pub mod saved;
 
 pub use gate::Gate;
+pub(crate) use learned::figure_names;
+pub use learned::{Evaluated, Figure, Learned};
 pub use record::{
     ArmReport, ArmRuns, Comparison, Derived, EXPERIMENT_SCHEMA, Experiment, LossPoint, Moments, REPORT_SCHEMA, Report,
     Role, WholeRun,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::learned::Learned;
 use crate::figures::Figures;
 use crate::loss_parity::Parity;
 use crate::runner::Failure;
@@ -12,6 +13,7 @@ use crate::stats::Interval;
 use crate::verdict::Verdict;
 use kiln::session::provenance::Provenance;
 use kiln::trainer::laps::Parts;
+use kiln_core::metrics::Record;
 
 /// The role of an arm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -185,6 +187,12 @@ pub struct ArmReport {
     pub model_gflops: Option<f64>,
     /// Share of the device's measured matrix-product rate.
     pub model_flops_utilization: Option<f64>,
+    /// The evaluations of a finished run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub evaluations: Vec<Record>,
+    /// The evaluation of the model that a finished run kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evaluation: Option<Record>,
     /// Loss of the last step, mean over the repeats.
     pub last_loss: Option<f64>,
     /// Mean loss of the repeats at the last step, token count and second that all arms have
@@ -225,6 +233,9 @@ pub struct Comparison {
     pub throughput_gained_percent: Option<f64>,
     /// `(n - o) x 100 / n` of the billable seconds of the whole run.
     pub billable_saved_percent: Option<f64>,
+    /// The evaluations of two finished runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learned: Option<Learned>,
     /// Whether both learn the same; none where batches or seeds differ, so that losses cannot be
     /// equal.
     pub parity: Option<Parity>,

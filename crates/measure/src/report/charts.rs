@@ -42,8 +42,16 @@ impl Chart {
 }
 
 /// Every name that a chart of a comparison may have.
-pub(super) const NAMES: [&str; 7] =
-    ["throughput", "loss-steps", "loss-tokens", "loss-seconds", "time-budget", "memory", "batch-scan"];
+pub(super) const NAMES: [&str; 8] = [
+    "throughput",
+    "validation-loss",
+    "loss-steps",
+    "loss-tokens",
+    "loss-seconds",
+    "time-budget",
+    "memory",
+    "batch-scan",
+];
 
 const WIDTH: u32 = 600;
 /// plotters divides sizes by 1.24 when it writes SVG: this is 16 pixels.
@@ -71,6 +79,19 @@ type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 pub(super) fn all(report: &Report) -> Result<Vec<Chart>> {
     let arms = report.arms.iter().filter(|arm| arm.role != Role::Again).collect::<Vec<_>>();
     let mut charts = Vec::new();
+    let validation = |(index, arm): (usize, &&ArmReport)| {
+        let at = |row: &Record| Some((row.get("step")?, row.get("eval_loss")?));
+        let points = arm.evaluations.iter().filter_map(at).map(|(x, y)| Point { x, y, low: y, high: y });
+        let (name, color, points) = (arm.name.clone(), color(arm, index), points.collect::<Vec<_>>());
+        Curve { name, color, width: 3, has_dots: points.len() <= MOST_DOTS, points: thinned(points) }
+    };
+    charts.extend(line_chart(
+        ("validation-loss", "Validation loss"),
+        "Loss on the validation data by optimizer steps.",
+        ["optimizer steps", "validation loss"],
+        &arms.iter().enumerate().map(validation).collect::<Vec<_>>(),
+        Span::Values,
+    )?);
     let throughput = |arm: &ArmReport| {
         let value = arm.figures.samples_per_s?;
         Some((value, format!("{value:.2} samples/s{}", gain(arm, &report.comparisons))))

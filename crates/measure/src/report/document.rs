@@ -4,8 +4,8 @@
 use kiln::session::provenance::Provenance;
 use serde::Serialize;
 
-use crate::compare::{ArmReport, Comparison, Moments, Report, Role};
-use crate::table::{Rows, Table, fixed, scientific};
+use crate::compare::{ArmReport, Comparison, Learned, Moments, Report, Role, figure_names};
+use crate::table::{Rows, Table, fixed, scientific, significant};
 use crate::verdict::Verdict;
 
 /// How a statement is meant: the colour of it.
@@ -117,11 +117,19 @@ impl Document {
         });
         let statement = |of: &Comparison, who| Statement::new(tone(of.verdict), format!("{who}{}", sentence(of)));
         let statements = report.comparisons.iter().map(|comparison| statement(comparison, ""));
+        // Of two runs the answer says it.
+        let learned = report.comparisons.iter().filter(|_| report.arms.len() > 2).filter_map(|comparison| {
+            let (tone, sentence) = which_is_better(comparison, comparison.learned.as_ref()?);
+            Some(Statement::new(tone, format!("{} against {}: {sentence}.", comparison.arm, comparison.against)))
+        });
         Self {
             title: report.title.clone(),
             made_at: report.made_at.clone(),
-            answer: answer(report),
-            statements: report.noise.iter().map(|noise| statement(noise, "noise: ")).chain(statements).collect(),
+            answer: answer(report).or_else(|| best(report)),
+            statements: learned
+                .chain(report.noise.iter().map(|noise| statement(noise, "noise: ")))
+                .chain(statements)
+                .collect(),
             statements_title: "Verdicts",
             failures: failures.collect(),
             conclusions: conclusions(report),
@@ -198,6 +206,108 @@ fn answer(report: &Report) -> Option<Statement> {
     Some(Statement::new(tone, format!("Should I compile? {answer}{parity}.")))
 }
 
+/// The name of a figure of evaluations for people: `validation loss`.
+pub(super) fn validation(name: &str) -> String {
+    format!("validation {}", name.trim_start_matches("eval_").replace('_', " "))
+}
+
+/// "Which is better?", answered from the validation figures of finished runs; none for others.
+fn best(report: &Report) -> Option<Statement> {
+    const QUESTION: &str = "Which is better?";
+    if let [comparison] = &report.comparisons[..] {
+        let learned = comparison.learned.as_ref()?;
+        let (tone, sentence) = which_is_better(comparison, learned);
+        let sentence = learned.reason.as_ref().map_or(sentence, |reason| format!("This cannot be said: {reason}"));
+        return Some(Statement::new(tone, format!("{QUESTION} {sentence}.")));
+    }
+    let learned = report.comparisons.iter().map(|comparison| Some((comparison, comparison.learned.as_ref()?)));
+    let learned = learned.collect::<Option<Vec<_>>>().filter(|learned| !learned.is_empty())?;
+    let reasons = learned.iter().filter_map(|(comparison, learned)| {
+        Some(format!("{} against {}: {}", comparison.arm, comparison.against, learned.reason.as_ref()?))
+    });
+    let reasons = reasons.collect::<Vec<_>>();
+    let figures = learned.iter().filter_map(|(comparison, learned)| {
+        let figure = learned.end.as_ref()?.decisive()?;
+        Some((comparison, &figure.name, figure.greater_is_better?, figure.values))
+    });
+    let figures = figures.collect::<Vec<_>>();
+    let Some((first, name, greater, [_, of_reference])) = figures.first().copied() else {
+        let sentence = format!("{QUESTION} This cannot be said: {}.", reasons.join("; "));
+        return Some(Statement::new(Tone::Doubtful, sentence));
+    };
+    let same = figures.iter().filter(|(_, other, ..)| *other == name);
+    let mut ranked = same.map(|(comparison, .., [value, _])| (&comparison.arm, *value)).collect::<Vec<_>>();
+    ranked.push((&first.against, of_reference));
+    let worth = |value: f64| {
+        if value.is_nan() {
+            f64::INFINITY
+        } else if greater {
+            -value
+        } else {
+            value
+        }
+    };
+    ranked.sort_by(|(_, a), (_, b)| worth(*a).total_cmp(&worth(*b)));
+    let list = ranked.iter().map(|(arm, value)| format!("{arm} {}", significant(*value))).collect::<Vec<_>>();
+    let left_out = if reasons.is_empty() { String::new() } else { format!(". Left out: {}", reasons.join("; ")) };
+    let sentence =
+        format!("{QUESTION} {}, by the {} at the end: {}{left_out}.", ranked[0].0, validation(name), list.join(", "));
+    Some(Statement::new(if reasons.is_empty() { Tone::Good } else { Tone::Doubtful }, sentence))
+}
+
+/// Which of two finished runs is better, after as many steps and at the end.
+fn which_is_better(comparison: &Comparison, learned: &Learned) -> (Tone, String) {
+    if let Some(reason) = &learned.reason {
+        return (Tone::Doubtful, format!("this cannot be said: {reason}"));
+    }
+    let moments = [(&learned.equal_steps, false), (&learned.end, true)];
+    let moments = moments.into_iter().filter_map(|(evaluated, is_end)| Some((evaluated.as_ref()?, is_end)));
+    let judged = moments.map(|(evaluated, is_end)| {
+        let winner = evaluated.decisive().and_then(|figure| figure.better());
+        // The winner's values come first.
+        let first = winner.unwrap_or(0);
+        let when = match [evaluated.steps[first], evaluated.steps[1 - first]] {
+            [step, other] if step == other && is_end => format!("at the end, after {step} steps"),
+            [step, other] if is_end => format!("at the end, after {step} and {other} steps"),
+            [step, _] => format!("after {step} steps each"),
+        };
+        let known = evaluated.figures.iter().filter(|figure| figure.greater_is_better.is_some());
+        let figures = known.enumerate().map(|(at, figure)| {
+            let name = validation(&figure.name);
+            let name = if at == 0 { name.as_str() } else { name.trim_start_matches("validation ") };
+            let [value, other] = apart([figure.values[first], figure.values[1 - first]]);
+            let but = if winner.is_some() && figure.better() == Some(1 - first) { "but " } else { "" };
+            format!("{but}{name} {value} against {other}")
+        });
+        (winner, when, figures.collect::<Vec<_>>().join(", "))
+    });
+    let judged = judged.collect::<Vec<_>>();
+    let name = |winner: Option<usize>| match winner {
+        Some(0) => comparison.arm.as_str(),
+        Some(_) => comparison.against.as_str(),
+        None => "neither",
+    };
+    match &judged[..] {
+        [(winner, when, figures), (also, then, more)] if winner == also => (
+            if winner.is_some() { Tone::Good } else { Tone::Plain },
+            format!("{}, {when} ({figures}) and {then} ({more})", name(*winner)),
+        ),
+        [(winner, when, figures)] => {
+            (if winner.is_some() { Tone::Good } else { Tone::Plain }, format!("{}, {when} ({figures})", name(*winner)))
+        }
+        several => {
+            let each = several.iter().map(|(winner, when, figures)| format!("{} {when} ({figures})", name(*winner)));
+            (Tone::Plain, each.collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// Two values with four significant digits, or all digits where they would read as equal.
+fn apart(values: [f64; 2]) -> [String; 2] {
+    let [a, b] = values.map(significant);
+    if a == b && values[0] != values[1] && !values[0].is_nan() { values.map(|value| value.to_string()) } else { [a, b] }
+}
+
 /// Every row that has something.
 fn table(report: &Report) -> Table {
     let mut rows = Rows::new(&report.arms);
@@ -206,6 +316,27 @@ fn table(report: &Report) -> Table {
     let at = |pick: fn(&Moments<Option<f64>>) -> Option<f64>| {
         move |arm: &ArmReport| arm.loss_at_equal.as_ref().and_then(pick)
     };
+    let evaluation = |arm: &ArmReport, name: &str| arm.evaluation.as_ref()?.get(name);
+    let after = |arm: &ArmReport, step: f64, name: &str| {
+        arm.evaluations.iter().rev().find(|row| row.get("step") == Some(step))?.get(name)
+    };
+    let steps_of = |arm: &ArmReport| arm.evaluations.iter().filter_map(|row| row.get("step")).collect::<Vec<_>>();
+    let common = report.arms.iter().map(steps_of);
+    let common = common.reduce(|a, b| a.into_iter().filter(|step| b.contains(step)).collect()).unwrap_or_default();
+    let common = common.last().copied().filter(|step| *step > 0.0);
+    let mut names = Vec::new();
+    for name in report.arms.iter().filter_map(|arm| arm.evaluation.as_ref()).flat_map(figure_names) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    for name in names {
+        rows.add(&validation(name), |arm| evaluation(arm, name).map(significant));
+        if let Some(step) = common {
+            rows.add(&format!("  after {step:.0} steps"), |arm| after(arm, step, name).map(significant));
+        }
+    }
+    rows.number("evaluated after step", 0, |arm| evaluation(arm, "step"));
     rows.add("batch", |arm| match (arm.micro_batch?, arm.accumulation.unwrap_or(1)) {
         (micro, 1) => Some(micro.to_string()),
         (micro, accumulation) => Some(format!("{micro} x {accumulation}")),
@@ -236,9 +367,9 @@ fn table(report: &Report) -> Table {
     rows.number("model GFLOP/s", 1, |arm| arm.model_gflops);
     rows.add("of the GEMM peak", |arm| Some(format!("{:.1} %", arm.model_flops_utilization? * 100.0)));
     rows.number("last loss", 4, |arm| arm.last_loss);
-    rows.number(&format!("  at step {}", moment(|at| at.steps)), 4, at(|at| at.steps));
-    rows.number(&format!("  at {} tokens", fixed(moment(|at| at.tokens), 0)), 4, at(|at| at.tokens));
-    rows.number(&format!("  at {:.1} s", moment(|at| at.seconds)), 4, at(|at| at.seconds));
+    rows.number(&format!("  smoothed, at step {}", moment(|at| at.steps)), 4, at(|at| at.steps));
+    rows.number(&format!("  smoothed, at {} tokens", fixed(moment(|at| at.tokens), 0)), 4, at(|at| at.tokens));
+    rows.number(&format!("  smoothed, at {:.1} s", moment(|at| at.seconds)), 4, at(|at| at.seconds));
     rows.number("s to the target loss", 1, |arm| arm.seconds_to_target);
     rows.number("billable s, whole run", 0, |arm| arm.billable_seconds);
     rows.number("cost, whole run", 4, |arm| arm.cost);
@@ -446,6 +577,7 @@ mod tests {
                 time_saved_percent: None,
                 throughput_gained_percent: None,
                 billable_saved_percent: None,
+                learned: None,
                 parity,
                 differences: Vec::new(),
             }],

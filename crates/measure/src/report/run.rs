@@ -15,7 +15,8 @@ use kiln_core::stats::{median, quantile};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::document::{Document, Matrix, Section, Statement, Tone, machine, own};
+use super::document::{Document, Matrix, Section, Statement, Tone, machine, own, validation};
+use crate::compare::figure_names;
 use crate::table::{Rows, Table, fixed, significant};
 
 /// The contents of a run folder that the page shows.
@@ -219,7 +220,7 @@ impl Run {
         let Status { status, message, total_steps, seconds, .. } = &self.status;
         let step = self.step();
         let message = message.as_ref().map_or(String::new(), |message| format!(": {message}"));
-        let evaluated = |key: &str| Some(format!("{} {}", shown(key), significant(self.evaluation()?.get(key)?)));
+        let evaluated = |key: &str| Some(format!("{} {}", validation(key), significant(self.evaluation()?.get(key)?)));
         let loss = evaluated("eval_loss");
         let evaluated = match &self.status.best_model {
             None => loss,
@@ -352,13 +353,11 @@ impl Run {
         rows.add("learning rate, last", |run| run.last("learning_rate").map(significant));
         rows.add("model", |run| {
             let best = run.status.best_model.as_ref()?;
-            Some(format!("of step {}, the best by {}", best.step, shown(&best.metric)))
+            Some(format!("of step {}, the best by {}", best.step, validation(&best.metric)))
         });
         let evaluation = self.evaluation().cloned().unwrap_or_default();
-        const COSTS: [&str; 4] = ["eval_samples", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"];
-        let scores = evaluation.fields().map(|(name, _)| name);
-        for name in scores.filter(|name| name.starts_with("eval_") && !COSTS.contains(name)) {
-            rows.add(&shown(name), |_| evaluation.get(name).map(significant));
+        for name in figure_names(&evaluation) {
+            rows.add(&validation(name), |_| evaluation.get(name).map(significant));
         }
         let best = self.rows().filter_map(|row| Some((row.get("step")?, row.get("eval_loss")?)));
         let best = best.min_by(|a, b| a.1.total_cmp(&b.1));
@@ -444,11 +443,6 @@ impl Run {
         let rows = labels.iter().cloned().zip(counts.iter().map(share)).collect();
         (Some(Matrix { caption, labels: labels.clone(), rows }), Vec::new())
     }
-}
-
-/// The name of a figure of evaluations for people: `validation loss`.
-fn shown(name: &str) -> String {
-    format!("validation {}", name.trim_start_matches("eval_").replace('_', " "))
 }
 
 fn json_lines<T: DeserializeOwned>(text: &str) -> Vec<T> {

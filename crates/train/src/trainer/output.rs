@@ -325,7 +325,8 @@ impl RunFolder {
         }
         manifest.list(written)?;
         session.write_plan(&path)?;
-        Provenance::of(session)?.write(&path)?;
+        let validation_sha256 = promise.validation().map(str::to_owned);
+        Provenance { validation_sha256, ..Provenance::of(session)? }.write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
         let has_rows = match (&found, &origin) {
             (Some(found), Some(origin)) => take_over(origin, &found.state, &path)?,

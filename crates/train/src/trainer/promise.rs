@@ -198,6 +198,11 @@ impl Promise {
         Ok(Self { fingerprint: hex(&hash.finalize()), settings, validation, given, defaults })
     }
 
+    /// The digest of the validation data, where there are any.
+    pub fn validation(&self) -> Option<&str> {
+        self.validation.as_deref()
+    }
+
     /// The number of training examples.
     pub fn training_examples(&self) -> Option<u64> {
         self.settings.get(EXAMPLES).and_then(Value::as_u64)
