@@ -14,7 +14,7 @@ use kiln::session::OpenSession;
 use kiln::session::Session;
 use kiln::session::provenance::Provenance;
 use kiln::trainer::laps::{self, Laps, StepTimes};
-use kiln::trainer::observer::{Observer, Part};
+use kiln::trainer::observer::{Observer, Spent};
 use kiln::trainer::step_closures::{StepClosures, When};
 use kiln::trainer::{Callback, Control, DeviceValues, Progress, Purpose, Shape, Trainer};
 use kiln_core::error::{Error, Result};
@@ -164,7 +164,7 @@ impl Turns {
     }
 }
 
-/// Measures steps, each of which waits for its turn.
+/// Writes down what steps have taken, each of which waits for its turn.
 struct HeldUp {
     laps: Laps,
     turns: Arc<Mutex<Turns>>,
@@ -190,7 +190,7 @@ impl Observer for HeldUp {
             }
             started.elapsed()
         };
-        self.laps.skip(waited);
+        self.laps.hold_up(waited);
         waited
     }
 
@@ -198,12 +198,8 @@ impl Observer for HeldUp {
         self.laps.batch(shape);
     }
 
-    fn part(&mut self, part: Part) {
-        self.laps.part(part);
-    }
-
-    fn end_step(&mut self, progress: &Progress, read: bool) -> Result<()> {
-        self.laps.end_step(progress, read)
+    fn end_step(&mut self, progress: &Progress, spent: &Spent, read: bool) -> Result<()> {
+        self.laps.end_step(progress, spent, read)
     }
 }
 

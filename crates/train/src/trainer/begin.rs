@@ -132,13 +132,14 @@ impl<T: TrainingTask> Trainer<T> {
     pub(super) fn begin_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
         let is_synchronous = self.session.plan().engine.device.kind == DeviceKind::Cpu;
         self.observer.begin(folder.path(), &run.progress, is_synchronous)?;
+        self.spans.begin();
+        let _time = self.spans.open(Part::Evaluation);
         RunLog::new(folder.path()).begin(&self.session.description()?.lines);
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_begin(self.session.plan()));
         if run.evaluating.is_pending {
             self.evaluate_and_record(folder, run)?;
         }
         self.make_up_samples(folder, run)?;
-        self.observer.part(Part::Evaluation);
         check_signals_at_start()
     }
 

@@ -19,8 +19,6 @@ pub(super) struct Clock {
     window_start: Instant,
     window_steps: u64,
     window_tokens: u64,
-    /// Time of exchanges with other ranks in the window; none where there are no others.
-    communicated: Option<Duration>,
     /// How long the loader had been waited for when the window began.
     waited_before: Duration,
     /// `(step_ms, tokens_per_s)` of every log window but the first, which is the warm-up.
@@ -50,7 +48,6 @@ impl Clock {
             window_start: now,
             window_steps: 0,
             window_tokens: 0,
-            communicated: None,
             waited_before: Duration::ZERO,
             steady: Vec::new(),
             steady_communicate_ms: Vec::new(),
@@ -87,11 +84,6 @@ impl Clock {
         self.window_tokens += tokens;
     }
 
-    /// A step has spent `elapsed` on exchanges with other ranks.
-    pub(super) fn communicated(&mut self, elapsed: Duration) {
-        *self.communicated.get_or_insert_default() += elapsed;
-    }
-
     /// Evaluation is not training time: the open window starts that much later.
     pub(super) fn exclude_evaluation(&mut self, elapsed: Duration) {
         self.eval += elapsed;
@@ -111,14 +103,16 @@ impl Clock {
     }
 
     /// Ends the window that started at the last log row. Its values have just been read, so the
-    /// device is idle. `waited` is how long this process has waited for batches in all. `loss` is
-    /// the mean over the steps of the window, `grad_norm` and `lr` are the last step's. The first
-    /// row after a warm-up stage says what that took.
+    /// device is idle. `waited` is how long this process has waited for batches in all,
+    /// `communicated` the time of exchanges in the window, zero where there are no other ranks.
+    /// `loss` is the mean over the steps of the window, `grad_norm` and `lr` are the last step's.
+    /// The first row after a warm-up stage says what that took.
     pub(super) fn close_window(
         &mut self,
         progress: &Progress,
         [loss, grad_norm, lr]: [f64; 3],
         waited: Duration,
+        communicated: Duration,
     ) -> Record {
         let seconds = self.window_start.elapsed().as_secs_f64();
         let step_ms = seconds * 1e3 / self.window_steps as f64;
@@ -128,8 +122,9 @@ impl Clock {
             Some(_) => self.steady.push((step_ms, tokens_per_s)),
             None => self.warmup = Some(self.window_start.elapsed()),
         }
-        let communicated = self.communicated.take().map(|spent| spent.as_secs_f64() * 1e3 / self.window_steps as f64);
-        if let Some(ms) = communicated.filter(|_| self.warmup.is_some() && !self.steady.is_empty()) {
+        let communicate_ms =
+            (!communicated.is_zero()).then(|| communicated.as_secs_f64() * 1e3 / self.window_steps as f64);
+        if let Some(ms) = communicate_ms.filter(|_| self.warmup.is_some() && !self.steady.is_empty()) {
             self.steady_communicate_ms.push(ms);
         }
         let data_wait = (waited - self.waited_before).as_secs_f64() / seconds;
@@ -150,7 +145,7 @@ impl Clock {
             .with("data_wait", data_wait)
             .with("peak_mib", self.peak_mib)
             .with("reserved_mib", reserved_mib);
-        let row = communicated.into_iter().fold(row, |row, ms| row.with("communicate_ms", ms));
+        let row = communicate_ms.into_iter().fold(row, |row, ms| row.with("communicate_ms", ms));
         match stage {
             Some(stage) => row.with("warmup_seconds", stage.as_secs_f64()),
             None => row,

@@ -1,7 +1,5 @@
 //! Steps that are computed operation by operation: on every device, and with every option.
 
-use std::time::{Duration, Instant};
-
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
@@ -10,7 +8,8 @@ use kiln_models::Compute;
 
 use super::executor::{Executor, MicroBatch, Totals, Updated};
 use super::gradients::{gradients, gradients_in_parts};
-use super::observer::{Observer, Part};
+use super::observer::Part;
+use super::spans::Spans;
 use super::state::TrainState;
 use crate::distributed::{Overlap, Shard, ShardGradients, World, sum_gradients, sum_loss};
 use crate::engine::settings::DeviceKind;
@@ -53,11 +52,12 @@ pub(super) struct Eager<T: TrainingTask> {
     summed: Option<GradientsParams>,
     /// `[1]`
     loss_sum: Option<Tensor<1>>,
+    spans: Spans,
 }
 
 impl<T: TrainingTask> Eager<T> {
     /// For the run of `session` by the ranks of `world` that trains `model`, on `device` with
-    /// autodiff.
+    /// autodiff. `spans` are those of the run.
     ///
     /// # Errors
     /// A thread that cannot be started.
@@ -68,6 +68,7 @@ impl<T: TrainingTask> Eager<T> {
         device: Device,
         drops: bool,
         shows_gradients: bool,
+        spans: &Spans,
     ) -> Result<Self> {
         let plan = session.plan();
         let overlaps = world.is_shared() && plan.distributed.overlap_communication;
@@ -88,6 +89,7 @@ impl<T: TrainingTask> Eager<T> {
             overlap: if overlaps { Some(Overlap::new(world, model)?) } else { None },
             summed: None,
             loss_sum: None,
+            spans: spans.clone(),
         })
     }
 
@@ -95,6 +97,24 @@ impl<T: TrainingTask> Eager<T> {
     /// so many labels.
     fn expected_divisor(&self, first_labels: f64) -> f64 {
         self.reduction.expected_divisor(first_labels, self.micro_batches)
+    }
+
+    /// Gradients and loss of the step, summed over the ranks.
+    fn sums(&mut self, state: &TrainState<T::Model>, device: &Device) -> Result<(Summed, Tensor<1>)> {
+        let _time = self.world.is_shared().then(|| self.spans.open(Part::Communicate));
+        let (model, grads, loss) = (&state.model, self.grads.grads(), self.loss_sum.take());
+        Ok(match (state.optimizer.shard(), self.summed.take()) {
+            (Some(shard), _) => {
+                let (grads, loss) = shard.scatter(model, grads, loss, device)?;
+                (Summed::Shard(shard.clone(), grads), loss)
+            }
+            (None, Some(grads)) => (Summed::All(grads), sum_loss(&self.world, loss, device)?),
+            (None, None) if self.world.is_shared() => {
+                let (grads, loss) = sum_gradients(&self.world, model, grads, loss, device)?;
+                (Summed::All(grads), loss)
+            }
+            (None, None) => (Summed::All(grads), loss.expect("a step with labels has a micro-batch")),
+        })
     }
 }
 
@@ -117,8 +137,8 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         &mut self,
         state: &mut TrainState<T::Model>,
         micro: MicroBatch<OnDevice<T>>,
-        observer: &mut dyn Observer,
     ) -> Result<Option<String>> {
+        let _time = self.spans.open(Part::Backward);
         let pass = GradientPass {
             seed: if self.drops { DropoutSeed::Host(micro.seed) } else { DropoutSeed::Off },
             checkpointing: self.checkpointing,
@@ -132,8 +152,9 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         let expected = self.expected_divisor(micro.first_labels);
         let weight = self.reduction.weight(micro.labels);
         let weighted = |loss: Tensor<1>| if weight == 1.0 { loss } else { loss * weight };
+        let forward = self.spans.open(Part::Forward);
         let scaled = |loss| {
-            observer.part(Part::Forward);
+            drop(forward); // this is called between forward and backward pass
             match &state.scaler {
                 None => weighted(loss),
                 Some(scaler) => scaler.scaled(weighted(loss), expected),
@@ -156,7 +177,6 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
                 sum
             }
         };
-        observer.part(Part::Backward);
         let sum = weighted(sum);
         self.loss_sum = Some(match self.loss_sum.take() {
             Some(total) => total + sum,
@@ -179,42 +199,20 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         state: &mut TrainState<T::Model>,
         totals: Totals,
         sees: &mut dyn FnMut(&T::Model, &GradientsParams),
-        observer: &mut dyn Observer,
     ) -> Result<Updated> {
         let expected = self.expected_divisor(totals.first_labels);
         let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
         let device = self.device.clone().inner();
-        let mut communicated = Duration::ZERO;
-        let (grads, loss) = (self.grads.grads(), self.loss_sum.take());
-        let TrainState { model, optimizer, scaler, .. } = &mut *state;
-        let began = Instant::now();
-        let (grads, loss_sum) = match (optimizer.shard(), self.summed.take()) {
-            (Some(shard), _) => {
-                let (grads, loss) = shard.scatter(model, grads, loss, &device)?;
-                (Summed::Shard(shard.clone(), grads), loss)
-            }
-            (None, Some(grads)) => (Summed::All(grads), sum_loss(&self.world, loss, &device)?),
-            (None, None) if self.world.is_shared() => {
-                let (grads, loss) = sum_gradients(&self.world, model, grads, loss, &device)?;
-                (Summed::All(grads), loss)
-            }
-            (None, None) => (Summed::All(grads), loss.expect("a step with labels has a micro-batch")),
-        };
-        if self.world.is_shared() {
-            observer.part(Part::Communicate);
-            communicated += began.elapsed();
-        }
+        let (grads, loss_sum) = self.sums(state, &device)?;
+        let TrainState { model, scaler, .. } = &*state;
         // Divide once, clip by the global norm, update.
         let sum_norm = match &grads {
             Summed::All(grads) => global_norm(model, grads, self.compute.ops()),
             Summed::Shard(shard, grads) => global_norm_of_shards(shard, grads, self.compute.ops(), &device)?,
         };
         let sum_norm = if self.agrees {
-            observer.part(Part::Update);
-            let began = Instant::now();
+            let _time = self.spans.open(Part::Communicate);
             let norm = self.world.of_root(read_scalars(vec![sum_norm])?[0])?;
-            observer.part(Part::Communicate);
-            communicated += began.elapsed();
             Tensor::from_floats([norm as f32], &device)
         } else {
             sum_norm
@@ -227,7 +225,7 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         let loss = loss_sum * (1.0 / divisor);
         if let Some(why) = state.outlier(&self.world, &loss, &grad_norm)? {
             state.optimizer.pass_over();
-            return Ok(Updated { loss, grad_norm, verdict, outlier: Some(why), notice: None, communicated });
+            return Ok(Updated { loss, grad_norm, verdict, outlier: Some(why), notice: None });
         }
         let TrainState { model, optimizer, .. } = state;
         // The model is moved, not copied: weights that nobody else holds are updated in place.
@@ -243,15 +241,12 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
                 }
                 let (own, grads) = shard.cut(model, grads, &device);
                 let own = update(optimizer, own, grads, &scale, verdict.as_ref(), totals.lr);
-                observer.part(Part::Update);
-                let began = Instant::now();
+                let _time = self.spans.open(Part::Communicate);
                 let moved = std::mem::replace(model, self.stand_in.clone());
                 *model = shard.put_back(moved, own, &device)?;
-                observer.part(Part::Communicate);
-                communicated += began.elapsed();
             }
         }
-        Ok(Updated { loss, grad_norm, verdict, outlier: None, notice: None, communicated })
+        Ok(Updated { loss, grad_norm, verdict, outlier: None, notice: None })
     }
 }
 

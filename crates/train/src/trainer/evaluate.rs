@@ -18,7 +18,7 @@ impl<T: TrainingTask> Trainer<T> {
         run.evaluating.is_best = false;
         run.evaluating.is_pending = false;
         let Some(validation) = self.session.validation().cloned() else { return Ok(()) };
-        let started = Instant::now();
+        let (_time, started) = (self.spans.open(Part::Evaluation), Instant::now());
         let evaluation = match evaluate(&self.world, &self.session.evaluation(validation), &self.state.model) {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
                 run.evaluating.is_pending = true;
@@ -46,7 +46,6 @@ impl<T: TrainingTask> Trainer<T> {
             self.keep_confusion(folder, evaluation.confusion.as_ref(), run.progress.step)?;
         }
         run.evaluating.last = Some(row);
-        self.observer.part(Part::Evaluation);
         Ok(())
     }
 }

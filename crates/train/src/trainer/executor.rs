@@ -1,12 +1,9 @@
 //! The mathematics of a step: [`Executor`], which has two forms.
 
-use std::time::Duration;
-
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use kiln_core::error::Result;
 
-use super::observer::Observer;
 use super::state::TrainState;
 use crate::optim::scaler::Verdict;
 use crate::task::{OnDevice, TrainingTask};
@@ -26,7 +23,6 @@ pub(super) trait Executor<T: TrainingTask> {
         &mut self,
         state: &mut TrainState<T::Model>,
         micro: MicroBatch<OnDevice<T>>,
-        observer: &mut dyn Observer,
     ) -> Result<Option<String>>;
 
     /// All micro-batches of the step have been computed on this rank: exchanges with others that
@@ -49,7 +45,6 @@ pub(super) trait Executor<T: TrainingTask> {
         state: &mut TrainState<T::Model>,
         totals: Totals,
         sees: &mut dyn FnMut(&T::Model, &GradientsParams),
-        observer: &mut dyn Observer,
     ) -> Result<Updated>;
 
     /// Steps, micro-batches and updates that have been recorded.
@@ -96,6 +91,4 @@ pub(super) struct Updated {
     pub(super) outlier: Option<String>,
     /// A notice for the user.
     pub(super) notice: Option<String>,
-    /// Time of exchanges with the other ranks.
-    pub(super) communicated: Duration,
 }

@@ -18,11 +18,10 @@ use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
-use super::observer::{Observer, Part};
+use super::observer::{Observer, Part, Spent};
 use super::shapes::Shape;
 use crate::engine::launches;
-use crate::engine::launches::{NewKernels, kernel_launches};
-use crate::reads::device_reads;
+use crate::engine::launches::NewKernels;
 
 /// The file's name.
 pub const FILE: &str = "steps.jsonl";
@@ -158,7 +157,7 @@ impl StepTimes {
     }
 }
 
-/// Measures the parts of steps and writes `steps.jsonl`, from the moment on when the loop
+/// Writes what steps have taken to `steps.jsonl`, from the moment on when the loop
 /// [begins](Observer::begin).
 #[derive(Debug, Default)]
 pub struct Laps(Option<Open>);
@@ -168,22 +167,17 @@ struct Open {
     path: PathBuf,
     file: BufWriter<File>,
     start: Instant,
-    last: Instant,
     is_synchronous: bool,
     shapes: BTreeSet<Shape>,
     kernels: NewKernels,
     before: (u64, u64),
-    reads: u64,
-    launches: u64,
     step: StepTimes,
 }
 
 impl Laps {
-    /// The time since the last call was no part of a step, and of `waited` none of the run: it was
-    /// held up before the step.
-    pub fn skip(&mut self, waited: Duration) {
+    /// The run was held up for `waited` before the step, which is no time of it.
+    pub fn hold_up(&mut self, waited: Duration) {
         if let Some(open) = &mut self.0 {
-            open.last = Instant::now();
             open.start += waited;
             open.step.held_up = waited >= HELD_UP;
         }
@@ -195,26 +189,17 @@ impl Observer for Laps {
         let path = folder.join(FILE);
         let file = File::create(&path).map_err(|error| Error::io(format!("create {}", path.display()), &error))?;
         launches::watch();
-        let now = Instant::now();
         self.0 = Some(Open {
             path,
             file: BufWriter::new(file),
-            start: now,
-            last: now,
+            start: Instant::now(),
             is_synchronous,
             shapes: BTreeSet::new(),
             kernels: NewKernels::start(),
             before: (progress.samples, progress.tokens),
-            reads: device_reads(),
-            launches: kernel_launches(),
             step: StepTimes::default(),
         });
         Ok(())
-    }
-
-    fn before_step(&mut self, _progress: &Progress) -> Duration {
-        self.skip(Duration::ZERO);
-        Duration::ZERO
     }
 
     fn batch(&mut self, shape: Shape) {
@@ -223,33 +208,7 @@ impl Observer for Laps {
         }
     }
 
-    fn part(&mut self, part: Part) {
-        let Some(open) = &mut self.0 else { return };
-        let now = Instant::now();
-        let ms = milliseconds(now - std::mem::replace(&mut open.last, now));
-        let reads = device_reads();
-        let read = reads - std::mem::replace(&mut open.reads, reads);
-        let launches = kernel_launches();
-        let launched = launches - std::mem::replace(&mut open.launches, launches);
-        let step = &mut open.step;
-        if !matches!(part, Part::Evaluation | Part::Save) {
-            step.device_reads += read;
-            *step.kernel_launches.get_or_insert_default() += launched;
-        }
-        *match part {
-            Part::Data => &mut step.data_ms,
-            Part::Forward => &mut step.forward_ms,
-            Part::Backward => &mut step.backward_ms,
-            Part::Communicate => &mut step.communicate_ms,
-            Part::Update => &mut step.update_ms,
-            Part::Sync => &mut step.sync_ms,
-            Part::Evaluation => &mut step.evaluation_ms,
-            Part::Save => &mut step.save_ms,
-        } += ms;
-    }
-
-    fn end_step(&mut self, progress: &Progress, read: bool) -> Result<()> {
-        self.part(Part::Sync);
+    fn end_step(&mut self, progress: &Progress, spent: &Spent, read: bool) -> Result<()> {
         let Some(open) = &mut self.0 else { return Ok(()) };
         let mut step = std::mem::take(&mut open.step);
         step.step = progress.step;
@@ -257,15 +216,22 @@ impl Observer for Laps {
         (step.samples, step.tokens) = (progress.samples - open.before.0, progress.tokens - open.before.1);
         open.before = (progress.samples, progress.tokens);
         step.since_start_ms = milliseconds(open.start.elapsed());
+        let ms = |part| milliseconds(spent.time(part));
+        step.data_ms = ms(Part::Data);
+        step.forward_ms = ms(Part::Forward);
+        step.backward_ms = ms(Part::Backward);
+        step.communicate_ms = ms(Part::Communicate);
+        step.update_ms = ms(Part::Update);
+        step.sync_ms = ms(Part::Sync);
+        step.evaluation_ms = ms(Part::Evaluation);
+        step.save_ms = ms(Part::Save);
+        (step.device_reads, step.kernel_launches) = (spent.device_reads, Some(spent.kernel_launches));
         let computing = step.forward_ms + step.backward_ms + step.update_ms;
         step.step_ms = step.data_ms + computing + step.communicate_ms + step.sync_ms;
         step.synced = open.is_synchronous || read;
         let line = serde_json::to_string(&step).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
         let written = writeln!(open.file, "{line}").and_then(|()| if read { open.file.flush() } else { Ok(()) });
-        written.map_err(|error| Error::io(format!("write {}", open.path.display()), &error))?;
-        // Writing the line belongs to no step.
-        open.last = Instant::now();
-        Ok(())
+        written.map_err(|error| Error::io(format!("write {}", open.path.display()), &error))
     }
 }
 
@@ -277,23 +243,24 @@ fn milliseconds(duration: Duration) -> f64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::trainer::spans::Spans;
 
     #[test]
     fn parts_add_up_and_new_shapes_are_seen_once() {
         let folder = tempfile::tempdir().unwrap();
         let mut progress = Progress { step: 0, total_steps: 2, samples: 10, tokens: 100, epoch: 0.0 };
-        let mut laps = Laps::default();
-        laps.part(Part::Data);
+        let (mut laps, spans) = (Laps::default(), Spans::default());
+        laps.end_step(&progress, &spans.end_step(), false).unwrap();
         laps.begin(folder.path(), &progress, true).unwrap();
         for step in 1..=2 {
             laps.batch(Shape { rows: 4, seq_len: 8, padded: false });
             let training = [Part::Data, Part::Forward, Part::Backward, Part::Communicate, Part::Update];
             for part in training.into_iter().chain([Part::Evaluation, Part::Save]) {
+                let _time = spans.open(part);
                 std::thread::sleep(Duration::from_millis(2));
-                laps.part(part);
             }
             progress = Progress { step, samples: 10 + 4 * step, tokens: 100 + 32 * step, ..progress };
-            laps.end_step(&progress, step == 2).unwrap();
+            laps.end_step(&progress, &spans.end_step(), step == 2).unwrap();
         }
         let text = std::fs::read_to_string(folder.path().join(FILE)).unwrap();
         let steps = text.lines().map(|line| serde_json::from_str::<StepTimes>(line).unwrap()).collect::<Vec<_>>();

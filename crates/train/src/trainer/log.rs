@@ -84,7 +84,8 @@ impl<T: TrainingTask> Trainer<T> {
         let closures = std::mem::take(&mut run.closures);
         let read = values.read(run, Some(&self.state.model), closures)?;
         let loss = run.losses.close(read.window);
-        let row = run.clock.close_window(&run.progress, [loss, read.grad_norm, values.lr], waited);
+        let communicated = self.spans.take_communicated();
+        let row = run.clock.close_window(&run.progress, [loss, read.grad_norm, values.lr], waited, communicated);
         let new_shapes = run.shapes.new_since_last_row();
         let row = new_shapes.into_iter().fold(row, |row, new| row.with("new_shapes", new));
         let news = run.kernels.since_last_row(run.progress.step, new_shapes.unwrap_or(0));

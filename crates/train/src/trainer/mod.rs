@@ -46,6 +46,7 @@ mod save;
 mod saver;
 mod setup;
 mod shapes;
+mod spans;
 mod state;
 mod status;
 mod step;

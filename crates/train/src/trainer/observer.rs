@@ -1,5 +1,5 @@
-//! The loop says here which part of a step it has come to. Who listens measures steps
-//! ([`Laps`](super::laps::Laps)) or holds them up until it is their turn; the loop itself knows of
+//! The loop says here what its steps have taken. Who listens writes that down
+//! ([`Laps`](super::laps::Laps)) or holds steps up until it is their turn; the loop itself knows of
 //! neither.
 
 use std::path::Path;
@@ -24,7 +24,8 @@ pub enum Part {
     Communicate,
     /// Gradient norm, clipping, optimizer.
     Update,
-    /// Reading values back (waiting for the device) and writing the log row.
+    /// Reading values back (waiting for the device), writing the log row, and whatever is none of
+    /// the other parts.
     Sync,
     /// Evaluation, no training time.
     Evaluation,
@@ -32,7 +33,25 @@ pub enum Part {
     Save,
 }
 
-/// Hears of the parts of every step; every method does nothing unless it is written.
+/// The time of a step by part, and what else of it is counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Spent {
+    /// By the number of the part.
+    pub(super) times: [Duration; Part::Save as usize + 1],
+    /// Reads from the device, without those of evaluation and saving.
+    pub device_reads: u64,
+    /// Kernels launched while they were counted, without those of evaluation and saving.
+    pub kernel_launches: u64,
+}
+
+impl Spent {
+    /// The time of `part`, without that of others within it.
+    pub fn time(&self, part: Part) -> Duration {
+        self.times[part as usize]
+    }
+}
+
+/// Hears of every step; every method does nothing unless it is written.
 #[allow(unused_variables)]
 pub trait Observer {
     /// The loop begins at `progress`, in the run folder `folder`. `is_synchronous` says that the
@@ -50,11 +69,8 @@ pub trait Observer {
     /// A batch of this shape begins.
     fn batch(&mut self, shape: Shape) {}
 
-    /// The time since the last call was spent on `part`.
-    fn part(&mut self, part: Part) {}
-
-    /// The step is over. `read` says that a value of it has been read back.
-    fn end_step(&mut self, progress: &Progress, read: bool) -> Result<()> {
+    /// The step is over and has taken `spent`. `read` says that a value of it has been read back.
+    fn end_step(&mut self, progress: &Progress, spent: &Spent, read: bool) -> Result<()> {
         Ok(())
     }
 }

@@ -80,10 +80,11 @@ impl<T: TrainingTask> Trainer<T> {
     /// Lets the model write its samples and keeps them in the place of those of this step and of
     /// later ones, which a run that was continued from an earlier checkpoint makes again. None are
     /// written once a signal has come, since it cuts them short.
-    pub(super) fn sample(&mut self, folder: &RunFolder, run: &mut Run) -> Result<Vec<String>> {
+    pub(super) fn sample(&self, folder: &RunFolder, run: &mut Run) -> Result<Vec<String>> {
         if self.session.plan().samples == Samples::Never {
             return Ok(Vec::new());
         }
+        let _time = self.spans.open(Part::Evaluation);
         let (started, step) = (Instant::now(), run.progress.step);
         let samples = self.session.task.samples(&self.state.model.valid(), &self.session.device)?;
         if signals::received().is_some() {
@@ -98,7 +99,6 @@ impl<T: TrainingTask> Trainer<T> {
         }
         write_whole(&path, lines.as_bytes())?;
         run.clock.exclude_evaluation(started.elapsed());
-        self.observer.part(Part::Evaluation);
         Ok(samples.into_iter().map(|(_, text)| text).collect())
     }
 }

@@ -27,6 +27,7 @@ impl<T: TrainingTask> Trainer<T> {
         after: &After,
         stopping: Stopping,
     ) -> Result<()> {
+        let _time = self.spans.open(Part::Save);
         after.values.read_finite(run)?;
         self.check_ranks(run.progress.step)?;
         let only_model = self.session.plan().saving.only_model && !stopping.is_continued(run);
@@ -37,7 +38,6 @@ impl<T: TrainingTask> Trainer<T> {
         let divided = if joins { Some(self.state.optimizer.export(&self.state.model)?) } else { None };
         if !self.world.is_root() {
             run.clock.exclude_saving(started.elapsed());
-            self.observer.part(Part::Save);
             return Ok(());
         }
         folder.metrics.sync()?;
@@ -99,7 +99,6 @@ impl<T: TrainingTask> Trainer<T> {
         for callback in &mut self.callbacks {
             callback.on_save(&progress, &target);
         }
-        self.observer.part(Part::Save);
         Ok(())
     }
 }

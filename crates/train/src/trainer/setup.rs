@@ -11,6 +11,7 @@ use kiln_models::weights::{LoadReport, StateDict};
 use super::callback::Callback;
 use super::laps::Laps;
 use super::observer::Observer;
+use super::spans::Spans;
 use super::state::TrainState;
 use super::verifying::{Verifier, Verifying};
 use crate::distributed::World;
@@ -68,6 +69,7 @@ pub struct Trainer<T: TrainingTask> {
     pub(super) drops: bool,
     pub(super) callbacks: Vec<Box<dyn Callback<T::Model>>>,
     pub(super) observer: Box<dyn Observer>,
+    pub(super) spans: Spans,
     pub(super) verifying: Verifying<T>,
     /// Writes the page of the run, where somebody asks for it.
     pub(super) page: Option<PageWriter>,
@@ -128,6 +130,7 @@ impl<T: TrainingTask> Trainer<T> {
             drops: true,
             callbacks,
             observer,
+            spans: Spans::default(),
             verifying,
             page: None,
             load_report,
@@ -160,7 +163,7 @@ impl<T: TrainingTask> Trainer<T> {
         self
     }
 
-    /// `observer` hears of the parts of every step.
+    /// `observer` hears of every step.
     pub fn with_observer(mut self, observer: impl Observer + 'static) -> Self {
         self.observer = Box::new(observer);
         self

@@ -1,8 +1,6 @@
 //! One optimizer step of the loop: its micro-batches, and the update. How their losses, gradients
 //! and the update are computed is the [`Executor`]'s; what follows from a step is the loop's.
 
-use std::time::Instant;
-
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use kiln_core::dataset::loader::{Loader, Position};
@@ -52,6 +50,7 @@ impl<T: TrainingTask> Trainer<T> {
         }
         self.callbacks.iter_mut().for_each(|callback| callback.on_step_begin(&run.progress));
         run.clock.exclude_waiting(self.observer.before_step(&run.progress));
+        self.spans.skip();
     }
 
     /// Counts a step after which the data stands at `position`, and tells that it has been made.
@@ -87,7 +86,9 @@ impl<T: TrainingTask> Trainer<T> {
         if self.session.plan().captures().is_ok() {
             if self.callbacks.iter().any(|callback| callback.sees_gradients()) {
                 self.notice("steps are not captured: a callback sees gradients");
-            } else if let Some(captured) = CapturedSteps::new(&mut self.state, &self.session, &self.world, self.drops) {
+            } else if let Some(captured) =
+                CapturedSteps::new(&mut self.state, &self.session, &self.world, self.drops, &self.spans)
+            {
                 #[cfg(feature = "cuda")]
                 if self.session.plan().engine.device.kind == DeviceKind::Cuda {
                     cuda::permit_loading_while_capturing(&self.session.device)?;
@@ -96,7 +97,9 @@ impl<T: TrainingTask> Trainer<T> {
             }
         }
         let sees = self.callbacks.iter().any(|callback| callback.sees_gradients());
-        Ok(Box::new(Eager::new(&self.session, &self.world, &self.state.model, self.device.clone(), self.drops, sees)?))
+        let (model, device) = (&self.state.model, self.device.clone());
+        let eager = Eager::new(&self.session, &self.world, model, device, self.drops, sees, &self.spans)?;
+        Ok(Box::new(eager))
     }
 
     /// The next step of `run`: up to `accumulation` micro-batches a device, fewer at the end of an
@@ -117,12 +120,12 @@ impl<T: TrainingTask> Trainer<T> {
             if epoch_ended {
                 break;
             }
+            let _time = self.spans.open(Part::Data);
             let Some(loaded) = loader.next_batch()? else { break };
             let size = loaded.batch.as_ref().map(Batch::size);
             if round == 0 {
                 let own = size.as_ref().map_or(0.0, |size| size.labels);
-                self.observer.part(Part::Data);
-                first_labels = self.exchange(run, |world| world.of_root(own))?;
+                first_labels = self.exchange(|world| world.of_root(own))?;
             }
             if let (Some(batch), Some(size)) = (&loaded.batch, size) {
                 let shape = Shape::of(&size);
@@ -131,11 +134,10 @@ impl<T: TrainingTask> Trainer<T> {
                 }
                 let batch = batch.to_device(executor.device())?;
                 self.observer.batch(shape);
-                self.observer.part(Part::Data);
                 let seed = seed_for(self.session.plan().run.seed, "dropout", step, (round * ranks + rank) as u64);
                 let is_last = round + 1 == rounds || loaded.last_in_epoch;
                 let micro = MicroBatch { batch, seed, labels: size.labels, first_labels, is_last };
-                if let Some(notice) = executor.micro_batch(&mut self.state, micro, &mut *self.observer)? {
+                if let Some(notice) = executor.micro_batch(&mut self.state, micro)? {
                     self.notice(&notice);
                 }
                 labels += size.labels;
@@ -147,17 +149,16 @@ impl<T: TrainingTask> Trainer<T> {
             epoch_ended = loaded.last_in_epoch;
         }
         if self.world.is_shared() {
+            let _time = self.spans.open(Part::Backward);
             // Gradients are read next. The work of the device until then is the backward pass, and
             // no exchange.
             self.session.device.sync().map_err(|error| device_error(&error))?;
-            self.observer.part(Part::Backward);
-            let began = Instant::now();
+            let _time = self.spans.open(Part::Communicate);
             executor.end_micro_batches(&mut self.state)?;
-            run.clock.communicated(began.elapsed());
-            self.observer.part(Part::Communicate);
         }
         let own = [labels, micro_batches as f64, tokens as f64];
-        let [labels, micro_batches, tokens] = self.exchange(run, |world| world.totals(own))?;
+        let [labels, micro_batches, tokens] = self.exchange(|world| world.totals(own))?;
+        let _time = self.spans.open(Part::Update);
         let (micro_batches, tokens) = (micro_batches as usize, tokens as u64);
         if labels == 0.0 {
             return Err(Error::data(format!("step {}: no label of the batch is valid", step + 1)).help(
@@ -172,31 +173,21 @@ impl<T: TrainingTask> Trainer<T> {
             callbacks.iter_mut().for_each(|callback| callback.on_pre_optimizer_step(progress, model, grads));
         };
         let totals = Totals { labels, first_labels, micro_batches, lr };
-        let updated = executor.update(&mut self.state, totals, &mut sees, &mut *self.observer)?;
+        let updated = executor.update(&mut self.state, totals, &mut sees)?;
         run.kernels.recorded(executor.recordings());
-        let Updated { loss, grad_norm, verdict, outlier, notice, communicated } = updated;
-        if self.world.is_shared() {
-            run.clock.communicated(communicated);
-        }
+        let Updated { loss, grad_norm, verdict, outlier, notice } = updated;
         if let Some(notice) = notice {
             self.notice(&notice);
         }
         if let Some(why) = outlier {
             self.notice(&format!("step {} is not applied: {why}", step + 1));
         }
-        self.observer.part(Part::Update);
         Ok(Stepped { loss, grad_norm, lr, verdict, tokens, epoch_ended })
     }
 
     /// Has `exchange` done with the other ranks, and counts its time.
-    pub(super) fn exchange<R>(&mut self, run: &mut Run, exchange: impl FnOnce(&World) -> Result<R>) -> Result<R> {
-        if !self.world.is_shared() {
-            return exchange(&self.world);
-        }
-        let began = Instant::now();
-        let result = exchange(&self.world)?;
-        run.clock.communicated(began.elapsed());
-        self.observer.part(Part::Communicate);
-        Ok(result)
+    pub(super) fn exchange<R>(&self, exchange: impl FnOnce(&World) -> Result<R>) -> Result<R> {
+        let _time = self.world.is_shared().then(|| self.spans.open(Part::Communicate));
+        exchange(&self.world)
     }
 }

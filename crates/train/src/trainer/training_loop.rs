@@ -9,7 +9,6 @@ use kiln_core::panics;
 use kiln_models::ops::threads;
 
 use super::after::After;
-use super::observer::Part;
 use super::output::RunFolder;
 use super::run::{Run, finish_saving, write_trainer_state};
 use super::run_log::RunLog;
@@ -136,7 +135,6 @@ impl<T: TrainingTask> Trainer<T> {
             } else {
                 run.closures.end_step(false)?;
             }
-            self.observer.part(Part::Sync);
             let evaluates = run.evaluating.due(&after) || run.control.should_evaluate;
             if evaluates {
                 self.evaluate_and_record(folder, run)?;
@@ -147,17 +145,16 @@ impl<T: TrainingTask> Trainer<T> {
             if self.verifying.due(&after) {
                 self.verify(run)?;
             }
-            self.observer.part(Part::Sync);
             let limit = self.session.plan().steps.max_duration;
             let stopping = Stopping::of(&after, run, folder, limit);
-            let stopping = self.exchange(run, |world| stopping.agreed(world))?;
+            let stopping = self.exchange(|world| stopping.agreed(world))?;
             if run.saver.due(&after, stopping.is_end(), run.evaluating.is_best)
                 || run.control.should_save
                 || stopping.saves(self.purpose)
             {
                 self.save(folder, run, &after, stopping)?;
             }
-            self.observer.end_step(&run.progress, logs)?;
+            self.observer.end_step(&run.progress, &self.spans.end_step(), logs)?;
             stopping.check_signal(&self.world, run, self.purpose)?;
             (run.control.should_evaluate, run.control.should_save) = (false, false);
             if stopping.ends_early(run, folder) {

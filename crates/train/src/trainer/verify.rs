@@ -44,7 +44,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// The check of the compiler from the weights that the run has now. When it fails, checkpoints
     /// since the last one that passed are suspect.
     pub(super) fn verify(&mut self, run: &mut Run) -> Result<()> {
-        let started = Instant::now();
+        let (_time, started) = (self.spans.open(Part::Evaluation), Instant::now());
         let verifier = self.verifying.verifier()?;
         let verdict = self.world.made_by_root(|| {
             let folder = scratch()?;
@@ -57,7 +57,6 @@ impl<T: TrainingTask> Trainer<T> {
             Ok(said) => {
                 run.verified = run.progress.step;
                 self.notice(&said);
-                self.observer.part(Part::Evaluation);
                 Ok(())
             }
             Err(error) => {

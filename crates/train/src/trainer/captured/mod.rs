@@ -19,7 +19,7 @@ mod body;
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Graph, Int, Tensor, TensorData, capture};
@@ -30,7 +30,8 @@ use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 use self::batch::{shapes, write};
 use self::body::{Adding, Body, Output, Totals};
 use super::executor::{self, Executor, MicroBatch, Updated};
-use super::observer::{Observer, Part};
+use super::observer::Part;
+use super::spans::Spans;
 use super::state::TrainState;
 use crate::distributed::{World, sum_gradients};
 use crate::engine::launches;
@@ -72,6 +73,7 @@ pub(super) struct CapturedSteps<T: TrainingTask> {
     written: Vec<Written>,
     /// The result of a whole step that was computed without a recording, held for the same reason.
     computed: Option<Output>,
+    spans: Spans,
 }
 
 /// A notice for the user, if there is one.
@@ -79,12 +81,14 @@ type Notice = Option<String>;
 
 impl<T: TrainingTask> CapturedSteps<T> {
     /// For the model of `state`, whose tensors are written to from now on, in the run of `session`
-    /// by the ranks of `world`; none for an optimizer that cannot update in place.
+    /// by the ranks of `world`, of which `spans` are; none for an optimizer that cannot update in
+    /// place.
     pub(super) fn new(
         state: &mut TrainState<T::Model>,
         session: &Session<T>,
         world: &World,
         drops: bool,
+        spans: &Spans,
     ) -> Option<Self> {
         let (plan, device) = (session.plan(), &session.device);
         let update = state.optimizer.in_place(device, state.scaler.is_some())?;
@@ -119,6 +123,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
             update: None,
             written: Vec::new(),
             computed: None,
+            spans: spans.clone(),
         })
     }
 
@@ -150,6 +155,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
     /// Puts the sums over the ranks in the place of this rank's. One that had no micro-batch with
     /// labels adds nothing.
     fn exchange(&mut self, has_any: bool) -> Result<()> {
+        let _time = self.spans.open(Part::Communicate);
         if !has_any {
             self.forget();
         }
@@ -176,8 +182,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
             if let Some(why) = state.outlier(&self.world, &loss, &grad_norm)? {
                 state.optimizer.pass_over();
                 let verdict = state.scaler.as_ref().map(|scaler| scaler.judge(grad_norm.clone()));
-                let (outlier, notice, communicated) = (Some(why), None, Duration::ZERO);
-                return Ok(Updated { loss, grad_norm, verdict, outlier, notice, communicated });
+                return Ok(Updated { loss, grad_norm, verdict, outlier: Some(why), notice: None });
             }
         }
         if self.update.is_none() {
@@ -249,7 +254,6 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         &mut self,
         state: &mut TrainState<T::Model>,
         micro: MicroBatch<OnDevice<T>>,
-        observer: &mut dyn Observer,
     ) -> Result<Option<String>> {
         if micro.labels == 0.0 {
             return Ok(None); // it adds nothing, and a step of nothing else is refused
@@ -258,6 +262,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
             self.alone = Some(micro);
             return Ok(None);
         }
+        let _time = self.spans.open(Part::Backward);
         let adding = if self.is_begun { Adding::Next } else { Adding::First };
         if !std::mem::replace(&mut self.is_begun, true) {
             self.forget();
@@ -273,7 +278,6 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
             Some(place) => _ = self.micro_batches.replay(place, micro.batch, &mut self.written),
             None => self.written.push(self.body.micro_batch(&micro.batch)),
         }
-        observer.part(Part::Backward);
         Ok(notice)
     }
 
@@ -282,20 +286,15 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         state: &mut TrainState<T::Model>,
         totals: executor::Totals,
         _sees: &mut dyn FnMut(&T::Model, &GradientsParams),
-        observer: &mut dyn Observer,
     ) -> Result<Updated> {
         let has_any = std::mem::replace(&mut self.is_begun, false);
         if let Some(micro) = self.alone.take() {
             return Ok(self.step(micro, state, totals));
         }
-        let mut communicated = Duration::ZERO;
         if self.world.is_shared() {
-            let began = Instant::now();
             self.exchange(has_any)?;
-            communicated = began.elapsed();
-            observer.part(Part::Communicate);
         }
-        Ok(Updated { communicated, ..self.update_by_totals(state, totals)? })
+        self.update_by_totals(state, totals)
     }
 
     fn recordings(&self) -> usize {
@@ -309,7 +308,7 @@ impl Output {
     fn copied(&self, notice: Notice, number: Option<Tensor<1, Int>>) -> Updated {
         let (loss, grad_norm) = (self.loss.clone() * 1.0, self.grad_norm.clone() * 1.0);
         let verdict = number.map(|update| Verdict { overflow: self.skipped.clone().greater_elem(0.0), update });
-        Updated { loss, grad_norm, verdict, outlier: None, notice, communicated: Duration::ZERO }
+        Updated { loss, grad_norm, verdict, outlier: None, notice }
     }
 }
 
