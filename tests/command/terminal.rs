@@ -156,3 +156,24 @@ fn programs_read_how_runs_stand() {
     let described = succeeds(kiln(folder.path()).args(["describe", "part"]));
     assert!(described.contains("last row       step 5: loss nan"), "{described}");
 }
+
+#[test]
+fn a_chapter_is_filled_to_the_terminal_and_shown_by_the_pager() {
+    let folder = tempfile::tempdir().unwrap();
+    let shown = |pager: &str, columns: u16| {
+        let mut command = kiln(folder.path());
+        command.args(["help", "precision"]).env("PAGER", pager);
+        let mut pty = Pty::start(&mut command, columns, 24);
+        assert!(pty.ended().success(), "{}", pty.text());
+        pty.text()
+    };
+    for columns in [60, 80, 100] {
+        let text = shown("", columns);
+        let longest = text.lines().filter(|line| !line.starts_with("    ")).map(|line| line.trim_end().chars().count());
+        let longest = longest.max().unwrap();
+        assert!((columns as usize - 12..=columns as usize).contains(&longest), "{longest} of {columns}\n{text}");
+    }
+    let paged = shown("sed 3q", 80);
+    assert!(paged.lines().count() <= 4 && paged.contains("Precision"), "{paged}");
+    assert!(shown("no-such-pager", 80).contains("The loss scale of f16"));
+}

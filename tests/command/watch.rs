@@ -52,6 +52,27 @@ fn a_run_of_yesterday_is_shown_until_somebody_leaves() {
 }
 
 #[test]
+fn the_newest_run_is_shown_where_none_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let unnamed = || {
+        let mut command = kiln(folder.path());
+        command.arg("watch");
+        Pty::start(&mut command, 100, 30)
+    };
+    let mut pty = unnamed();
+    assert_eq!(pty.ended().code(), Some(2), "{}", pty.text());
+    assert!(pty.text().contains("there is no run in the folder runs"), "{}", pty.text());
+    for run in ["runs/b-first", "runs/a-second"] {
+        succeeds(&mut train(folder.path(), run, &[]));
+    }
+    let mut pty = unnamed();
+    pty.wait_for("runs/a-second");
+    pty.press("q");
+    assert!(pty.ended().success(), "{}", pty.text());
+}
+
+#[test]
 fn a_page_needs_a_terminal_and_a_run() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");

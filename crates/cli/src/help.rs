@@ -1,19 +1,36 @@
 //! `kiln help`: the help of a command, or a chapter of the guide as text for a terminal; `kiln help
 //! --man` and `kiln completions`: the same command line as man pages and for shells.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
-use clap::{Args, Command, CommandFactory};
+use clap::{Args, Command, CommandFactory, Subcommand};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use kiln::guide::{CHAPTERS, Chapter};
 use kiln_core::error::{Error, Result, nearest};
 use kiln_core::files::write_whole;
+use kiln_core::signals;
 
-use super::{Cli, say};
+use super::{Cli, say, terminal};
 
-/// Tables of the guide that are wider become lists.
+/// Columns where nobody looks at a terminal. Tables of the guide that are wider than a page become
+/// lists.
 const WIDTH: usize = 100;
+
+/// The most columns of prose: longer lines are hard to read.
+const MOST: usize = 120;
+
+/// The commands by what they are for.
+const GROUPS: [(&str, &[&str]); 6] = [
+    ("Train", &["init", "plan", "train", "launch", "sweep", "tune-batch", "pretune"]),
+    ("Look at runs", &["runs", "describe", "watch", "report", "metrics"]),
+    ("Use a model", &["eval", "predict", "generate", "forward", "merge", "export"]),
+    ("Compare and check", &["compare", "bench", "parity", "bisect", "verify-resume"]),
+    ("Jobs", &["job", "submit", "attach"]),
+    ("This machine", &["devices", "cache", "help", "completions"]),
+];
 
 #[derive(Debug, Args)]
 pub(super) struct HelpArgs {
@@ -40,7 +57,7 @@ pub(super) fn run_help(args: &HelpArgs) -> Result<()> {
     if let [name] = &args.topic[..]
         && let Some(chapter) = CHAPTERS.iter().find(|chapter| chapter.name() == *name)
     {
-        return say(text(chapter.text).trim_end());
+        return paged(text(chapter.text, terminal::width().unwrap_or(WIDTH).min(MOST)).trim_end());
     }
     let mut command = &mut root;
     for name in &args.topic {
@@ -67,6 +84,45 @@ pub(super) fn run_completions(args: &CompletionArgs) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut shown(), "kiln", &mut script);
     say(String::from_utf8_lossy(&script).trim_end())
+}
+
+/// Prints `text`; where it is longer than the screen by `PAGER`, else by `less`, if there is one.
+fn paged(text: &str) -> Result<()> {
+    let rows = console::Term::stdout().size_checked().map_or(usize::MAX, |(rows, _)| usize::from(rows));
+    if !terminal::is_seen(&std::io::stdout()) || text.lines().count() < rows {
+        return say(text);
+    }
+    let asked = std::env::var("PAGER").unwrap_or_else(|_| "less".into());
+    let mut words = asked.split_whitespace();
+    let Some(program) = words.next() else { return say(text) };
+    let mut pager = std::process::Command::new(program);
+    // Git's settings: leave what fits, pass colours on, keep the text on the screen.
+    let pager = pager.args(words).env("LESS", std::env::var_os("LESS").unwrap_or_else(|| "FRX".into()));
+    // Ctrl-C is the pager's.
+    signals::install()?;
+    let Ok(mut child) = pager.stdin(Stdio::piped()).spawn() else { return say(text) };
+    if let Some(mut pipe) = child.stdin.take() {
+        // A reader who leaves early has read enough.
+        _ = writeln!(pipe, "{text}");
+    }
+    child.wait().map_err(|error| Error::io(format!("wait for {program}"), &error))?;
+    Ok(())
+}
+
+/// The form of `kiln --help`: the commands by [`GROUPS`].
+pub(super) fn template() -> String {
+    let commands = super::Command::augment_subcommands(Command::new("kiln"));
+    let mut out = "{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
+    let width = terminal::width().unwrap_or(WIDTH).min(MOST);
+    for (title, names) in GROUPS {
+        out += &format!("\n{title}:\n");
+        for command in names.iter().filter_map(|name| commands.find_subcommand(name)) {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            let name = format!("  {:<15}", command.get_name());
+            wrap(&mut out, &name, &format!("{:17}", ""), &about, width);
+        }
+    }
+    out + "\nOptions:\n{options}{after-help}"
 }
 
 /// The chapters with their titles, for the end of `kiln --help`.
@@ -121,43 +177,95 @@ fn collect(command: Command, pages: &mut Vec<(String, Man)>) {
     pages.push((page.get_filename(), page));
 }
 
-/// A chapter as text: headings are underlined, code is indented, links are their words, and tables
-/// are aligned or, where they are wide, lists.
-fn text(markdown: &str) -> String {
+/// A chapter as text of at most `width` columns: headings are underlined, code is indented, links
+/// are their words, paragraphs and items of lists are filled, and tables are aligned or, where they
+/// are wide, lists.
+fn text(markdown: &str, width: usize) -> String {
     let (mut out, mut lines) = (String::new(), markdown.lines().peekable());
+    // The paragraph or item at hand, and the columns before its text.
+    let (mut paragraph, mut first) = (String::new(), String::new());
     while let Some(line) = lines.next() {
-        if let Some(language) = line.strip_prefix("```") {
+        let is_comment = line.starts_with("<!--") && line.ends_with("-->");
+        let is_link = line.starts_with('[') && line.contains("]: ");
+        if is_comment || is_link {
+            continue;
+        }
+        let is_item = marker(line).is_some();
+        let hashes = line.len() - line.trim_start_matches('#').len();
+        let title = line[hashes..].strip_prefix(' ').filter(|_| hashes > 0);
+        let is_prose = !line.is_empty() && !line.starts_with("```") && !line.starts_with('|') && title.is_none();
+        if is_prose && !is_item {
+            if !paragraph.is_empty() {
+                paragraph.push(' ');
+            }
+            paragraph += line.trim_start();
+            continue;
+        }
+        fill(&mut out, &mut first, &mut paragraph, width);
+        if let Some(found) = marker(line) {
+            first = line[..found].to_owned();
+            line[found..].clone_into(&mut paragraph);
+        } else if let Some(language) = line.strip_prefix("```") {
             for code in lines.by_ref().take_while(|code| !code.starts_with("```")) {
                 // Lines that only make a sample compile.
                 if !(language.starts_with("rust") && (code == "#" || code.starts_with("# "))) {
                     out += &format!("    {code}\n");
                 }
             }
-            continue;
-        }
-        if line.starts_with('|') {
+        } else if line.starts_with('|') {
             let mut rows = vec![cells(line)];
             while let Some(row) = lines.next_if(|line| line.starts_with('|')) {
                 rows.push(cells(row));
             }
-            out += &table(&rows);
-            continue;
-        }
-        let is_comment = line.starts_with("<!--");
-        let is_link = line.starts_with('[') && line.contains("]: ");
-        if is_comment || is_link {
-            continue;
-        }
-        let hashes = line.len() - line.trim_start_matches('#').len();
-        match line[hashes..].strip_prefix(' ') {
-            Some(title) if hashes > 0 => {
-                let rule = if hashes == 1 { "=" } else { "-" };
-                out += &format!("{}\n{}\n", words(title), rule.repeat(words(title).chars().count()));
-            }
-            _ => out += &format!("{}\n", words(line)),
+            out += &table(&rows, width);
+        } else if let Some(title) = title {
+            let rule = if hashes == 1 { "=" } else { "-" };
+            let title = words(title);
+            wrap(&mut out, "", "", &title, width);
+            out += &format!("{}\n", rule.repeat(title.chars().count().min(width)));
+        } else {
+            out.push('\n');
         }
     }
+    fill(&mut out, &mut first, &mut paragraph, width);
     out
+}
+
+/// The length of what begins an item of a list, with the columns before it: `- `, `12. `.
+fn marker(line: &str) -> Option<usize> {
+    let item = line.trim_start();
+    let number = item.trim_start_matches(|c: char| c.is_ascii_digit());
+    let (mark, rest) = if number.len() < item.len() { (". ", number) } else { ("- ", item) };
+    let text = rest.strip_prefix(mark)?;
+    Some(line.len() - text.len())
+}
+
+/// Appends the paragraph to `out`, if there is one: `first` before its first line, and as many
+/// blanks before the others.
+fn fill(out: &mut String, first: &mut String, paragraph: &mut String, width: usize) {
+    let (first, paragraph) = (std::mem::take(first), std::mem::take(paragraph));
+    if !paragraph.is_empty() {
+        wrap(out, &first, &" ".repeat(first.len()), &words(&paragraph), width);
+    }
+}
+
+/// Appends the words of `text` in lines of at most `width` columns, where no word is longer; `first`
+/// stands before the first line, `rest` before the others.
+fn wrap(out: &mut String, first: &str, rest: &str, text: &str, width: usize) {
+    let mut line = first.to_owned();
+    let mut is_begun = false;
+    for word in text.split_whitespace() {
+        if is_begun && line.chars().count() + 1 + word.chars().count() > width {
+            *out += &format!("{line}\n");
+            (line, is_begun) = (rest.to_owned(), false);
+        }
+        if is_begun {
+            line.push(' ');
+        }
+        line += word;
+        is_begun = true;
+    }
+    *out += &format!("{line}\n");
 }
 
 /// The cells of a line of a table.
@@ -166,14 +274,15 @@ fn cells(line: &str) -> Vec<String> {
     inside.split('|').map(|cell| words(cell.trim()).replace('\u{0}', "|")).collect()
 }
 
-/// `rows`, of which the first are the names of the columns and a rule.
-fn table(rows: &[Vec<String>]) -> String {
+/// `rows`, of which the first are the names of the columns and a rule: aligned, or a list where
+/// lines would be longer than `width`.
+fn table(rows: &[Vec<String>], width: usize) -> String {
     let body = rows.iter().enumerate().filter(|(index, _)| *index != 1).map(|(_, row)| row).collect::<Vec<_>>();
     let columns = body.iter().map(|row| row.len()).max().unwrap_or_default();
     let length = |row: &Vec<String>, column: usize| row.get(column).map_or(0, |cell| cell.chars().count());
     let widths = (0..columns).map(|column| body.iter().map(|row| length(row, column)).max().unwrap_or_default());
     let widths = widths.collect::<Vec<_>>();
-    if widths.iter().sum::<usize>() + 2 * columns <= WIDTH {
+    if widths.iter().sum::<usize>() + 2 * columns <= width {
         let line = |row: &&Vec<String>| {
             let padded = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
             format!("  {}\n", padded.collect::<Vec<_>>().join("  ")).replace(" \n", "\n")
@@ -185,7 +294,10 @@ fn table(rows: &[Vec<String>]) -> String {
         let rest = row.iter().zip(&names).skip(1).filter(|(cell, _)| !cell.is_empty());
         let rest = rest.map(|(cell, name)| if name.is_empty() { cell.clone() } else { format!("{name}: {cell}") });
         let name = row.first().cloned().unwrap_or_default();
-        format!("- {name}\n{}", rest.map(|line| format!("    {line}\n")).collect::<String>())
+        let mut item = String::new();
+        wrap(&mut item, "- ", "  ", &name, width);
+        rest.for_each(|line| wrap(&mut item, "    ", "    ", &line, width));
+        item
     };
     body.iter().skip(1).map(item).collect()
 }
@@ -224,9 +336,40 @@ mod tests {
                         let x = 1;\n```\n\n| a | b |\n| --- | --- |\n| `x` | 12 |\n\n[other]: other.md\n";
         let expected =
             "Title\n=====\n\nSee a page and other, `[run]` and bold.\n\n    let x = 1;\n\n  a    b\n  `x`  12\n\n";
-        assert_eq!(text(markdown), expected);
+        assert_eq!(text(markdown, WIDTH), expected);
         let wide = format!("| a | b |\n| - | - |\n| one | {} |\n", "x".repeat(WIDTH));
-        assert_eq!(text(&wide), format!("- one\n    b: {}\n", "x".repeat(WIDTH)));
+        assert_eq!(text(&wide, WIDTH), format!("- one\n    b:\n    {}\n", "x".repeat(WIDTH)));
+    }
+
+    #[test]
+    fn prose_is_filled_to_the_width() {
+        let markdown = "one two three\nfour\n\n1. five six seven eight nine\n   ten\n2. eleven\n\n- a\n  - b `c\n  d` efg hij\nend\n";
+        let expected = "one two three\nfour\n\n1. five six\n   seven eight\n   nine ten\n2. eleven\n\n- a\n  - b `c d`\n    efg hij\n    end\n";
+        assert_eq!(text(markdown, 14), expected);
+        for chapter in CHAPTERS {
+            let narrow = text(chapter.text, 80);
+            // Code and words such as addresses stay whole.
+            let long = narrow.lines().filter(|line| !line.starts_with("    ") && line.chars().count() > 80);
+            let broken = long.filter(|line| line.trim().contains(' ')).collect::<Vec<_>>();
+            assert_eq!(broken, [""; 0], "{}", chapter.name());
+            // Tables have another form where they are wide.
+            let prose = chapter.text.lines().filter(|line| !line.starts_with('|')).map(|line| format!("{line}\n"));
+            let prose = prose.collect::<String>();
+            let words = |width: usize| text(&prose, width).split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            let marks = |word: &String| word.trim_matches(['=', '-']).is_empty();
+            let told = |width: usize| words(width).into_iter().filter(|word| !marks(word)).collect::<Vec<_>>();
+            assert_eq!(told(40), told(10_000), "{}", chapter.name());
+        }
+    }
+
+    #[test]
+    fn every_command_is_in_one_group() {
+        let mut grouped = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect::<Vec<_>>();
+        grouped.sort_unstable();
+        let shown = shown();
+        let mut commands = shown.get_subcommands().map(Command::get_name).collect::<Vec<_>>();
+        commands.sort_unstable();
+        assert_eq!(grouped, commands);
     }
 
     #[test]

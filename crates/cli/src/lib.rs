@@ -50,7 +50,7 @@ use tuning::{TrialArgs, TuneArgs};
 /// Trains GPT-2 and BERT from a config file.
 #[derive(Debug, Parser)]
 #[command(name = "kiln", version, about, arg_required_else_help = true, disable_help_subcommand = true)]
-#[command(after_help = help::chapters())]
+#[command(help_template = help::template(), after_help = help::chapters())]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -134,8 +134,8 @@ enum Command {
     /// leaves the page, not the run
     #[cfg(unix)]
     Watch {
-        /// The run folder, or the folder of a comparison
-        run: PathBuf,
+        /// The run folder, or the folder of a comparison; the newest run in `runs` if it is left out
+        run: Option<PathBuf>,
     },
     /// Train as the entry point of a container: hyperparameters, channels and results of a job
     /// under /opt/ml
@@ -202,7 +202,7 @@ impl Cli {
             Command::Describe { run, json } => folders::describe(&run, json),
             Command::Metrics(args) => metrics::run_metrics(&args),
             #[cfg(unix)]
-            Command::Watch { run } => terminal::watch::watch(&run),
+            Command::Watch { run } => terminal::watch::watch(&run.map_or_else(terminal::watch::newest, Ok)?),
             #[cfg(unix)]
             Command::Submit(args) => submit::run_submit(&args),
             #[cfg(unix)]

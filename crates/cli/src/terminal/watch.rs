@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io::{IsTerminal, Read, Write, stdin, stdout};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use kiln_core::error::{Error, Result};
 use kiln_core::process::this_program;
-use kiln_core::{clock, signals};
+use kiln_core::{clock, metrics, signals};
+use kiln_train::trainer::runs;
 use ratatui::Terminal;
 use ratatui::backend::TermionBackend;
 use ratatui::termion::event::Key;
@@ -107,6 +108,23 @@ fn page(folder: &Path) -> Page {
         said: Vec::new(),
         has_colors: console::colors_enabled(),
     }
+}
+
+/// The run in the folder `runs` that wrote last.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn newest() -> Result<PathBuf> {
+    let runs = Path::new("runs");
+    let found = if runs.is_dir() { runs::list(runs)? } else { Vec::new() };
+    let newest = found.into_iter().max_by_key(|(folder, _)| {
+        let written =
+            ["status.json", metrics::FILE].map(|file| folder.join(file).metadata().and_then(|it| it.modified()).ok());
+        written.into_iter().max().flatten()
+    });
+    newest.map(|(folder, _)| folder).ok_or_else(|| {
+        Error::config("watch: there is no run in the folder runs").help("name the run folder: `kiln watch FOLDER`")
+    })
 }
 
 /// Shows the page of the run or the comparison in `folder`.
