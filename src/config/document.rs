@@ -16,7 +16,8 @@ use toml::{Spanned, Table, Value};
 use super::file::{RunFile, RunSection};
 use super::hf_args::Unused;
 use super::hugging_face::place;
-use super::settings::Setting;
+use super::scripts;
+use super::settings::{Setting, keys_called};
 use super::toml_words::{plain_words, toml_error};
 use super::{
     BatchArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection, LearningRateScaling,
@@ -177,8 +178,16 @@ impl Document {
     /// Lays one `section.key=value` on top. The value is TOML; what is not valid TOML is a string.
     fn set(&mut self, text: &str, index: usize) -> Result<()> {
         let malformed = || {
-            Error::config(format!("--set {text}: expected section.key=value"))
-                .help("for example --set trainer.learning_rate=1e-3")
+            let error = Error::config(format!("--set {text}: expected section.key=value"));
+            let (name, value) = text.split_once('=').unwrap_or((text, "VALUE"));
+            error.help(match (&keys_called(name.trim())[..], scripts::advice(name.trim())) {
+                ([], Some(advice)) => advice,
+                ([], None) => "for example --set trainer.learning_rate=1e-3".into(),
+                (keys, _) => {
+                    let set = keys.iter().map(|key| format!("--set {key}={value}")).collect::<Vec<_>>();
+                    format!("write {}", set.join(", or "))
+                }
+            })
         };
         let (path, value) = text.split_once('=').ok_or_else(malformed)?;
         // With spaces around the sign, as in a file, they belong to neither side.
@@ -441,6 +450,9 @@ fn unknown_section(name: &str) -> Complaint {
 /// `[model]`, whose further keys only the models know, the caller gives that list.
 pub(crate) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint {
     let complaint = Complaint::new(&format!("{section}.{key}"), "unknown key");
+    if let Some(advice) = scripts::advice(key) {
+        return complaint.help(advice);
+    }
     let list = format!("[{section}] has {}", known.join(", "));
     match nearest(key, known.iter().copied()) {
         Some(near) => complaint.help(format!("did you mean `{near}`? {list}")),

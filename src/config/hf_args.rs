@@ -12,7 +12,7 @@ use toml::{Table, Value};
 
 use super::document::{Document, Place, field_names, full_key};
 use super::hugging_face::{ARGUMENTS, SWITCHES, Standing, Switch, argument};
-use super::{OptimizerName, TrainingArguments};
+use super::{OptimizerName, TrainingArguments, scripts};
 use crate::arguments::SERVICES;
 use kiln_core::complaint::Complaint;
 
@@ -81,6 +81,8 @@ impl Document {
         // Today's names first: an old spelling that is given wins, as it does in TrainingArguments.
         let (today, old): (Vec<_>, Vec<_>) =
             values.into_iter().partition(|(name, _)| !name.starts_with("per_gpu_") && name != "evaluation_strategy");
+        let of_scripts = today.iter().chain(&old).filter(|(name, value)| argument(name).is_none() && !value.is_null());
+        let of_scripts = of_scripts.filter_map(|(name, _)| scripts::advice(name)).collect::<Vec<_>>();
         for (name, value) in today.into_iter().chain(old) {
             let here = Place::HfArgs(format!("{origin}:{}", line(&name)));
             let Some(known) = argument(&name) else {
@@ -89,7 +91,7 @@ impl Document {
                     self.unused.neutral += 1;
                     continue;
                 }
-                return Err(unknown(&name).at(here.at()));
+                return Err(unknown(&name, &of_scripts).at(here.at()));
             };
             let value = match (name.as_str(), value) {
                 // No clipping, as 0 is.
@@ -451,8 +453,16 @@ fn kind(value: &Json) -> &'static str {
     }
 }
 
-fn unknown(name: &str) -> Error {
+/// The complaint about an argument that `TrainingArguments` has not, in a file with the arguments of
+/// scripts that `of_scripts` tells of.
+fn unknown(name: &str, of_scripts: &[String]) -> Error {
     let error = Error::config(format!("`{name}` is no argument of TrainingArguments, as far as this version knows"));
+    if scripts::meaning(name).is_some() {
+        return error.help(format!(
+            "set the keys that stand for arguments of scripts in the config file, and leave those out: {}",
+            of_scripts.join("; ")
+        ));
+    }
     match nearest(name, ARGUMENTS.iter().map(|argument| argument.name)) {
         Some(near) => {
             error.help(format!("did you mean `{near}`? Kiln's own keys stand in the config file, or in --set"))

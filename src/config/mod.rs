@@ -13,6 +13,7 @@ mod hf_args;
 mod generate;
 mod hugging_face;
 mod lora;
+pub mod scripts;
 mod sections;
 pub mod settings;
 pub mod toml_words;
@@ -29,7 +30,7 @@ pub use document::{field_names, quoted};
 use file::RunFile;
 pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
-use kiln_core::error::{Error, Result};
+use kiln_core::error::{Error, Result, nearest};
 use kiln_core::files::{MAX_CONFIG, read_given, utf16, without_mark};
 pub use kiln_data::settings::{DataFormat, DocumentEnd, Documents, PaddingStrategy, Sampler};
 pub use kiln_data::task::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, Task};
@@ -217,13 +218,13 @@ pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
 pub fn read(path: &Path) -> Result<String> {
     let shown = path.display();
     if path.is_dir() {
-        return Err(with_neighbours(Error::config(format!("{shown}: expected a config file, got a folder")), path));
+        return Err(with_neighbours(Error::config(format!("{shown}: expected a config file, got a folder")), path, path));
     }
     let bytes = read_given(path, MAX_CONFIG).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidData => Error::config(format!("{shown}: expected a config file, but {error}")),
         std::io::ErrorKind::NotFound => {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            with_neighbours(Error::config(format!("{shown}: no such config file")), folder)
+            with_neighbours(Error::config(format!("{shown}: no such config file")), folder, path)
         }
         _ => Error::io(format!("read {shown}"), &error),
     })?;
@@ -237,8 +238,9 @@ pub fn read(path: &Path) -> Result<String> {
     Ok(without_mark(&text).to_owned())
 }
 
-/// Adds the config files of `folder` and of `configs/` in it as help.
-fn with_neighbours(error: Error, folder: &Path) -> Error {
+/// Adds the config files of `folder` and of `configs/` in it as help, and the one whose name is
+/// nearest to that of `wanted`.
+fn with_neighbours(error: Error, folder: &Path, wanted: &Path) -> Error {
     let entries = [folder.to_path_buf(), folder.join("configs")].map(|folder| std::fs::read_dir(folder).into_iter());
     let entries = entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path());
     let others = ["Cargo.toml", "rustfmt.toml", "clippy.toml"];
@@ -248,9 +250,15 @@ fn with_neighbours(error: Error, folder: &Path) -> Error {
     };
     let mut files: Vec<String> = entries.filter(is_config).map(|path| path.display().to_string()).collect();
     files.sort();
+    // Without the ending, which all of them share.
+    let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let stems = files.iter().map(|file| stem(Path::new(file))).collect::<Vec<_>>();
+    let near = nearest(&stem(wanted), stems.iter().map(String::as_str));
+    let near = near.and_then(|near| files.iter().find(|file| stem(Path::new(file)) == near));
+    let near = near.map_or_else(String::new, |near| format!("did you mean {near}? "));
     match files.len() {
         0 => error.help(format!("there is no .toml file in {}", folder.display())),
-        count if count > 12 => error.help(format!("there are {count} .toml files in {}", folder.display())),
-        _ => error.help(format!("there are {}", files.join(", "))),
+        count if count > 12 => error.help(format!("{near}there are {count} .toml files in {}", folder.display())),
+        _ => error.help(format!("{near}there are {}", files.join(", "))),
     }
 }

@@ -12,6 +12,7 @@ pub use super::document::sections;
 use super::document::{self, Document};
 use super::hf_args::toml_of;
 use super::hugging_face::{ARGUMENTS, Standing, argument};
+use super::scripts::{self, Means};
 
 /// The key above the sections.
 pub const PRECISION: &str = "precision";
@@ -124,6 +125,28 @@ pub fn keys_of(section: &str) -> Option<Vec<String>> {
         }
     }
     Some(names)
+}
+
+/// The keys that are called `name` without their section; where there is none, the key that an
+/// argument of Hugging Face's of that name sets, if it sets one.
+pub fn keys_called(name: &str) -> Vec<String> {
+    if name == PRECISION {
+        return vec![name.to_owned()];
+    }
+    let is_key = |section: &&str| match *section {
+        "model" => MODEL_KEYS.contains(&name) || is_model_field(name),
+        section => document::keys_of(section).is_some_and(|keys| keys.contains(&name)),
+    };
+    let keys = sections().into_iter().filter(is_key).map(|section| format!("{section}.{name}")).collect::<Vec<_>>();
+    if !keys.is_empty() {
+        return keys;
+    }
+    let of_trainer = argument_has_effect(name).filter(|has_effect| *has_effect).map(|_| format!("trainer.{name}"));
+    let of_scripts = match scripts::meaning(name) {
+        Some(Means::Key(key)) => Some(key.to_owned()),
+        _ => None,
+    };
+    of_trainer.or(of_scripts).into_iter().collect()
 }
 
 /// Whether a family of models knows the field `name`.

@@ -34,6 +34,10 @@ pub(super) enum CacheCommand {
 }
 
 pub(super) fn runs(folder: &Path, json: bool) -> Result<()> {
+    if !folder.exists() {
+        return Err(Error::data(format!("{}: there is no such folder, so there are no runs", folder.display()))
+            .help("`kiln runs FOLDER` lists the runs in a folder; `kiln train FILE` makes the first one"));
+    }
     let runs = runs::list(folder)?;
     if !json {
         return show(terminal::runs::table(&runs, terminal::width()).trim_end());

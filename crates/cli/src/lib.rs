@@ -2,6 +2,7 @@
 //! error ends the process with the exit code of its kind.
 
 mod init;
+mod advice;
 mod ask;
 mod bench;
 mod compare;
@@ -308,6 +309,7 @@ pub fn main() -> std::process::ExitCode {
     let ended = faults::caught(|| match Cli::try_parse() {
         Ok(cli) => process::end_with_driver().and_then(|()| cli.run()).and_then(|()| ranks::leave()),
         Err(told) if told.use_stderr() => {
+            let told = advice::advised(told, &std::env::args_os().collect::<Vec<_>>());
             let text = told.to_string();
             process::tell(&Error::config(text.trim_start_matches("error: ").trim_end()));
             faults::complain(text.trim_end());

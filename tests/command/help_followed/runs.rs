@@ -1,6 +1,6 @@
 //! Folders of runs, what goes on in them, and where it is computed.
 use super::Do::{Args, Env, Run, Set, Unset, Write};
-use super::{CLASSES, Do, REVIEWS, TRAIN, all, case, joined};
+use super::{CLASSES, Do, REVIEWS, TRAIN, all, case, joined, later};
 use crate::common::messages::messages;
 
 #[test]
@@ -83,6 +83,78 @@ fn run_folders_and_continuations() {
                 ]),
                 &[Write("regex.json", "[{\"Name\": \"loss\", \"Regex\": \"'loss': ([0-9.]+)\"}]")],
             ),
+        ],
+    );
+}
+
+/// What is mistaken for a command, an option or a key leads to the one that was meant.
+#[test]
+fn commands_options_and_keys_by_other_names() {
+    const SCRIPT: Do = Write(
+        "args.json",
+        "{\"learning_rate\": 1e-4, \"model_name_or_path\": \"bert-base-uncased\", \"train_file\": \"rows.csv\", \
+         \"max_seq_length\": 16, \"use_fast_tokenizer\": true}",
+    );
+    let trained = Run(&["train", "config.toml", "--stop-after", "1"]);
+    all(
+        messages!(),
+        &[
+            case(CLASSES, &[Args(&["trian", "config.toml"])], &[TRAIN]),
+            case(CLASSES, &[Args(&["config.toml"])], &[TRAIN]),
+            case(CLASSES, &[Args(&["missing.toml"])], &[TRAIN]),
+            case(
+                CLASSES,
+                joined(&[trained], &[Args(&["resume"])]),
+                &[Args(&["train", "config.toml", "--resume"])],
+            ),
+            case(CLASSES, joined(&[trained], &[Args(&["run"])]), &[Args(&["describe", "run"])]),
+            case(
+                CLASSES,
+                &[Args(&["train", "config.toml", "--learning_rate", "1e-4"])],
+                &[Args(&["train", "config.toml", "--set", "trainer.learning_rate=1e-4"])],
+            ),
+            case(
+                CLASSES,
+                &[Args(&["plan", "config.toml", "--max-length=16"])],
+                &[Args(&["plan", "config.toml", "--set", "data.max_length=16"])],
+            ),
+            case(
+                CLASSES,
+                &[Args(&["train", "config.toml", "--device", "cpu"])],
+                &[Args(&["train", "config.toml", "--set", "device.kind=cpu"])],
+            ),
+            case(
+                CLASSES,
+                &[Args(&["plan", "config.toml", "--set", "learning_rate=1e-4"])],
+                &[Args(&["plan", "config.toml", "--set", "trainer.learning_rate=1e-4"])],
+            ),
+            later(
+                CLASSES,
+                &[Args(&["plan", "config.toml", "--set", "kind=bert"])],
+                &[Args(&["plan", "config.toml", "--set", "device.kind=bert"])],
+            ),
+            case(
+                CLASSES,
+                &[Args(&["plan", "config.toml", "--set", "train_file=rows.csv"])],
+                &[Args(&["plan", "config.toml", "--set", "data.train=rows.csv"])],
+            ),
+            case(
+                CLASSES,
+                &[Args(&["plan", "config.toml", "--set", "max_seq_length=16"])],
+                &[Args(&["plan", "config.toml", "--set", "data.max_length=16"])],
+            ),
+            case(
+                CLASSES,
+                &[Args(&["plan", "config.toml", "--set", "data.validation_file=rows.csv"])],
+                &[Args(&["plan", "config.toml", "--set", "data.validation=rows.csv"])],
+            ),
+            case(
+                CLASSES,
+                &[SCRIPT, Args(&["plan", "config.toml", "--hf-args", "args.json"])],
+                &[Write("args.json", "{\"learning_rate\": 1e-4}"), Set("data.max_length", "16")],
+            ),
+            case(CLASSES, joined(&[trained], &[Args(&["runs"])]), &[Args(&["runs", "."])]),
+            case(CLASSES, &[Args(&["plan", "confg.toml"])], &[Args(&["plan", "config.toml"])]),
         ],
     );
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use kiln::config::Task;
+use kiln::config::scripts::{Means, NAMES, meaning};
 use kiln::config::settings::{self, PRECISION, Setting};
 use kiln_core::error::{Error, Result, nearest, one_line};
 use kiln_core::words::shortened;
@@ -16,7 +17,7 @@ use serde_json::Value as Json;
 use toml::Table;
 
 use super::contract::Contract;
-use super::scripts::{self, DATASETS, GLUE, Glue, Means, Script};
+use super::scripts::{self, DATASETS, GLUE, Glue, Script};
 
 /// The hyperparameters, read.
 #[derive(Debug, Default)]
@@ -155,7 +156,7 @@ impl Reader<'_> {
                 Some(true) => self.refuse(name, value, &format!("not supported; {help}")),
                 None => self.refuse(name, value, "expected true or false"),
             },
-            Some(Target::Means(Means::More)) => drop(self.more.insert(name.to_owned(), value.clone())),
+            Some(Target::Means(Means::More(_))) => drop(self.more.insert(name.to_owned(), value.clone())),
             None => {
                 let known = known();
                 let near = nearest(name, known.iter().map(String::as_str));
@@ -623,8 +624,9 @@ impl Reader<'_> {
 
 /// The meaning of `name`; none for a name that is not known.
 fn target(name: &str) -> Option<Target> {
-    if let Some((_, means)) = scripts::NAMES.iter().find(|(known, _)| *known == name) {
-        return Some(Target::Means(*means));
+    let of_a_job = scripts::NAMES.iter().find(|(known, _)| *known == name).map(|(_, means)| *means);
+    if let Some(means) = of_a_job.or_else(|| meaning(name)) {
+        return Some(Target::Means(means));
     }
     if name.starts_with("sagemaker_") {
         let is_misspelt = name.starts_with("sagemaker_training_compiler");
@@ -669,7 +671,7 @@ fn known() -> Vec<String> {
             [BARE.contains(section).then_some(key), Some(whole)]
         })
     });
-    let names = scripts::NAMES.iter().map(|(name, _)| (*name).to_owned());
+    let names = scripts::NAMES.iter().chain(NAMES).map(|(name, _)| (*name).to_owned());
     let arguments = settings::arguments().map(str::to_owned);
     names.chain(arguments).chain([PRECISION.to_owned()]).chain(keys.flatten()).collect()
 }

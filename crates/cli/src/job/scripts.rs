@@ -1,105 +1,28 @@
-//! The names that hyperparameters of jobs have beside the keys of Kiln's config and the arguments
-//! of `TrainingArguments`: the further arguments of Hugging Face's scripts (`run_clm.py`,
-//! `run_mlm.py`, `run_glue.py`, `run_classification.py`, `run_qa.py`), of their notebooks for
-//! SageMaker, and SageMaker's own.
-
-/// The meaning of a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Means {
-    /// The value is that of a key.
-    Key(&'static str),
-    /// Any value changes nothing, for this reason.
-    Nothing(&'static str),
-    /// False changes nothing, and true is refused with this help.
-    Off(&'static str),
-    /// It is read with others, by its name.
-    More,
-}
+//! The names that hyperparameters of jobs have beside the keys of Kiln's config, the arguments of
+//! `TrainingArguments` and those of Hugging Face's scripts ([`kiln::config::scripts`]): Kiln's and
+//! SageMaker's own; and what a job has to know of the scripts themselves.
 
 use kiln::config::Task;
+use kiln::config::scripts::Means::{self, Key, More, Nothing, Off};
 
-use Means::{Key, More, Nothing, Off};
-
-const TOKENIZER: &str = "the tokenizer has one implementation, in Rust";
-const CACHE: &str = "HF_HOME names the folder of the Hub's files, KILN_CACHE that of tokenised text";
-const ACCESS: &str = "HF_TOKEN gives access to private models";
-const CODE: &str = "Kiln runs no code of a model";
 const PLATFORM: &str = "it belongs to the platform";
 const OPTIONS: &str = "`kiln launch` starts the ranks, with options of its own";
 const RESULTS: &str = "a job writes its model to SM_MODEL_DIR, other results to SM_OUTPUT_DATA_DIR";
 const RESUMES: &str =
     "a job continues from its folder of checkpoints where there is one, and begins where there is none";
-const COLUMNS: &str = "the columns that `[data]` names are read, and no others";
 
-/// Every such name.
+/// Every name that is a job's alone. Those that are read with others stand for no key of a config.
 pub(super) const NAMES: &[(&str, Means)] = &[
     // Kiln's own.
-    ("kiln_config", More),
-    ("price_per_hour", More),
-    ("max_run", More),
-    // ModelArguments.
-    ("model_name_or_path", Key("model.from")),
-    ("model_type", Key("model.kind")),
-    ("config_overrides", More),
-    ("config_name", More),
-    ("tokenizer_name", Key("tokenizer.from")),
-    ("cache_dir", Nothing(CACHE)),
-    ("use_fast_tokenizer", Nothing(TOKENIZER)),
-    ("use_slow_tokenizer", Nothing(TOKENIZER)),
-    ("model_revision", More),
-    ("token", Nothing(ACCESS)),
-    ("use_auth_token", Nothing(ACCESS)),
-    ("trust_remote_code", Nothing(CODE)),
-    ("dtype", More),
-    ("torch_dtype", More),
-    ("low_cpu_mem_usage", Nothing("weights are read from a mapped file")),
-    ("ignore_mismatched_sizes", Key("model.ignore_mismatched_sizes")),
-    // DataTrainingArguments.
-    ("dataset_name", More),
-    ("dataset_config_name", More),
-    ("task_name", More),
-    ("train_file", Key("data.train")),
-    ("validation_file", Key("data.validation")),
-    ("test_file", Key("data.test")),
-    ("max_seq_length", More),
-    ("pad_to_max_length", More),
-    ("validation_split_percentage", More),
-    ("preprocessing_num_workers", Nothing("text is tokenised by all cores")),
-    ("overwrite_cache", Nothing("tokenised text is kept by its content, so that no cache is stale")),
-    ("keep_linebreaks", More),
-    ("line_by_line", Off("leave it out: lines are joined to blocks; `documents = line` ends each with a token")),
-    ("streaming", Key("data.streaming")),
-    ("max_val_samples", Key("data.max_eval_samples")),
-    ("max_predict_samples", More),
-    ("max_test_samples", More),
-    ("version_2_with_negative", Key("data.version_2_with_negative")),
-    ("do_regression", More),
-    ("text_column_name", Key("data.text_column")),
-    ("text_column_names", More),
-    ("text_column_delimiter", More),
-    ("label_all_tokens", Off("leave it out: the first piece of a word has its label, and the others have none")),
-    ("return_entity_level_metrics", Off("leave it out: the figures of an evaluation are those of all entities")),
-    ("label_column_name", Key("data.label_column")),
-    ("remove_splits", Nothing(COLUMNS)),
-    ("remove_columns", Nothing(COLUMNS)),
-    ("train_split_name", More),
-    ("validation_split_name", More),
-    ("test_split_name", More),
-    ("shuffle_train_dataset", Nothing("`sampler` gives the order, which is random by default")),
-    ("shuffle_seed", Nothing("`data_seed` is the seed of the order")),
-    ("metric_name", Nothing("the figures of an evaluation are those of the task")),
+    ("kiln_config", More("")),
+    ("price_per_hour", More("")),
+    ("max_run", More("")),
     // The notebooks.
-    ("model_name", Key("model.from")),
-    ("model_id", Key("model.from")),
-    ("epochs", Key("trainer.num_train_epochs")),
-    ("train_batch_size", Key("trainer.per_device_train_batch_size")),
-    ("batch_size", Key("trainer.per_device_train_batch_size")),
-    ("eval_batch_size", Key("trainer.per_device_eval_batch_size")),
-    ("training_script", More),
-    ("n_gpus", More),
-    ("num_gpus", More),
-    ("n_gpu", More),
-    ("_n_gpu", More),
+    ("training_script", More("")),
+    ("n_gpus", More("")),
+    ("num_gpus", More("")),
+    ("n_gpu", More("")),
+    ("_n_gpu", More("")),
     ("training_dir", Key("data.train")),
     ("test_dir", Key("data.validation")),
     ("model_dir", Nothing(RESULTS)),
@@ -116,9 +39,9 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     ("run.resume_from_checkpoint", Nothing(RESUMES)),
     ("run.on_existing", Nothing(RESUMES)),
     // SageMaker's.
-    ("sagemaker_training_compiler_enabled", More),
-    ("sagemaker_training_compiler_debug_mode", More),
-    ("sagemaker_program", More),
+    ("sagemaker_training_compiler_enabled", More("")),
+    ("sagemaker_training_compiler_debug_mode", More("")),
+    ("sagemaker_program", More("")),
     ("sagemaker_submit_directory", Nothing(PLATFORM)),
     ("sagemaker_container_log_level", Nothing(PLATFORM)),
     ("sagemaker_job_name", Key("run.name")),
@@ -128,12 +51,12 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     ("sagemaker_s3_output", Nothing(PLATFORM)),
     // Of a tuning job.
     ("_tuning_objective_metric", Nothing(PLATFORM)),
-    ("sagemaker_distributed_dataparallel_enabled", More),
-    ("sagemaker_pytorch_xla_multi_worker_enabled", More),
-    ("sagemaker_pytorch_ddp_enabled", More),
-    ("sagemaker_torch_distributed_enabled", More),
-    ("sagemaker_mpi_enabled", More),
-    ("sagemaker_mpi_num_of_processes_per_host", More),
+    ("sagemaker_distributed_dataparallel_enabled", More("")),
+    ("sagemaker_pytorch_xla_multi_worker_enabled", More("")),
+    ("sagemaker_pytorch_ddp_enabled", More("")),
+    ("sagemaker_torch_distributed_enabled", More("")),
+    ("sagemaker_mpi_enabled", More("")),
+    ("sagemaker_mpi_num_of_processes_per_host", More("")),
     ("sagemaker_mpi_custom_mpi_options", Nothing(OPTIONS)),
     ("sagemaker_distributed_dataparallel_custom_mpi_options", Nothing(OPTIONS)),
     (
