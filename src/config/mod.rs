@@ -218,7 +218,11 @@ pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
 pub fn read(path: &Path) -> Result<String> {
     let shown = path.display();
     if path.is_dir() {
-        return Err(with_neighbours(Error::config(format!("{shown}: expected a config file, got a folder")), path, path));
+        return Err(with_neighbours(
+            Error::config(format!("{shown}: expected a config file, got a folder")),
+            path,
+            path,
+        ));
     }
     let bytes = read_given(path, MAX_CONFIG).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidData => Error::config(format!("{shown}: expected a config file, but {error}")),

@@ -45,7 +45,10 @@ pub const NAMES: &[(&str, Means)] = &[
     // DataTrainingArguments.
     ("dataset_name", More("`data.dataset_name`")),
     ("dataset_config_name", More("`data.dataset_config_name`")),
-    ("task_name", More("`data.dataset_name = \"nyu-mll/glue\"` with `data.dataset_config_name`, and `data.text_column`")),
+    (
+        "task_name",
+        More("`data.dataset_name = \"nyu-mll/glue\"` with `data.dataset_config_name`, and `data.text_column`"),
+    ),
     ("train_file", Key("data.train")),
     ("validation_file", Key("data.validation")),
     ("test_file", Key("data.test")),

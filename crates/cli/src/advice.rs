@@ -24,9 +24,8 @@ const SHORT: [(&str, &str); 5] = [
 /// `told` about the command line `args`, with the proposals of Kiln in place of those of clap.
 pub(super) fn advised(mut told: clap::Error, args: &[OsString]) -> clap::Error {
     let root = Cli::command();
-    let keeps = |command: &&Command| {
-        command.get_positionals().any(|arg| arg.is_last_set() || arg.is_trailing_var_arg_set())
-    };
+    let keeps =
+        |command: &&Command| command.get_positionals().any(|arg| arg.is_last_set() || arg.is_trailing_var_arg_set());
     let advice = match told.kind() {
         ErrorKind::InvalidSubcommand => {
             let name = text(&told, ContextKind::InvalidSubcommand);
@@ -82,7 +81,8 @@ fn of_word(told: &mut clap::Error, root: &Command, name: &str) -> Option<String>
 
 /// The advice about `option`, which `command` does not have: the key of its config.
 fn command_takes_no(command: &Command, option: &str, args: &[OsString]) -> Option<String> {
-    let name = option.strip_prefix("--").filter(|_| command.get_arguments().any(|arg| arg.get_long() == Some("set")))?;
+    let name =
+        option.strip_prefix("--").filter(|_| command.get_arguments().any(|arg| arg.get_long() == Some("set")))?;
     let name = name.replace('-', "_");
     let keys = match SHORT.iter().find(|(short, _)| *short == name) {
         Some((_, key)) => vec![(*key).to_owned()],

@@ -276,9 +276,12 @@ pub(super) fn run_init(mut args: InitArgs) -> Result<()> {
     let name = path.file_stem().map_or_else(|| task.to_string(), |name| name.to_string_lossy().into_owned());
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(template(task, &name, &model, positions, &data).as_bytes()));
-    written.map_err(|error| {
-        let error = Error::io(format!("write {}", path.display()), &error);
-        if path.exists() { error.help("give the name of a file that does not exist: --out FILE") } else { error }
+    written.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            Error::config(format!("{}: there is a file of this name, which kiln init leaves as it is", path.display()))
+                .help("give the name of a file that does not exist: --out FILE")
+        }
+        _ => Error::io(format!("write {}", path.display()), &error),
     })?;
     let next = if data.is_named { "" } else { "set [data], then " };
     say(format!("wrote {}; next: {next}`kiln plan {0}`, then `kiln train {0}`", path.display()))

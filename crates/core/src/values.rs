@@ -50,7 +50,7 @@ where
         type Value = Option<u64>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a whole number, or -1 for none")
+            f.write_str("a whole number that is not negative, or -1 for none")
         }
 
         fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Option<u64>, E> {

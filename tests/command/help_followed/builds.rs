@@ -158,16 +158,18 @@ fn help_that_names_a_build() {
                 _ => command.args(args).args(["--device", kind]),
             };
             let said = text(&command.output().unwrap());
-            let commands = told(&said);
-            let [build] = &commands[..] else { panic!("{args:?}: expected one command of cargo in {said}") };
-            let words = build.split(' ').collect::<Vec<_>>();
-            assert_eq!(fault(&words), None, "{said}");
-            let place = words.iter().position(|word| *word == "--features").unwrap();
-            let features = words[place + 1].split(',').collect::<Vec<_>>();
+            // The command of the README; and the feature, for a program.
+            assert!(said.contains(&format!("`.cargo/install-engines {kind}`")), "{said}");
+            assert!(said.contains(&format!("with the feature `{kind}`")), "{said}");
+            let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
+            let script = read(".cargo/install-engines");
+            let of_script = script.lines().find_map(|line| line.strip_prefix(&format!("{kind}) features=")));
+            let of_script = of_script.and_then(|rest| rest.split(' ').next()).unwrap_or_else(|| panic!("{script}"));
+            assert!(read("README.md").contains(".cargo/install-engines wgpu"));
             let table = table("crates/train/Cargo.toml");
             let brings = |feature: &str| table["features"][feature].as_array().unwrap().clone();
             let backend = toml::Value::String(format!("burn/{kind}"));
-            assert!(features.iter().any(|feature| brings(feature).contains(&backend)), "{said}");
+            assert!([of_script, kind].iter().any(|feature| brings(feature).contains(&backend)), "{said}");
         }
     }
     // The engines of a device, whose builds help names by an alias.

@@ -102,11 +102,7 @@ fn commands_options_and_keys_by_other_names() {
             case(CLASSES, &[Args(&["trian", "config.toml"])], &[TRAIN]),
             case(CLASSES, &[Args(&["config.toml"])], &[TRAIN]),
             case(CLASSES, &[Args(&["missing.toml"])], &[TRAIN]),
-            case(
-                CLASSES,
-                joined(&[trained], &[Args(&["resume"])]),
-                &[Args(&["train", "config.toml", "--resume"])],
-            ),
+            case(CLASSES, joined(&[trained], &[Args(&["resume"])]), &[Args(&["train", "config.toml", "--resume"])]),
             case(CLASSES, joined(&[trained], &[Args(&["run"])]), &[Args(&["describe", "run"])]),
             case(
                 CLASSES,

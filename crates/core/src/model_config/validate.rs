@@ -4,6 +4,18 @@
 use super::{Activation, ModelConfig, eos_token_ids};
 use crate::error::{Error, Result};
 
+/// The numbers nearest to `number` that divide `width`: the one below, and the one above it where
+/// there is one.
+fn near_divisors(width: usize, number: usize) -> String {
+    let divides = |candidate: &usize| width.is_multiple_of(*candidate);
+    // 1 divides every width.
+    let below = (1..number.min(width)).rev().find(divides).unwrap_or(1);
+    match (number + 1..=width).find(divides) {
+        Some(above) => format!("{below} or {above}"),
+        None => below.to_string(),
+    }
+}
+
 impl ModelConfig {
     /// Checks what the types cannot say: sizes, divisibility, ranges, known activations and labels.
     pub fn validate(&self) -> Result<()> {
@@ -27,7 +39,8 @@ impl ModelConfig {
             let (width_name, heads_name) = names;
             return Err(Error::config(format!(
                 "{width_name} ({width}) is not divisible by {heads_name} ({heads}); every head takes an equal share"
-            )));
+            ))
+            .help(format!("set {heads_name} = {}", near_divisors(width, heads))));
         }
         for (name, value, below) in self.reals() {
             if !value.is_finite() || value < 0.0 || value >= below {

@@ -67,9 +67,15 @@ impl std::str::FromStr for Gate {
 fn clause(text: &str) -> Result<Clause> {
     let text = text.trim();
     let form = || {
+        let turned = [("=>", ">="), ("=<", "<=")].into_iter().find(|(wrong, _)| text.contains(wrong));
+        let right = turned.map(|(wrong, right)| text.replacen(wrong, right, 1));
+        let example = right.as_deref().unwrap_or("speedup>=1.2,loss_delta<=1e-3");
         Error::config(format!("--gate: expected MEASURE>=NUMBER (or <=, >, <), got {text:?}"))
-            .help("for example --gate \"speedup>=1.2,loss_delta<=1e-3\"")
+            .help(format!("for example --gate \"{example}\""))
     };
+    if ["=>", "=<"].iter().any(|wrong| text.contains(wrong)) {
+        return Err(form());
+    }
     let comparison = [">=", "<=", ">", "<"].into_iter().find(|sign| text.contains(sign)).ok_or_else(form)?;
     let (name, bound) = text.split_once(comparison).ok_or_else(form)?;
     let (name, bound) = (name.trim(), bound.trim());
@@ -81,6 +87,29 @@ fn clause(text: &str) -> Result<Clause> {
             .help(format!("{near}expected one of {}", known.collect::<Vec<_>>().join(", "))));
     };
     Ok(Clause { text: text.to_owned(), measure, comparison, bound })
+}
+
+impl Clause {
+    fn holds(&self, value: f64) -> bool {
+        match self.comparison {
+            ">=" => value >= self.bound,
+            "<=" => value <= self.bound,
+            ">" => value > self.bound,
+            _ => value < self.bound,
+        }
+    }
+
+    /// `value`, for which the condition does not hold, with as many digits as show that it does not:
+    /// three at least.
+    fn shown(&self, value: f64) -> String {
+        let mut rounded = (2..17).filter_map(|digits| format!("{value:.digits$e}").parse::<f64>().ok());
+        let rounded = rounded.find(|rounded| !self.holds(*rounded)).unwrap_or(value);
+        if rounded == 0.0 || (1e-3..1e7).contains(&rounded.abs()) {
+            rounded.to_string()
+        } else {
+            format!("{rounded:e}")
+        }
+    }
 }
 
 impl Gate {
@@ -99,13 +128,7 @@ impl Gate {
                 };
                 return Some(format!("{}: {reason}", clause.text));
             };
-            let holds = match clause.comparison {
-                ">=" => value >= clause.bound,
-                "<=" => value <= clause.bound,
-                ">" => value > clause.bound,
-                _ => value < clause.bound,
-            };
-            (!holds).then(|| format!("{}: it is {value:.6}", clause.text))
+            (!clause.holds(value)).then(|| format!("{}: it is {}", clause.text, clause.shown(value)))
         });
         let failed = failed.collect::<Vec<_>>();
         if failed.is_empty() {
@@ -131,5 +154,22 @@ mod tests {
         for bad in ["", "speedup", "speedup=1", "speedup>=fast", "speedup>=nan", "speedup>=1,,"] {
             assert!(message(bad).contains("expected MEASURE>=NUMBER"), "{bad}");
         }
+        for (turned, right) in [("speedup=>1", "speedup>=1"), ("loss_delta =< 1e-3", "loss_delta <= 1e-3")] {
+            let message = message(turned);
+            assert!(
+                message.contains("expected MEASURE>=NUMBER") && message.contains(&format!("\"{right}\"")),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_figure_is_shown_such_that_it_is_seen_not_to_hold() {
+        let shown = |clause: &str, value: f64| clause.parse::<Gate>().unwrap().0[0].shown(value);
+        assert_eq!(shown("loss_delta<=1e-9", 6.912_345e-8), "6.91e-8");
+        assert_eq!(shown("speedup>=1.2", 1.199_999_6), "1.1999996");
+        assert_eq!(shown("speedup>=1.2", 0.987_654), "0.988");
+        assert_eq!(shown("break_even_step<100", 100.0), "100");
+        assert_eq!(shown("speedup>1", f64::NAN), "NaN");
     }
 }

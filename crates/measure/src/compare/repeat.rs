@@ -46,21 +46,47 @@ pub(super) fn repeat(arms: &[Arm], steps: usize, together: bool) -> Result<Vec<A
     Ok(alone.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// How many steps a run should have, by what a few steps of `arm` take.
+/// What a few steps of an arm take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// Steps of a run, where no number is asked for.
+    pub(super) steps: usize,
+    /// The warm-up steps.
+    warmup: usize,
+    /// Seconds of the start and the warm-up, and of a later step; none where the arm failed.
+    seconds: Option<(f64, f64)>,
+}
+
+impl Pace {
+    /// About how long `runs` runs of `steps` steps take.
+    pub(super) fn time_of(&self, runs: usize, steps: usize) -> Option<Duration> {
+        let (start, step) = self.seconds?;
+        let seconds = runs as f64 * (start + step * steps.saturating_sub(self.warmup) as f64);
+        // A length that nobody takes for exact.
+        let unit = if seconds < 100.0 { 5.0 } else { 60.0 };
+        Duration::try_from_secs_f64((seconds / unit).ceil() * unit).ok()
+    }
+}
+
+/// How many steps a run should have, and how long it takes, by what a few steps of `arm` take.
 ///
 /// # Errors
 /// A program that cannot be started, and a signal to this process.
-pub(super) fn pace(arm: &Arm, is_cpu: bool) -> Result<usize> {
+pub(super) fn pace(arm: &Arm, is_cpu: bool) -> Result<Pace> {
     let (least, warmup) = if is_cpu { (LEAST_CPU, TURN) } else { (LEAST_DEVICE, LEAST_DEVICE / 4) };
     // A run that fails here will fail as an arm, and then it will be told.
-    let timed = || -> Attempt<f64> {
+    let timed = || -> Attempt<(f64, f64)> {
+        let began = Instant::now();
         let mut process = arm.start()?;
         process.run(warmup)?;
+        let start = began.elapsed().as_secs_f64();
         let before = Instant::now();
         process.run(warmup)?;
-        Ok(before.elapsed().as_secs_f64() / warmup as f64)
+        Ok((start, before.elapsed().as_secs_f64() / warmup as f64))
     };
-    Ok(Stop::of_arm(timed())?.map_or(least, |step| least.max((SECONDS / step).ceil() as usize)))
+    let seconds = Stop::of_arm(timed())?.ok();
+    let steps = seconds.map_or(least, |(_, step)| least.max((SECONDS / step).ceil() as usize));
+    Ok(Pace { steps, warmup, seconds })
 }
 
 fn take_turns(arms: &[Arm], steps: usize, turn: usize) -> Result<Vec<Answer<f64>>> {
@@ -109,6 +135,15 @@ pub(super) fn side_by_side(expected: &[u64], is_cpu: bool) -> (bool, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_of_all_runs_counts_starts_and_steps() {
+        let of = |seconds, runs, steps| Pace { steps: 16, warmup: 5, seconds }.time_of(runs, steps);
+        assert_eq!(of(Some((1.0, 0.1)), 30, 25), Some(Duration::from_secs(90)));
+        assert_eq!(of(Some((1.0, 0.1)), 30, 26), Some(Duration::from_secs(95)));
+        assert_eq!(of(Some((2.0, 0.1)), 30, 25), Some(Duration::from_secs(120)));
+        assert_eq!(of(None, 30, 25), None, "an arm that failed has no time");
+    }
 
     #[test]
     fn arms_live_side_by_side_where_memory_has_room() {

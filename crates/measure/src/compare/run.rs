@@ -97,16 +97,13 @@ pub fn run(
     say("measuring the device's matrix products")?;
     let gemm_gflops = Some(gemm::gflops(&device.device)?);
     let logging_steps = if is_cpu { 1 } else { 10 };
-    let steps = match options.steps {
-        Some(steps) => steps,
-        None => {
-            say("looking how long a step takes")?;
-            let scratch = scratch()?;
-            let config = run_config(&arms[0], scratch.path().join("run"), 1, logging_steps);
-            repeat::pace(&process_of(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
-        }
+    say("looking how long a step takes")?;
+    let pace = {
+        let scratch = scratch()?;
+        let config = run_config(&arms[0], scratch.path().join("run"), 1, logging_steps);
+        repeat::pace(&process_of(&arms[0], &config, scratch.path().join("pace.toml"), &programs)?, is_cpu)?
     };
-    let steps = steps.min(whole.steps as usize);
+    let steps = options.steps.unwrap_or(pace.steps).min(whole.steps as usize);
     notes.push(format!(
         "{} runs of {steps} steps an arm, or of all that its own run has, in alternating order; every repeat has another seed, \
          the same in all arms",
@@ -126,7 +123,11 @@ pub fn run(
     };
     // From now on the folder is a comparison, also where this process does not come to its end.
     write_json(&out.join(FILE), &experiment)?;
-    say(&format!("training {} arms {} times over", experiment.arms.len(), options.repeats))?;
+    let (arms_in_all, repeats) = (experiment.arms.len(), options.repeats);
+    let time = pace.time_of(arms_in_all * repeats, steps);
+    let time =
+        time.map_or_else(String::new, |time| format!(", which takes about {}", humantime::format_duration(time)));
+    say(&format!("training {arms_in_all} arms {repeats} times over{time}"))?;
     for repeat in 0..options.repeats {
         let round = Round { programs: &programs, repeat, repeats: options.repeats, steps, together, logging_steps };
         round.run(&mut arms, &mut experiment.notes, &out, say)?;

@@ -192,7 +192,10 @@ pub fn select(kind: DeviceKind, index: usize) -> Result<Available> {
     };
     if !built {
         return Err(Error::config(format!("device.kind = \"{kind}\": this build of kiln has no {kind} support"))
-            .help(format!("build it with `cargo build --release --features {kind}`, or set device.kind = \"cpu\"")));
+            .help(format!(
+                "build it in a checkout with `.cargo/install-engines {kind}` (a program: with the feature `{kind}`), or set \
+                 device.kind = \"cpu\""
+            )));
     }
     let devices = of_kind(kind);
     let found = devices.len();

@@ -14,6 +14,8 @@ pub struct Report {
     pub steps: usize,
     /// The type in which the models computed, which decides the limits.
     pub precision: Precision,
+    /// Whether products of f32 may be in TF32 on the device, which decides the limits too.
+    pub in_tf32: bool,
     /// Gradients that were compared in each of them.
     pub tensors: usize,
     /// The operators that were fused in the compiled runs.
@@ -36,13 +38,15 @@ impl Report {
     pub fn lines(&self) -> Vec<String> {
         let Limits { loss, gradient, all_gradients, change } = self.limits;
         let (steps, tensors, precision) = (self.steps, self.tensors, self.precision);
+        let in_tf32 = self.in_tf32 && precision == Precision::F32;
+        let tf32 = if in_tf32 { " (products in TF32 where such a kernel wins)" } else { "" };
         let fused = if self.fused.is_empty() { "nothing".into() } else { self.fused.join(", ") };
         let captured = self.captured.map(|Distance { loss, change, .. }| {
             format!("native against captured loss {loss:.1e}, weight change {change:.1e}")
         });
         let mut lines = vec![
             format!(
-                "{steps} steps without dropout, {precision}: the loss, {tensors} gradients, every layer's weight change"
+                "{steps} steps without dropout, {precision}{tf32}: the loss, {tensors} gradients, every layer's weight change"
             ),
             format!("fused in compiled       {fused}"),
             format!("native against native   {}", self.noise),
@@ -84,6 +88,7 @@ pub fn report(native: &Probe, again: &Probe, (compiled, captured): &Compiled) ->
     Ok(Report {
         steps: native.steps.len(),
         precision: native.precision,
+        in_tf32: native.in_tf32,
         tensors: tensors(native),
         fused: compiled.fused.clone(),
         noise,
