@@ -4,7 +4,7 @@
 
 use kiln_train::plan::TrainFacts;
 
-use super::Architecture;
+use super::{Architecture, LabelledRows};
 
 /// All of them.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,6 +32,8 @@ pub struct ExampleFacts {
     pub sequences: usize,
     /// Whether "no answer" may be the answer to the questions that an evaluation asks.
     pub version_2_with_negative: bool,
+    /// Labels and rows, counted.
+    pub counts: LabelledRows,
 }
 
 /// Facts about the tokenizer that a plan is derived from.

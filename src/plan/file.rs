@@ -11,7 +11,7 @@ use kiln_train::plan::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Architecture, ExamplePlan, MemoryPlan, RunPlan, SamplePlan, model_config};
+use super::{Architecture, ExamplePlan, LabelledRows, MemoryPlan, RunPlan, SamplePlan, model_config};
 use crate::config::{DistributedArguments, PaddingStrategy, Sampler, Task};
 
 /// A plan as its file has it. The plan of a program's own run lacks what a config file adds.
@@ -81,6 +81,8 @@ struct DataFile {
     packing: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     version_2_with_negative: bool,
+    #[serde(default, skip_serializing_if = "LabelledRows::is_empty")]
+    counts: LabelledRows,
     padding_strategy: PaddingStrategy,
     padding: Padding,
     padding_cost: PaddingCost,
@@ -149,6 +151,7 @@ impl From<PlanFile> for RunPlan {
             sequences: data.sequences,
             packing: data.packing,
             version_2_with_negative: data.version_2_with_negative,
+            counts: data.counts,
         };
         Self { schema, kiln, train, architecture, examples, generation: file.generation, memory: file.memory }
     }
@@ -195,6 +198,7 @@ impl From<RunPlan> for PlanFile {
                 sequences: examples.sequences,
                 packing: examples.packing,
                 version_2_with_negative: examples.version_2_with_negative,
+                counts: examples.counts,
                 padding_strategy: data.padding_strategy,
                 padding: data.padding,
                 padding_cost: data.padding_cost,

@@ -4,6 +4,7 @@
 
 mod facts;
 mod file;
+mod labels;
 pub mod memory;
 mod outline;
 mod print;
@@ -19,6 +20,7 @@ pub use kiln_train::plan::{
     BatchPlan, DataFacts, DataPlan, EnginePlan, EvaluationPlan, FILE, FoundBatch, LoggingPlan, ModelFacts, ModelPlan,
     NotCaptured, OptimizerPlan, Part, RunSettings, SCHEMA, SavingPlan, StepPlan, TrainFacts, TrainPlan, batch,
 };
+pub use labels::{LabelCount, LabelledRows, RowCounts};
 pub use outline::{Found, outline};
 pub(crate) use sections::model_config;
 pub use sections::{Architecture, ExamplePlan, MemoryPlan, SamplePlan};
@@ -92,6 +94,7 @@ impl RunPlan {
                 sequences: facts.examples.sequences,
                 packing: config_data.packing,
                 version_2_with_negative: facts.examples.version_2_with_negative,
+                counts: facts.examples.counts.clone(),
             },
             train,
             generation,

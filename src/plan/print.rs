@@ -19,10 +19,12 @@ impl RunPlan {
         let answers = architecture.is_some_and(|it| it.task == Task::QuestionAnswering);
         let depends = is_cut && answers && self.train.data.padding_strategy != PaddingStrategy::MaxLength;
         let limits = Some(self.examples.limits.join(", ")).filter(|limits| !limits.is_empty());
+        let rows = self.examples.counts.describe_rows(self.examples.max_length);
+        let labels = architecture.and_then(|it| self.examples.counts.describe_labels(it.task));
         self.train.describe_with(&Remarks {
             model: architecture.map(|it| Box::new(|text: &mut Lines| it.describe(&self.model.kind, text)) as _),
             adapters: architecture.map(|it| Box::new(|text: &mut Lines| it.describe_adapters(text)) as _),
-            data: self.examples.documents.iter().cloned().chain(limits).collect(),
+            data: rows.into_iter().chain(labels).chain(self.examples.documents.clone()).chain(limits).collect(),
             batch: depends.then_some(PADDED),
             memory: self.memory.estimate.as_ref().map(|estimate| estimate.describe()),
         })

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use kiln_models::{LoraConfig, ModelConfig, ModelType};
 use serde::{Deserialize, Serialize};
 
+use super::LabelledRows;
 use super::memory::{MemoryEstimate, Values};
 use crate::config::{GenerateOptions, Task};
 
@@ -129,6 +130,8 @@ pub struct ExamplePlan {
     pub packing: bool,
     /// Whether "no answer" may be the answer to the questions that an evaluation asks.
     pub version_2_with_negative: bool,
+    /// Labels and rows, counted.
+    pub counts: LabelledRows,
 }
 
 /// The text samples that a run writes.

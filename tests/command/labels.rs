@@ -509,6 +509,90 @@ fn numbers_are_ids_where_names_are_given() {
 }
 
 #[test]
+fn a_plan_counts_labels_and_rows() {
+    let place = Place::new();
+    let plan = |set: &[&str], more: &[&str]| {
+        let mut command = kiln(place.0.path());
+        command.args(["plan", "config.toml"]).args(more).args(set.iter().flat_map(|set| ["--set", set]));
+        let done = command.output().unwrap();
+        let [says, warns] = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
+        assert!(done.status.success(), "{set:?}: {warns}");
+        (says, warns)
+    };
+    let has = |text: &str, parts: &[&str]| parts.iter().for_each(|part| assert!(text.contains(part), "{part}: {text}"));
+    let rows = |label: &str, count: usize| format!("a film,{label}\n").repeat(count);
+    let table = |parts: &[String]| "text,label\n".to_owned() + &parts.concat();
+    let odd = "a good film a bad film,billing\n \u{a0},technical\n".to_owned();
+    let train = table(&[rows("billing", 4), rows("legal", 1), rows("technical", 3), odd]);
+    place.write("train.csv", &train);
+    place.write("validation.csv", &table(&[rows("billing", 2), rows("technical", 1)]));
+
+    let cut = "data.max_length=5";
+    let (says, warns) = plan(&[cut, "data.validation=[\"validation.csv\"]"], &[]);
+    has(
+        &says,
+        &[
+            "1 of 10 rows is cut to 5 tokens (validation: 0 of 3)\n",
+            "1 of 10 rows has no text (validation: 0 of 3)\n",
+            "3 labels with training (validation) rows: billing 5 (2), technical 4 (1), legal 1 (0)\n",
+        ],
+    );
+    has(
+        &warns,
+        &[
+            "data.train: the label \"legal\" has one row\n",
+            "data.validation: the label \"legal\" has no row, so no score tells how well it is learned\n",
+        ],
+    );
+    // The same from the cache, and of the rows that a run has.
+    assert!(plan(&[cut], &[]).0.contains("3 labels with rows: billing 5, technical 4, legal 1\n"));
+    let (says, warns) = plan(&["data.max_train_samples=4"], &[]);
+    has(&says, &["3 labels with rows: billing 4, legal 0, technical 0\n"]);
+    has(&warns, &["data.train: the labels \"legal\", \"technical\" have no row\n"]);
+    let split: Value = serde_json::from_str(&plan(&[cut, "data.validation=0.3"], &["--json"]).0).unwrap();
+    let counts = &split["data"]["counts"];
+    let sum =
+        |key: &str| counts["labels"].as_array().unwrap().iter().map(|label| label[key].as_u64().unwrap()).sum::<u64>();
+    assert_eq!((sum("train"), sum("validation"), counts["labels"][0]["name"].as_str()), (7, 3, Some("billing")));
+    let side = |key: &str, count: &str| counts[key][count].as_u64().unwrap();
+    for (count, all) in [("rows", 10), ("cut", 1), ("blank", 1)] {
+        assert_eq!(side("train", count) + side("validation", count), all, "{count}");
+    }
+    // A run of one batch is no run whose labels count.
+    assert!(!plan(&["trainer.fast_dev_run=true"], &[]).1.contains("has one row"));
+
+    let ids = (0..6).map(|id| format!("a film,{id}\n")).collect::<String>();
+    place.write("ids.csv", &table(&[ids]));
+    let (_, warns) = plan(&["data.train=[\"ids.csv\"]"], &[]);
+    has(
+        &warns,
+        &["data.train: 6 of 6 labels have one row each, of which nothing can be learned; if they are no classes"],
+    );
+
+    let streamed = ["data.streaming=true", "data.label_names=[\"billing\", \"legal\", \"technical\"]"];
+    let (says, warns) = plan(&streamed, &[]);
+    has(
+        &says,
+        &["3 labels: billing, legal, technical; not counted, since the training data are read as they are needed\n"],
+    );
+    assert!(!warns.contains("legal"), "{warns}");
+
+    place.write("tokenized.jsonl", &"{\"input_ids\": [2, 5, 3], \"labels\": 1}\n".repeat(3));
+    let (says, _) = plan(&["data.format=tokenized", "data.train=[\"tokenized.jsonl\"]", "model.vocab_size=10"], &[]);
+    has(&says, &["2 labels with rows: LABEL_1 3, LABEL_0 0\n"]);
+    place.write("tags.jsonl", "{\"tokens\": [\"a\", \"film\"], \"ner_tags\": [\"O\", \"B-X\"]}\n");
+    let (says, _) = plan(&["data.task=token-classification", "data.format=jsonl", "data.train=[\"tags.jsonl\"]"], &[]);
+    has(&says, &["2 labels with words: B-X 1, O 1\n"]);
+
+    // The header of a run in the table has the labels, too.
+    let mut train = place.command(&[cut]);
+    has(
+        &succeeds(train.args(["--log-format", "table"])),
+        &["10 examples, 1 cut, ", "        3 labels with rows: billing 5"],
+    );
+}
+
+#[test]
 fn class_labels_of_datasets_are_the_names() {
     let place = Place::new();
     let parquet = |name: &str, validation: &str| {

@@ -1,9 +1,11 @@
 //! A table as encoded rows on disk: the [store](super::store) of ids, token types and label of
 //! every row, cut to the maximum length.
 
+use std::any::Any;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kiln_core::dataset::subset::Subset;
 use kiln_core::error::{Error, Result};
 use sha2::{Digest, Sha256};
 
@@ -17,8 +19,8 @@ use crate::cache::mapped::Kind;
 use crate::cache::sources::changed;
 
 const FORMAT: Format = Format {
-    kind: Kind { magic: b"KILNROW5", name: "row store", extension: "rows" },
-    columns: &["input_ids", "token_type_ids", "label"],
+    kind: Kind { magic: b"KILNROW6", name: "row store", extension: "rows" },
+    columns: &["input_ids", "token_type_ids", "label", "remark"],
 };
 
 const INPUT_IDS: Column = Column(0);
@@ -29,6 +31,15 @@ const TOKEN_TYPE_IDS: Column = Column(1);
 /// The class; the bits of the number, or of one for each label; a class for each token; or the
 /// right choice and the tokens of each.
 const LABEL: Column = Column(2);
+
+/// The sum of [`IS_CUT`] and [`IS_BLANK`], where they hold of the row.
+const REMARK: Column = Column(3);
+
+/// Tokens of the row were cut off.
+const IS_CUT: i64 = 1;
+
+/// The row has no text.
+const IS_BLANK: i64 = 2;
 
 /// Rows are handed to the tokenizer in groups of about this many bytes.
 const GROUP_BYTES: usize = 1 << 20;
@@ -68,7 +79,7 @@ impl Scan {
             rows += 1;
             bytes += size(&row) as u64;
             add(&mut hash, &row);
-            if row.texts().all(|text| text.trim().is_empty()) {
+            if is_blank(&row) {
                 blank = (blank.0 + 1, blank.1.or_else(|| Some(row.place.clone())));
             }
             if let Some(cell) = row.label.as_ref().filter(|_| classes) {
@@ -165,25 +176,12 @@ impl Dataset for RowStore {
     }
 
     fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
-        let numbers = self.store.list(LABEL, index, |number| number);
-        let float = |bits: i64| f32::from_bits(bits as u32);
-        let label = match self.rule {
-            LabelRule::Nothing => Label::None,
-            LabelRule::Classes(_) => Label::Class(numbers[0] as i32),
-            LabelRule::Values => Label::Value(float(numbers[0])),
-            LabelRule::Tags(_) => Label::Tokens(numbers.into_iter().map(|number| number as i32).collect()),
-            LabelRule::Several(_) => Label::Multi(numbers.into_iter().map(float).collect()),
-            LabelRule::Choice => Label::Choice {
-                lens: numbers[1..].iter().map(|len| *len as usize).collect(),
-                answer: numbers[0] as i32,
-            },
-        };
         Ok(Example {
             input_ids: self.store.list(INPUT_IDS, index, |id| id as i32),
             attention_mask: None,
             token_type_ids: self.store.some_list(TOKEN_TYPE_IDS, index, |kind| kind as i32),
             position_ids: None,
-            label,
+            label: self.label(index),
         })
     }
 
@@ -201,6 +199,46 @@ impl Dataset for RowStore {
 }
 
 impl RowStore {
+    /// The rows that the example at `index` of `data` is one of, and its number among them; none
+    /// for other data.
+    pub fn of(data: &dyn Dataset, index: usize) -> Option<(&Self, usize)> {
+        let any = data as &dyn Any;
+        match any.downcast_ref::<Subset>() {
+            Some(subset) => {
+                let (data, index) = subset.origin(index);
+                Self::of(data, index)
+            }
+            None => Some((any.downcast_ref()?, index)),
+        }
+    }
+
+    /// The label of the row `index`.
+    pub fn label(&self, index: usize) -> Label {
+        let numbers = self.store.list(LABEL, index, |number| number);
+        let float = |bits: i64| f32::from_bits(bits as u32);
+        match self.rule {
+            LabelRule::Nothing => Label::None,
+            LabelRule::Classes(_) => Label::Class(numbers[0] as i32),
+            LabelRule::Values => Label::Value(float(numbers[0])),
+            LabelRule::Tags(_) => Label::Tokens(numbers.into_iter().map(|number| number as i32).collect()),
+            LabelRule::Several(_) => Label::Multi(numbers.into_iter().map(float).collect()),
+            LabelRule::Choice => Label::Choice {
+                lens: numbers[1..].iter().map(|len| *len as usize).collect(),
+                answer: numbers[0] as i32,
+            },
+        }
+    }
+
+    /// Whether tokens of the row `index` were cut off.
+    pub fn is_cut(&self, index: usize) -> bool {
+        self.store.number(REMARK, index) & IS_CUT != 0
+    }
+
+    /// Whether the row `index` has no text.
+    pub fn is_blank(&self, index: usize) -> bool {
+        self.store.number(REMARK, index) & IS_BLANK != 0
+    }
+
     /// Tokens of the longest sequence of a row, and of all of them.
     fn tokens(&self, index: usize) -> (usize, usize) {
         let all = self.store.bounds(INPUT_IDS, index).len();
@@ -239,7 +277,7 @@ fn add(hash: &mut Sha256, row: &Row) {
 /// A row without a text, and a label that `labels` refuses, with the place of the row.
 fn example(row: &Row, encoded: Encoded, encoder: &RowEncoder, labels: &LabelReader) -> Result<Option<Example>> {
     let at = |error: Error| error.at(&row.place);
-    let Encoded { ids, types, words, lens } = encoded;
+    let Encoded { ids, types, words, lens, .. } = encoded;
     let Some(label) = labels.read(row.label.as_ref()).map_err(at)? else { return Ok(None) };
     if ids.is_empty() || row.parts.is_empty() && matches!(labels.rule, LabelRule::Tags(_)) {
         return Err(at(Error::data("the text is empty: it has no tokens").help("leave the row out")));
@@ -293,6 +331,7 @@ pub fn streamed(table: Table, encoder: RowEncoder, labels: LabelReader) -> Made 
 /// Appends `rows`.
 fn write(writer: &mut Writer<'_, '_>, rows: &[Row], encoder: &RowEncoder, labels: &LabelReader) -> Result<()> {
     for (row, encoded) in rows.iter().zip(encoder.encode(rows)?) {
+        let remark = i64::from(encoded.is_cut) * IS_CUT + i64::from(is_blank(row)) * IS_BLANK;
         let Some(example) = example(row, encoded, encoder, labels)? else { continue };
         let label = match example.label {
             Label::Choice { lens, answer } => {
@@ -308,6 +347,7 @@ fn write(writer: &mut Writer<'_, '_>, rows: &[Row], encoder: &RowEncoder, labels
         writer.list(INPUT_IDS, example.input_ids)?;
         writer.list(TOKEN_TYPE_IDS, example.token_type_ids.into_iter().flatten())?;
         writer.list(LABEL, label)?;
+        writer.numbers(REMARK, [remark])?;
     }
     Ok(())
 }
@@ -320,6 +360,11 @@ fn on_first_pieces<'a>(tags: &'a [i32], words: &'a [Option<u32>]) -> impl Iterat
         Some(index) if word != before => tags[*index as usize],
         _ => IGNORED,
     })
+}
+
+/// Whether all texts of `row` are white space.
+fn is_blank(row: &Row) -> bool {
+    row.texts().all(|text| text.trim().is_empty())
 }
 
 fn size(row: &Row) -> usize {
@@ -385,6 +430,7 @@ mod tests {
         assert_eq!(second.token_type_ids.unwrap(), [0, 0, 0, 1, 1, 1, 1]);
         let third = store.get(2, 0).unwrap();
         assert_eq!((third.input_ids, third.label, store.len_of(2)), (vec![2, 3, 5, 3], Label::Class(1), 4));
+        assert_eq!([0, 1, 2].map(|row| store.is_cut(row)), [true, true, false]);
         let error = fixture.tokenizer.row_encoder(3, RowKind::Pair, true).unwrap_err().to_string();
         assert!(error.contains("data.max_length = 3"), "{error}");
     }
@@ -422,7 +468,8 @@ mod tests {
             let ids = fixture.tokenizer.encode_pieces(&[text]).unwrap().remove(0);
             let expected = [&[2], &ids[..max_length - 2], &[3]].concat();
             let encoder = fixture.tokenizer.row_encoder(max_length, RowKind::Single, false).unwrap();
-            assert_eq!(encoder.encode(&rows).unwrap()[0].ids, expected);
+            let encoded = encoder.encode(&rows).unwrap().remove(0);
+            assert_eq!((encoded.ids, encoded.is_cut), (expected, true));
         }
     }
 

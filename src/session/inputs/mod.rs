@@ -18,6 +18,7 @@ pub use found::found;
 use kiln_core::error::{Error, Result};
 use kiln_core::host::resident_mib;
 use kiln_core::model_config::Labels;
+use kiln_core::told::tell_once;
 use kiln_data::Dataset;
 use kiln_data::labels::label_names;
 use kiln_data::squad::SquadData;
@@ -30,7 +31,9 @@ pub use splits::Splits;
 
 use crate::config::{DataFormat, RunConfig, Sampler, Task};
 use crate::engine::device::DeviceFacts;
-use crate::plan::{Architecture, BatchPlan, DataFacts, ExampleFacts, Facts, FoundBatch, TokenizerFacts, TrainFacts};
+use crate::plan::{
+    Architecture, BatchPlan, DataFacts, ExampleFacts, Facts, FoundBatch, LabelledRows, TokenizerFacts, TrainFacts,
+};
 use crate::session::BuiltIn;
 use crate::session::adapter::Adapters;
 use crate::session::model_folder::kept_files;
@@ -110,6 +113,13 @@ impl Inputs {
         });
         let architecture =
             Architecture { unknown_fields: inputs.unknown_model_fields.clone(), ..inputs.task.architecture() };
+        let task = config.data.task;
+        let labels = inputs.task.model_config.labels();
+        let names = if task.has_label_names() { label_names(labels)? } else { Vec::new() };
+        let counts = LabelledRows::count(&names, &*train, validation.as_deref())?;
+        if arguments.limits().is_empty() {
+            counts.warnings(task, config.data.format.is_table()).into_iter().for_each(tell_once);
+        }
         let facts = Facts {
             architecture,
             examples: ExampleFacts {
@@ -117,7 +127,8 @@ impl Inputs {
                 pad_id: inputs.task.pad_id,
                 version_2_with_negative: SquadData::of(&**validation.as_ref().unwrap_or(&train))
                     .is_some_and(|squad| squad.questions().iter().any(|question| question.may_be_unanswerable)),
-                sequences: match config.data.task {
+                counts,
+                sequences: match task {
                     Task::MultipleChoice => train.get(0, 0)?.sequences().len().max(1),
                     _ => 1,
                 },

@@ -1,4 +1,4 @@
-//! The header of a run in the table: five lines of its plan.
+//! The header of a run in the table: five lines of its plan, and a sixth where there are labels.
 
 use std::fmt::Write as _;
 
@@ -12,8 +12,8 @@ use kiln_core::words::thousands;
 /// Columns of a line's name and the space after it.
 const NAME: usize = 8;
 
-/// Model, data, batch, steps, and device with mode of `plan`: a line of at most `width` columns
-/// each.
+/// Model, data, labels, batch, steps, and device with mode of `plan`: a line of at most `width`
+/// columns each.
 pub(super) fn header(plan: &RunPlan, width: Option<usize>) -> String {
     let TrainPlan { model, data, batch, steps, engine, .. } = &plan.train;
     let architecture = plan.architecture.as_ref();
@@ -24,16 +24,24 @@ pub(super) fn header(plan: &RunPlan, width: Option<usize>) -> String {
         CompilerMode::Auto => "a trial chooses the mode".into(),
         mode => format!("{mode} mode"),
     };
-    let lines = [
+    let counts = &plan.examples.counts;
+    let labels = architecture.and_then(|it| counts.describe_labels(it.task)).map(|labels| ("", labels));
+    let cut = match counts.train.map_or(0, |rows| rows.cut) {
+        0 => String::new(),
+        cut => format!(", {} cut", thousands(cut)),
+    };
+    let first = [
         ("model", format!("{}{task}, {} parameters, from {from}", model.kind, thousands(model.num_parameters as u64),)),
         (
             "data",
             format!(
-                "{} examples, {} tokens; validation {validation}",
+                "{} examples{cut}, {} tokens; validation {validation}",
                 thousands(data.train_examples as u64),
                 thousands(data.train_tokens)
             ),
         ),
+    ];
+    let last = [
         (
             "batch",
             format!("{}, up to {} tokens/step", batch.arithmetic(), thousands((batch.global * batch.seq_len) as u64)),
@@ -42,7 +50,7 @@ pub(super) fn header(plan: &RunPlan, width: Option<usize>) -> String {
         ("device", format!("{}, {mode}, {}", engine.device.describe(), engine.precision.describe())),
     ];
     let mut text = String::new();
-    for (name, value) in lines {
+    for (name, value) in first.into_iter().chain(labels).chain(last) {
         let value = fitted(&value, width.map(|width| width.saturating_sub(NAME)));
         let name = style(format!("{name:<NAME$}")).bold();
         writeln!(text, "{name}{value}").expect("writing to a String cannot fail");

@@ -68,6 +68,11 @@ impl<E: Fingerprint> Subset<E> {
         Self { data, examples: Examples::At(indices) }
     }
 
+    /// The dataset that the example at `index` comes from, and its index there.
+    pub fn origin(&self, index: usize) -> (&dyn Dataset<E>, usize) {
+        (&*self.data, self.index(index))
+    }
+
     fn index(&self, index: usize) -> usize {
         match &self.examples {
             Examples::Range(range) => range.start + index,

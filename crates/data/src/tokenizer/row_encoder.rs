@@ -23,6 +23,8 @@ pub struct Encoded {
     /// Number of tokens of each choice of a multiple choice, whose tokens stand one choice after
     /// the other. Empty for other rows.
     pub lens: Vec<usize>,
+    /// Whether tokens of the row were cut off.
+    pub is_cut: bool,
 }
 
 /// The texts that a row is encoded from.
@@ -72,8 +74,10 @@ impl RowEncoder {
     }
 
     fn row(&self, row: &Row) -> tokenizers::Result<Encoded> {
-        let mut all = Encoded { ids: Vec::new(), types: Vec::new(), words: Vec::new(), lens: Vec::new() };
-        let mut add = |encoding: &Encoding| {
+        let (ids, types, words, lens) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut all = Encoded { ids, types, words, lens, is_cut: false };
+        let mut add = |(encoding, is_cut): &(Encoding, bool)| {
+            all.is_cut |= is_cut;
             all.ids.extend_from_slice(encoding.get_ids());
             all.types.extend(encoding.get_type_ids().iter().map(|kind| *kind as u8));
         };
@@ -83,7 +87,7 @@ impl RowEncoder {
                 let words = EncodeInput::Single(row.parts.clone().into());
                 let encoding = self.cut(self.inner.encode(words, false)?, None)?;
                 add(&encoding);
-                all.words = encoding.get_word_ids().to_vec();
+                all.words = encoding.0.get_word_ids().to_vec();
             }
             (RowKind::Choices, before) => {
                 let mut lens = Vec::new();
@@ -91,14 +95,15 @@ impl RowEncoder {
                     let second = before.as_ref().map_or_else(|| choice.clone(), |before| format!("{before} {choice}"));
                     let encoding = self.pair(&row.text, &second)?;
                     add(&encoding);
-                    lens.push(encoding.len());
+                    lens.push(encoding.0.len());
                 }
                 all.lens = lens;
             }
             (RowKind::Single | RowKind::Pair, Some(pair)) => add(&self.pair(&row.text, pair)?),
             (RowKind::Single | RowKind::Pair, None) => {
-                let text = self.inner.encode_fast(self.enough(&row.text)?, false)?;
-                add(&self.cut(text, None)?);
+                let part = self.enough(&row.text)?;
+                let (encoding, is_cut) = self.cut(self.inner.encode_fast(part, false)?, None)?;
+                add(&(encoding, is_cut || part.len() < row.text.len()));
             }
         }
         Ok(all)
@@ -107,19 +112,20 @@ impl RowEncoder {
     /// A pair with its special tokens, cut. Which side is cut further depends on the length of
     /// both, so both are tokenised whole: where the library cuts, it tokenises of each what fits
     /// alone and takes that for its length (tokenizers 0.23.2).
-    fn pair(&self, first: &str, second: &str) -> tokenizers::Result<Encoding> {
+    fn pair(&self, first: &str, second: &str) -> tokenizers::Result<(Encoding, bool)> {
         let [first, mut second] = [self.inner.encode_fast(first, false)?, self.inner.encode_fast(second, false)?];
         second.set_type_ids(vec![1; second.len()]);
         self.cut(first, Some(second))
     }
 
-    /// One or two texts with their special tokens, cut.
-    fn cut(&self, first: Encoding, second: Option<Encoding>) -> tokenizers::Result<Encoding> {
+    /// One or two texts with their special tokens, cut, and whether tokens were cut off.
+    fn cut(&self, first: Encoding, second: Option<Encoding>) -> tokenizers::Result<(Encoding, bool)> {
         let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(second.is_some()));
         let max_length = self.max_length.saturating_sub(special);
+        let is_cut = first.len() + second.as_ref().map_or(0, Encoding::len) > max_length;
         let params = TruncationParams { max_length, direction: self.direction, ..TruncationParams::default() };
         let (first, second) = truncate_encodings(first, second, &params)?;
-        self.inner.post_process(first, second, true)
+        Ok((self.inner.post_process(first, second, true)?, is_cut))
     }
 
     /// The part of `text` that has all tokens that a row can have: the library takes a hundred
