@@ -12,6 +12,7 @@ pub mod inputs;
 pub mod memory_line;
 pub mod merge;
 pub mod model_folder;
+pub mod samples;
 mod built_in;
 
 use std::ops::ControlFlow;

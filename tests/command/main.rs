@@ -19,6 +19,7 @@ mod lora;
 mod predict;
 mod predict_agrees;
 mod labels;
+mod samples;
 mod tables;
 mod streaming;
 mod variants;

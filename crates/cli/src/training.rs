@@ -4,7 +4,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,7 @@ use kiln::inference::predict::{PredictOptions, format_of};
 use kiln::plan::{RunPlan, RunSettings};
 use kiln::session::evaluation::{self, EvaluationSession};
 use kiln::session::model_folder::{ModelFolder, PLAN_TOML};
+use kiln::session::samples::samples;
 use kiln::session::{OpenSession, Session, outline};
 use kiln::trainer::runs::Run;
 use kiln::trainer::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput};
@@ -72,6 +73,10 @@ pub(super) struct PlanArgs {
     /// Print the plan as JSON, as plan.json in a run folder has it
     #[arg(long)]
     json: bool,
+    /// Also print the first N training examples as they train: text, token ids, segments, and what
+    /// the loss counts, a line for each token
+    #[arg(long, value_name = "N", conflicts_with = "json")]
+    samples: Option<NonZeroUsize>,
 }
 
 #[derive(Debug, Args)]
@@ -389,31 +394,32 @@ fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Re
 pub(super) fn plan(args: &PlanArgs) -> Result<()> {
     let mut config = load(&args.config)?;
     let Ranks { world, .. } = ranks::join(&mut config)?;
-    world.by_root(|| show_plan(config, args.json)).map(drop)
+    world.by_root(|| show_plan(config, args)).map(drop)
 }
 
-fn show_plan(config: RunConfig, as_json: bool) -> Result<()> {
-    let plan = match resolve(config.clone()) {
-        Ok(plan) => plan,
+fn show_plan(config: RunConfig, args: &PlanArgs) -> Result<()> {
+    let opened = open(config.clone()).and_then(|session| Ok((session.run_plan()?, session)));
+    let (plan, session) = match opened {
+        Ok(opened) => opened,
         Err(error) => {
             let stopped = matches!(error.kind(), ErrorKind::Interrupted(_));
-            if let Some(text) = outline(&config).filter(|_| !stopped && !as_json) {
+            if let Some(text) = outline(&config).filter(|_| !stopped && !args.json) {
                 say(text)?;
             }
             return Err(error);
         }
     };
-    if as_json {
+    if args.json {
         let text = serde_json::to_string_pretty(&plan).map_err(|error| Error::data(format!("plan: {error}")))?;
         return say(text);
     }
     // A folder that is not known is no folder that would be refused.
     plan.output_dir()?;
     say(plan.describe())?;
-    match RunFolder::check(&plan.run) {
-        Ok(_) => Ok(()),
-        Err(error) => say(format!("`kiln train` would refuse: {error}")),
+    if let Err(error) = RunFolder::check(&plan.run) {
+        say(format!("`kiln train` would refuse: {error}"))?;
     }
+    args.samples.map_or(Ok(()), |count| say(format!("\n{}", samples(&session, count.get())?)))
 }
 
 pub(super) fn train(args: &TrainArgs) -> Result<()> {
