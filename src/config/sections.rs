@@ -129,8 +129,8 @@ pub struct DataSection {
     #[serde(deserialize_with = "strings")]
     pub train: Vec<String>,
     /// The validation data: files likewise, or a share of the training documents such as `"2%"` or
-    /// `0.02`, which the seed draws. `"train[:5%]"` are the first rows of a text or table, so many
-    /// of 100, as `run_clm.py` takes them. Default: none.
+    /// `0.02`, which the seed draws; of one text file the last blocks. `"train[:5%]"` are the first
+    /// rows of a text or table, so many of 100, as `run_clm.py` takes them. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation: Option<Validation>,
     /// The file with the rows that `trainer.do_predict` predicts, written as the training data are,

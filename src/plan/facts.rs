@@ -26,6 +26,8 @@ pub struct Facts {
 pub struct ExampleFacts {
     /// Block size of packed text; none for data that is tokenised already.
     pub block_size: Option<usize>,
+    /// Whether the validation data are the last blocks of the one file of text that there is.
+    pub split_at_block: bool,
     /// The id that padding uses.
     pub pad_id: u32,
     /// Sequences of an example: the choices of a multiple choice, else one.

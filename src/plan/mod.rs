@@ -26,7 +26,9 @@ pub(crate) use sections::model_config;
 pub use sections::{Architecture, ExamplePlan, MemoryPlan, SamplePlan};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DataFormat, DeviceKind, Documents, GenerateOptions, RunConfig, Sampler, SaveStrategy, Task};
+use crate::config::{
+    DataFormat, DeviceKind, Documents, GenerateOptions, RunConfig, Sampler, SaveStrategy, Task, Validation,
+};
 use crate::optim::OptimizerConfig;
 use crate::plan::file::PlanFile;
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
@@ -88,7 +90,7 @@ impl RunPlan {
             examples: ExamplePlan {
                 block_size: facts.examples.block_size,
                 max_length: facts.train.data.max_length,
-                documents: documents(config, train.engine.device.kind),
+                documents: documents(config, facts, train.engine.device.kind),
                 limits: limits(config),
                 pad_id: facts.examples.pad_id,
                 sequences: facts.examples.sequences,
@@ -189,7 +191,7 @@ fn values(facts: &Facts, train: &TrainPlan) -> Values {
 }
 
 /// How documents are joined; none where examples are rows.
-fn documents(config: &RunConfig, device: DeviceKind) -> Option<String> {
+fn documents(config: &RunConfig, facts: &Facts, device: DeviceKind) -> Option<String> {
     let data = &config.data;
     if data.has_instructions() {
         return data.packing.then(|| {
@@ -213,10 +215,17 @@ fn documents(config: &RunConfig, device: DeviceKind) -> Option<String> {
         DataFormat::Text => "line",
         _ => "row",
     };
+    let split = match data.validation {
+        Some(Validation::Share(share)) if facts.examples.split_at_block => {
+            let percent = (share * 1e6).round() / 1e4;
+            format!("; the last {percent} % of the blocks of the one file are the validation data")
+        }
+        _ => String::new(),
+    };
     Some(if data.marks_ends() {
-        format!("a {unit} is a document, and end-of-text follows each (data.document_end)")
+        format!("a {unit} is a document, and end-of-text follows each (data.document_end){split}")
     } else {
-        format!("{unit}s are joined without end-of-text, as {script} joins rows (data.document_end)")
+        format!("{unit}s are joined without end-of-text, as {script} joins rows (data.document_end){split}")
     })
 }
 

@@ -132,6 +132,36 @@ fn masked_words_are_learned_from_lines() {
 }
 
 #[test]
+fn one_file_is_split_at_a_block() {
+    let folder = folder();
+    let file = ["data.documents=file", "data.block_size=8"];
+    let planned = |set: &[&str]| -> Value {
+        let plan = succeeds(command(folder.path(), "plan", "gpt2.toml", &[&file, set].concat()).arg("--json"));
+        serde_json::from_str::<Value>(&plan).unwrap()["data"].clone()
+    };
+    let count = |data: &Value, key: &str| data[key].as_u64().unwrap();
+    let all = count(&planned(&[]), "train_examples");
+    for (share, percent) in [("20%", 0.2), ("0.015", 0.015)] {
+        let data = planned(&[&format!("data.validation={share}")]);
+        let last = (all as f64 * percent).round() as u64;
+        assert_eq!((count(&data, "train_examples"), count(&data, "validation_examples")), (all - last, last));
+        let said = format!("; the last {} % of the blocks of the one file are the validation data", percent * 100.0);
+        assert!(data["documents"].as_str().unwrap().ends_with(&said), "{data}");
+    }
+    // Two files are split by documents: one is left for each side.
+    std::fs::copy(folder.path().join("train.txt"), folder.path().join("again.txt")).unwrap();
+    let two = planned(&["data.train=[\"train.txt\", \"again.txt\"]", "data.validation=0.1"]);
+    assert_eq!((count(&two, "train_examples"), count(&two, "validation_examples")), (all, all));
+    assert!(!two["documents"].as_str().unwrap().contains("blocks"), "{two}");
+    // An evaluation of the model has the blocks of the run, and learns no tokenizer.
+    let set = [&file[..], &["data.validation=0.2", "trainer.eval_strategy=epoch"]].concat();
+    train(folder.path(), "gpt2.toml", &set);
+    let says = succeeds(&mut command(folder.path(), "eval", "gpt2.toml", &set));
+    let loss = evaluation(folder.path())["eval_loss"].as_f64().unwrap();
+    assert!(says.contains(&format!("'eval_loss': {loss}")), "{loss}: {says}");
+}
+
+#[test]
 fn a_resumed_run_masks_alike() {
     let folder = folder();
     // Two steps an epoch, and the stop is in the middle of the second.

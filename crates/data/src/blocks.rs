@@ -8,6 +8,9 @@
 //! rows on blocks begin elsewhere. And there is no `--line_by_line`, which gives every line a
 //! padded row of its own: lines and rows are always joined.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use kiln_core::error::{Error, Result};
 
 use super::tokens::TokenStore;
@@ -16,8 +19,10 @@ use super::{Dataset, Example, Label};
 /// Blocks of `block_size` tokens.
 #[derive(Debug)]
 pub struct Blocks {
-    store: TokenStore,
+    store: Arc<TokenStore>,
     block_size: usize,
+    /// The blocks of the store that these are.
+    blocks: Range<usize>,
 }
 
 impl Blocks {
@@ -41,17 +46,41 @@ impl Blocks {
                 tokens => format!("add text, or set data.block_size to at most {tokens}"),
             }));
         }
-        Ok(Self { store, block_size })
+        let blocks = 0..store.len() / block_size;
+        Ok(Self { store: Arc::new(store), block_size, blocks })
+    }
+
+    /// Splits off the last `share` (between 0 and 1) of the blocks for validation, as nanoGPT
+    /// splits a text: `(rest, validation)`.
+    ///
+    /// # Errors
+    /// A single block.
+    pub fn split(self, share: f64) -> Result<(Self, Self)> {
+        let Range { start, end } = self.blocks;
+        if end - start < 2 {
+            return Err(Error::data(format!(
+                "data.validation = {share}: the text is one block of {} tokens, which cannot be split",
+                self.block_size
+            ))
+            .help(format!(
+                "name validation files, add text, or set data.block_size to at most {}",
+                (self.store.len() / 2).max(2)
+            )));
+        }
+        let last = (((end - start) as f64 * share).round() as usize).clamp(1, end - start - 1);
+        let side = |blocks| Self { store: self.store.clone(), block_size: self.block_size, blocks };
+        Ok((side(start..end - last), side(end - last..end)))
     }
 }
 
 impl Dataset for Blocks {
     fn len(&self) -> usize {
-        self.store.len() / self.block_size
+        self.blocks.len()
     }
 
     fn get(&self, index: usize, _epoch: u64) -> Result<Example> {
-        let input_ids = self.store.tokens(index * self.block_size..(index + 1) * self.block_size);
+        let begin = (self.blocks.start + index) * self.block_size;
+        let input_ids = self.store.tokens(begin..begin + self.block_size);
         let label = Label::Tokens(input_ids.clone());
         Ok(Example { input_ids, attention_mask: None, token_type_ids: None, position_ids: None, label })
     }
@@ -100,6 +129,22 @@ mod tests {
             assert_eq!((example.attention_mask, example.token_type_ids), (None, None));
         }
         assert_eq!(Blocks::new(store(), 15).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn the_last_blocks_are_split_off() {
+        let ids = store().tokens(0..15);
+        let split = |share: f64| Blocks::new(store(), 2).unwrap().split(share).unwrap();
+        for (share, last) in [(0.3, 2), (1e-9, 1), (0.999, 6)] {
+            let (rest, validation) = split(share);
+            assert_eq!((rest.len(), validation.len()), (7 - last, last), "{share}");
+            let of = |blocks: &Blocks| {
+                (0..blocks.len()).flat_map(|index| blocks.get(index, 0).unwrap().input_ids).collect::<Vec<_>>()
+            };
+            assert_eq!([of(&rest), of(&validation)].concat(), ids[..14], "{share}");
+        }
+        let error = Blocks::new(store(), 9).unwrap().split(0.02).unwrap_err().to_string();
+        assert!(error.contains("one block of 9 tokens") && error.contains("at most 7"), "{error}");
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Corpus {
                 "data.validation = {share}: {} document(s) cannot be split; a document is a file, and each side needs one",
                 self.files.len()
             ))
-            .help("name validation files instead, set data.documents = \"line\", or split the text into more files")
+            .help("name validation files instead, or split the blocks of the text: `Blocks::split`")
         })?;
         let side = |validation: bool| {
             let indices = (0..self.files.len()).filter(|index| chosen[*index] == validation);
@@ -190,6 +190,11 @@ impl Corpus {
         let count = first_of(rows, percent)? as u64;
         let side = |is_first| Self { part: Some(Part::First { count, is_first }), ..self.clone() };
         Ok((side(false), side(true)))
+    }
+
+    /// Whether this is one document, which is a file: a share of it can only be a part of its text.
+    pub fn is_one_file(&self) -> bool {
+        self.documents == Kind::File && self.files.len() == 1
     }
 
     /// The paths of the files, in order.

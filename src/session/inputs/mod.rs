@@ -54,6 +54,8 @@ pub struct Inputs {
     pub block_size: Option<usize>,
     /// Tokens that rows of a table are cut to; none for other data.
     pub max_length: Option<usize>,
+    /// Whether the validation data are the last blocks of the one file of text that there is.
+    pub split_at_block: bool,
     /// Training and validation data.
     pub data: Splits<Arc<dyn Dataset>>,
 }
@@ -124,6 +126,7 @@ impl Inputs {
             architecture,
             examples: ExampleFacts {
                 block_size: inputs.block_size,
+                split_at_block: inputs.split_at_block,
                 pad_id: inputs.task.pad_id,
                 version_2_with_negative: SquadData::of(&**validation.as_ref().unwrap_or(&train))
                     .is_some_and(|squad| squad.questions().iter().any(|question| question.may_be_unanswerable)),

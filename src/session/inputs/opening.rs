@@ -80,6 +80,7 @@ impl<'a> Opening<'a> {
             unknown_model_fields: self.unknown_model_fields,
             block_size: None,
             max_length: None,
+            split_at_block: false,
             data,
         }
     }

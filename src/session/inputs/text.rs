@@ -17,7 +17,7 @@ use kiln_models::ModelConfig;
 use super::opening::Opening;
 use super::splits::Held;
 use super::{Inputs, Splits, Use, shuffle};
-use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, RunConfig, Task};
+use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, RunConfig, Task, Validation};
 
 /// Opens the text in blocks of `data.block_size` tokens; where nothing else names a tokenizer, one
 /// is learned from the training text.
@@ -32,13 +32,21 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
         };
         corpus.map(|corpus| corpus.with_ends(config.data.marks_ends()))
     })?;
-    let corpora = corpora.split(config, used, |corpus, held| match held {
-        Held::Share(share) => corpus.split(share, seed),
-        Held::First(percent) => corpus.split_first(percent),
-    })?;
+    // Of one file the last blocks are the validation data; several are split by documents.
+    let split_at_block = corpora.train.as_ref().is_some_and(Corpus::is_one_file)
+        && matches!(config.data.validation, Some(Validation::Share(_)));
+    let corpora = if split_at_block {
+        corpora
+    } else {
+        corpora.split(config, used, |corpus, held| match held {
+            Held::Share(share) => corpus.split(share, seed),
+            Held::First(percent) => corpus.split_first(percent),
+        })?
+    };
+    let learned_from = corpora.train.as_ref().filter(|_| used == Use::Training || !split_at_block);
     let tokenizer = match opening.optional_tokenizer()? {
         Some(tokenizer) => tokenizer,
-        None => match (config.tokenizer.train_vocab_size, &corpora.train) {
+        None => match (config.tokenizer.train_vocab_size, learned_from) {
             (Some(size), Some(train)) => Arc::new(trained_tokenizer(train, size, seed)?),
             (Some(_), None) => {
                 return Err(Error::data("the model's folder has no tokenizer, and one that is learned now is another")
@@ -78,18 +86,26 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
         }
         _ => None,
     };
-    let mut open = |corpus: Corpus| -> Result<Arc<dyn Dataset>> {
+    let mut open = |corpus: Corpus| {
         let store = TokenStore::build_or_open(&folder, &corpus, &tokenizer, opening.progress)?;
-        Ok(Arc::new(Blocks::new(store, block_size)?))
+        Blocks::new(store, block_size)
     };
     let data = match corpora {
         Splits { train: Some(train), validation } if config.data.streaming && used == Use::Training => {
             let validation = validation.map(open).transpose().map_err(|error| error.at("data.validation"))?;
+            let validation = validation.map(|blocks| Arc::new(blocks) as Arc<dyn Dataset>);
             let blocks = stream::blocks(train, tokenizer.clone(), block_size)?;
             let train = Streamed::new(blocks, shuffle(config)).map_err(|error| error.at("data.train"))?;
             Splits { train: Some(Arc::new(train) as Arc<dyn Dataset>), validation }
         }
-        corpora => corpora.map(&mut open)?,
+        corpora => {
+            let blocks = corpora.map(&mut open)?;
+            let blocks = match split_at_block {
+                true => blocks.split(config, used, |blocks, held| blocks.split(held.share()))?,
+                false => blocks,
+            };
+            blocks.map(|blocks| Ok(Arc::new(blocks) as Arc<dyn Dataset>))?
+        }
     };
     let masked = |data: Arc<dyn Dataset>| match &masking {
         Some(masking) => Arc::new(Masked::new(data, masking.clone(), seed)) as Arc<dyn Dataset>,
@@ -97,7 +113,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     };
     let pad_id = opening.model.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0));
     let data = data.map(|data| Ok(masked(data)))?;
-    Ok(Inputs { block_size: Some(block_size), ..opening.inputs(Some(tokenizer), pad_id, data) })
+    Ok(Inputs { block_size: Some(block_size), split_at_block, ..opening.inputs(Some(tokenizer), pad_id, data) })
 }
 
 /// The columns of a table whose rows are documents.

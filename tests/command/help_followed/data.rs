@@ -98,7 +98,17 @@ fn data_and_labels() {
                 ],
                 &[Set("data.block_size", "3")],
             ),
-            case(TEXT, &[Set("data.validation", "\"20%\"")], &[Set("data.documents", "\"line\"")]),
+            case(
+                TEXT,
+                &[
+                    Write("text/text.txt", "the cat is"),
+                    Set("data.validation", "\"20%\""),
+                    Set("data.block_size", "4"),
+                    Unset("tokenizer.train_vocab_size"),
+                    Set("tokenizer.from", "\"words\""),
+                ],
+                &[Set("data.block_size", "2")],
+            ),
             case(
                 TEXT,
                 &[
