@@ -32,7 +32,7 @@ pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
 use kiln_core::error::{Error, Result, nearest};
 use kiln_core::files::{MAX_CONFIG, read_given, utf16, without_mark};
-pub use kiln_data::settings::{DataFormat, DocumentEnd, Documents, PaddingStrategy, Sampler};
+pub use kiln_data::settings::{DataFormat, DocumentEnd, Documents, Errors, PaddingStrategy, Sampler};
 pub use kiln_data::task::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, Task};
 pub use lora::LoraSection;
 pub use sections::{DataSection, GenerationSection, ModelKind, ModelSection, TokenizerSection};

@@ -9,7 +9,8 @@ use kiln_core::choices::unknown_name;
 use kiln_core::saved_dataset::is_saved;
 use kiln_core::values::{count, seed, some_count, strings};
 use kiln_core::variables::expand_text;
-use kiln_data::settings::{DataFormat, DocumentEnd, Documents, PaddingStrategy, Sampler};
+use kiln_data::settings::{DataFormat, DocumentEnd, Documents, Errors, PaddingStrategy, Sampler};
+use kiln_data::table;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
@@ -210,6 +211,10 @@ pub struct DataSection {
     /// of `transformers` join rows. `[CLS]`, `[SEP]` and whatever else a tokenizer puts around
     /// every text stay.
     pub document_end: DocumentEnd,
+    /// The treatment of bytes that are not UTF-8, for `text`, `csv`, `tsv` and `jsonl`, as `errors`
+    /// of Python's `open`: `strict` refuses them, and `replace` reads each sequence of them as
+    /// U+FFFD and counts them. Default: `strict`.
+    pub errors: Errors,
     /// The share of tokens that the task `mlm` masks and predicts. Default: 0.15.
     pub mlm_probability: f64,
     /// Masks all pieces of a word together, for the task `mlm`. Default: false.
@@ -280,6 +285,7 @@ impl Default for DataSection {
             max_length: None,
             documents: Documents::File,
             document_end: DocumentEnd::Auto,
+            errors: Errors::Strict,
             mlm_probability: 0.15,
             whole_word_mask: false,
             doc_stride: None,
@@ -316,6 +322,18 @@ impl DataSection {
     /// Tables in `format` for `task`, with the columns `text` and `label`.
     pub fn table<S: Into<String>>(task: Task, format: DataFormat, train: impl IntoIterator<Item = S>) -> Self {
         Self { format, ..Self::text(task, train) }
+    }
+
+    /// The tables that `patterns` name, written as the training data are.
+    ///
+    /// # Errors
+    /// Patterns that name no files.
+    pub(crate) fn open_table(
+        &self,
+        patterns: &[String],
+        columns: table::Columns,
+    ) -> kiln_core::error::Result<table::Table> {
+        Ok(table::Table::open(patterns, self.format, columns)?.with_errors(self.errors))
     }
 
     /// Whether rows are instructions: conversations, or prompts with completions.

@@ -19,7 +19,7 @@ use kiln_data::{Dataset, Example, IGNORED, Label};
 use kiln_models::Copies;
 use serde_json::{Map, Value, json};
 
-use crate::config::{DataFormat, DataSection, Task};
+use crate::config::{DataFormat, DataSection, Errors, Task};
 use crate::reads::read_values;
 use crate::session::inputs::squad::span_options;
 use crate::session::inputs::table::{encoder, pad_id};
@@ -33,6 +33,8 @@ pub struct PredictOptions {
     pub input: PathBuf,
     /// How it is written; by its ending when none is given.
     pub format: Option<DataFormat>,
+    /// How bytes that are not UTF-8 are treated.
+    pub errors: Errors,
     /// The column with the text, or with the question.
     pub text_column: String,
     /// The column with the second text of a pair, or with the context of a question.
@@ -57,6 +59,7 @@ impl PredictOptions {
         Self {
             input,
             format: None,
+            errors: data.errors,
             text_column: data.text_column.clone().unwrap_or_else(|| task.columns().0.into()),
             text_pair_column: data.text_pair_column.clone(),
             choice_columns: data.choice_columns.clone().unwrap_or_default(),
@@ -183,7 +186,8 @@ impl Predictor<'_> {
                 .help("give --choice-columns ending0,ending1,ending2,ending3"));
         }
         let encoder = encoder(&self.tokenizer, task, &columns, self.max_length, &folder.config)?;
-        let table = Table::open(&[options.input.display().to_string()], self.format, columns)?;
+        let table =
+            Table::open(&[options.input.display().to_string()], self.format, columns)?.with_errors(options.errors);
         let names = if task.has_label_names() { label_names(folder.config.labels())? } else { Vec::new() };
         if task == Task::SequenceClassification {
             check_label_names(&names)?;
@@ -371,7 +375,7 @@ fn table_questions(format: DataFormat, options: &PredictOptions) -> Result<Vec<Q
             .help("give --text-column question --text-pair-column context, or SQuAD's JSON"));
     };
     let columns = Columns { text: options.text_column.clone(), text_pair: Some(context.clone()), ..Columns::default() };
-    let table = Table::open(&[options.input.display().to_string()], format, columns)?;
+    let table = Table::open(&[options.input.display().to_string()], format, columns)?.with_errors(options.errors);
     let question = |(index, row): (usize, Result<Row>)| {
         let row = row?;
         Ok(Question {

@@ -28,6 +28,8 @@ pub struct ExampleFacts {
     pub block_size: Option<usize>,
     /// Whether the validation data are the last blocks of the one file of text that there is.
     pub split_at_block: bool,
+    /// Sequences of bytes that are not UTF-8 and are read as U+FFFD, in data that are not streamed.
+    pub replaced: u64,
     /// The id that padding uses.
     pub pad_id: u32,
     /// Sequences of an example: the choices of a multiple choice, else one.

@@ -27,7 +27,7 @@ pub use sections::{Architecture, ExamplePlan, MemoryPlan, SamplePlan};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
-    DataFormat, DeviceKind, Documents, GenerateOptions, RunConfig, Sampler, SaveStrategy, Task, Validation,
+    DataFormat, DeviceKind, Documents, Errors, GenerateOptions, RunConfig, Sampler, SaveStrategy, Task, Validation,
 };
 use crate::optim::OptimizerConfig;
 use crate::plan::file::PlanFile;
@@ -91,7 +91,7 @@ impl RunPlan {
                 block_size: facts.examples.block_size,
                 max_length: facts.train.data.max_length,
                 documents: documents(config, facts, train.engine.device.kind),
-                limits: limits(config),
+                limits: limits(config, facts.examples.replaced),
                 pad_id: facts.examples.pad_id,
                 sequences: facts.examples.sequences,
                 packing: config_data.packing,
@@ -229,8 +229,9 @@ fn documents(config: &RunConfig, facts: &Facts, device: DeviceKind) -> Option<St
     })
 }
 
-/// The settings that keep the run from using all of its data as they stand.
-fn limits(config: &RunConfig) -> Vec<String> {
+/// The settings that keep the run from using all of its data as they stand, where so many sequences
+/// of bytes are `replaced`.
+fn limits(config: &RunConfig, replaced: u64) -> Vec<String> {
     let (data, trainer) = (&config.data, &config.trainer);
     let limit = |name: &str, limit: Option<usize>| limit.map(|limit| format!("{name} = {limit}"));
     let streaming = data.streaming.then(|| match data.sampler {
@@ -240,8 +241,18 @@ fn limits(config: &RunConfig) -> Vec<String> {
             data.shuffle_buffer_size
         ),
     });
+    let is_replaced = match replaced {
+        _ if data.errors == Errors::Strict => None,
+        _ if data.streaming => {
+            Some("bytes that are not UTF-8 are read as U+FFFD, and not counted while streaming".into())
+        }
+        0 => None,
+        1 => Some("1 sequence of bytes that are not UTF-8 is read as U+FFFD".to_owned()),
+        many => Some(format!("{} sequences of bytes that are not UTF-8 are read as U+FFFD", thousands(many))),
+    };
     let limits = [
         streaming,
+        is_replaced.map(|said| format!("errors = \"replace\": {said}")),
         limit("max_train_samples", data.max_train_samples),
         limit("max_eval_samples", data.max_eval_samples),
     ];

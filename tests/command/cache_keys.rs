@@ -341,6 +341,7 @@ fn texts() -> Case {
     ];
     let bytes = ["tokenizer.from = \"bytes\""];
     let csv = ["data.format = \"csv\"", "data.train = \"rows.csv\"", "data.validation = \"rows.csv\""];
+    let replace = ["data.errors = \"replace\""];
     let of_csv = |more: &'static str| set(&[&csv[..], &[more]].concat());
     // Ids of two tokens change places, and so a text has others.
     let turned =
@@ -371,6 +372,12 @@ fn texts() -> Case {
         set(&csv),
         of_csv("data.text_column = \"other\""),
         of_csv("data.document_end = \"eos\""),
+        both(file("a.txt", &b"the \xff\n\nthe hat\n".repeat(9)[..]), &replace),
+        both(
+            file("rows.csv", &b"text,other\nthe c\xe4t in the hat,the rat\nand the bat,the ham\n"[..]),
+            &[&csv[..], &replace].concat(),
+        ),
+        set(&["data.validation = \"40%\""]),
     ];
     Case { base, changes }
 }

@@ -131,6 +131,66 @@ fn masked_words_are_learned_from_lines() {
     assert_eq!(json(&folder.path().join("run/model/config.json"))["architectures"][0], "BertForMaskedLM");
 }
 
+/// Bytes that are not UTF-8 are read as Python reads them with `errors="replace"`, and counted.
+#[test]
+fn bytes_that_are_not_utf8_are_replaced_and_counted() {
+    let folder = folder();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    let latin1 =
+        |text: &str| text.replace("long book", "l\u{f6}ng b\u{f6}ok").chars().map(|c| c as u8).collect::<Vec<_>>();
+    let replaced = |text: &str| text.replace("long book", "l\u{fffd}ng b\u{fffd}ok");
+    let set = ["data.errors=replace", "trainer.max_steps=2"];
+    for (format, more) in [
+        ("text", &["data.documents=file", "data.block_size=8"][..]),
+        ("text", &["data.documents=line"]),
+        ("csv", &["data.documents=file"]),
+        ("jsonl", &["data.documents=file"]),
+    ] {
+        let file = if format == "text" { "train.txt".to_owned() } else { format!("train.{format}") };
+        let whole = std::fs::read_to_string(folder.path().join(&file)).unwrap();
+        let count = 2 * whole.matches("long book").count();
+        assert!(count > 20, "{file}");
+        let name = format!("data.train={}", file.replace("train", "latin1"));
+        let (file, ending) = (file.replace("train", "latin1"), format!("data.format={format}"));
+        let set = [&[&*ending, &*name], &set[..], more].concat();
+        let strict = [&[&*ending, &*name, "trainer.max_steps=2"][..], more].concat();
+        let run = |set: &[&str]| {
+            let done = command(folder.path(), "train", "gpt2.toml", set).output().unwrap();
+            assert!(done.status.success(), "{set:?}: {}", String::from_utf8_lossy(&done.stderr));
+            std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+            [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap())
+        };
+        // The examples are those of the text that Python reads.
+        let digest = |set: &[&str]| {
+            train(folder.path(), "gpt2.toml", set);
+            let losses = losses(folder.path());
+            std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+            losses
+        };
+        write(&file, replaced(&whole).as_bytes());
+        let expected = digest(&strict);
+        write(&file, &latin1(&whole));
+        crate::common::fails(
+            &mut command(folder.path(), "train", "gpt2.toml", &strict),
+            3,
+            &["UTF-8", "data.errors = \"replace\""],
+        );
+        assert_eq!(digest(&set), expected, "{set:?}");
+        // From the cache, too.
+        let said = format!("{count} sequences of bytes that are not UTF-8 are read as U+FFFD");
+        let [says, warns] = run(&set);
+        assert!(says.contains(&format!("errors = \"replace\": {said}")), "{said}: {says}");
+        assert!(warns.contains(&format!("{file}: {said} (data.errors")), "{said}: {warns}");
+        // A stream has the same examples, and does not count.
+        let ordered = ["data.sampler=sequential"];
+        let streamed = [&set[..], &["data.streaming=true"], &ordered].concat();
+        let stream = |set: &[&str]| digest(&[set, &["tokenizer.train_vocab_size=270"]].concat());
+        assert_eq!(stream(&streamed), stream(&[&set[..], &ordered].concat()), "{set:?}");
+        let [says, warns] = run(&streamed);
+        assert!(says.contains("and not counted while streaming") && warns.contains("and not counted"), "{says}{warns}");
+    }
+}
+
 #[test]
 fn one_file_is_split_at_a_block() {
     let folder = folder();

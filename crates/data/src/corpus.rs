@@ -12,10 +12,11 @@ use kiln_core::random::{seed_for, uniform};
 
 use super::paths;
 use super::stream::{PIECE_BYTES, Unit};
-use super::table::{Table, has_rows};
+use super::table::{Row, Table, has_rows};
 use super::text_chunks::{TextChunk, TextChunks, cut, not_utf8};
 use super::text_lines::TextLines;
-use crate::settings::{DataFormat, Documents};
+use super::utf8::text_of;
+use crate::settings::{DataFormat, Documents, Errors};
 
 /// Documents in a fixed order.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +27,8 @@ pub struct Corpus {
     documents: Kind,
     /// Whether end-of-text follows every document.
     marks_ends: bool,
+    /// How bytes that are not UTF-8 are treated.
+    errors: Errors,
     /// The share of the lines or rows that belongs to this corpus; none means all. Files are chosen
     /// one by one.
     part: Option<Part>,
@@ -45,11 +48,12 @@ enum Kind {
 
 impl Kind {
     /// The lines of `file` that are documents.
-    fn lines(&self, file: &Path) -> Result<TextLines> {
-        match self {
+    fn lines(&self, file: &Path, errors: Errors) -> Result<TextLines> {
+        let lines = match self {
             Self::EveryLine { keeps_breaks } => TextLines::all(file, *keeps_breaks),
             _ => TextLines::open(file),
-        }
+        };
+        lines.map(|lines| lines.with_errors(errors))
     }
 }
 
@@ -80,6 +84,14 @@ impl Corpus {
     /// Patterns that [`paths::resolve`] refuses; files that are tables; files that are all empty or
     /// blank.
     pub fn open(patterns: &[String], documents: Documents) -> Result<Self> {
+        Self::open_with(patterns, documents, Errors::Strict)
+    }
+
+    /// [`open`](Self::open) of files whose bytes that are not UTF-8 are treated as `errors` says.
+    ///
+    /// # Errors
+    /// The errors of [`open`](Self::open).
+    pub fn open_with(patterns: &[String], documents: Documents, errors: Errors) -> Result<Self> {
         let documents = match documents {
             Documents::File => Kind::File,
             Documents::Line => Kind::Line,
@@ -88,7 +100,7 @@ impl Corpus {
         };
         let files = paths::resolve(patterns, DataFormat::Text)?;
         files.iter().try_for_each(|file| check_is_no_table(file))?;
-        Self::of(files, documents)
+        Self::of(files, documents, errors)
     }
 
     /// The text column of a table.
@@ -96,10 +108,11 @@ impl Corpus {
     /// # Errors
     /// Files that cannot be read; a table whose text is all empty or blank.
     pub fn of_table(table: Table) -> Result<Self> {
-        Self::of(table.files().to_vec(), Kind::Row(table))
+        let (files, errors) = (table.files().to_vec(), table.errors());
+        Self::of(files, Kind::Row(table), errors)
     }
 
-    fn of(files: Vec<PathBuf>, documents: Kind) -> Result<Self> {
+    fn of(files: Vec<PathBuf>, documents: Kind, errors: Errors) -> Result<Self> {
         let size = |file: &PathBuf| {
             let metadata = fs::metadata(file);
             metadata.map(|m| m.len()).map_err(|error| read_error(file, &error))
@@ -109,7 +122,7 @@ impl Corpus {
             return Err(Error::data(format!("{}: expected text, got nothing", all(&files))));
         }
         let marks_ends = !matches!(documents, Kind::Row(_));
-        let corpus = Self { files, sizes, documents, marks_ends, part: None };
+        let corpus = Self { files, sizes, documents, marks_ends, errors, part: None };
         if corpus.is_blank()? {
             return Err(Error::data(format!("{}: expected text, got only white space", all(&corpus.files))));
         }
@@ -152,7 +165,8 @@ impl Corpus {
             Kind::EveryLine { keeps_breaks } => format!("every line {keeps_breaks}"),
             Kind::Row(table) => format!("rows {:?}", table.columns()),
         };
-        format!("{documents} {:?} ends {}", self.part, self.marks_ends)
+        let errors = if self.errors == Errors::Strict { "" } else { " errors replaced" };
+        format!("{documents} {:?} ends {}{errors}", self.part, self.marks_ends)
     }
 
     /// Splits off `share` (between 0 and 1) of the documents for validation: `(rest, validation)`.
@@ -176,7 +190,7 @@ impl Corpus {
         let side = |validation: bool| {
             let indices = (0..self.files.len()).filter(|index| chosen[*index] == validation);
             let (files, sizes) = indices.map(|index| (self.files[index].clone(), self.sizes[index])).unzip();
-            Self { files, sizes, documents: Kind::File, marks_ends: self.marks_ends, part: None }
+            Self { files, sizes, ..self.clone() }
         };
         Ok((side(false), side(true)))
     }
@@ -216,11 +230,9 @@ impl Corpus {
         let documents: Box<dyn Iterator<Item = Result<TextChunk>> + Send + '_> = match &self.documents {
             Kind::File => return Box::new(std::iter::empty()),
             Kind::Line | Kind::EveryLine { .. } => {
-                Box::new(self.files.iter().flat_map(|file| or_error(self.documents.lines(file))))
+                Box::new(self.files.iter().flat_map(|file| or_error(self.documents.lines(file, self.errors))))
             }
-            Kind::Row(table) => {
-                Box::new(table.rows().map(|row| row.map(|row| TextChunk { text: row.text, ends_document: true })))
-            }
+            Kind::Row(table) => Box::new(table.rows().map(|row| row.map(of_row))),
         };
         let Some(part) = self.part else { return documents };
         Box::new((0..).zip(documents).filter(move |(index, piece)| piece.is_err() || part.has(*index)).map(|(_, p)| p))
@@ -237,23 +249,21 @@ impl Corpus {
         let path = &self.files[file];
         let documents: Box<dyn Iterator<Item = Result<TextChunk>> + Send> = match &self.documents {
             Kind::File => {
-                let mut chunks = TextChunks::open_at(path, PIECE_BYTES, at)?;
+                let mut chunks = TextChunks::open_at(path, PIECE_BYTES, at, self.errors)?;
                 return Ok(Box::new(std::iter::from_fn(move || {
                     let at = chunks.offset();
                     chunks.next().map(|chunk| chunk.map(|chunk| (at, at == 0, chunk)))
                 })));
             }
-            Kind::Line | Kind::EveryLine { .. } => Box::new(self.documents.lines(path)?),
-            Kind::Row(table) => Box::new(
-                table.rows_of(file).map(|row| row.map(|row| TextChunk { text: row.text, ends_document: true })),
-            ),
+            Kind::Line | Kind::EveryLine { .. } => Box::new(self.documents.lines(path, self.errors)?),
+            Kind::Row(table) => Box::new(table.rows_of(file).map(|row| row.map(of_row))),
         };
         let numbered = (0..).zip(documents).filter(move |(number, document)| document.is_err() || *number >= at);
         Ok(Box::new(numbered.map(|(number, document)| document.map(|document| (number, true, document)))))
     }
 
     fn pieces_of(&self, file: usize, max_bytes: usize) -> impl Iterator<Item = Result<TextChunk>> + Send {
-        or_error(TextChunks::open(&self.files[file], max_bytes))
+        or_error(TextChunks::open_at(&self.files[file], max_bytes, 0, self.errors))
     }
 
     /// Pieces of documents drawn from the corpus by `seed`: about `limit` bytes or all of it. Files
@@ -291,10 +301,8 @@ impl Corpus {
         let mut bytes = Vec::new();
         let read = Decoded::open(file).and_then(|mut opened| opened.read_to_end(&mut bytes));
         read.map_err(|error| read_error(file, &error))?;
-        let text = String::from_utf8(bytes).map_err(|error| {
-            let offset = error.utf8_error().valid_up_to();
-            not_utf8(file, offset, error.as_bytes()[offset])
-        })?;
+        let (text, _) = text_of(&bytes, self.errors)
+            .map_err(|error| not_utf8(file, error.valid_up_to(), bytes[error.valid_up_to()]))?;
         Ok(without_mark(&text).to_owned())
     }
 }
@@ -313,6 +321,11 @@ fn check_is_no_table(file: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// The document that a row of a table is.
+fn of_row(row: Row) -> TextChunk {
+    TextChunk { text: row.text, ends_document: true, replaced: row.replaced }
 }
 
 /// The opened file, or the one error that opening it gave.

@@ -10,6 +10,7 @@ pub mod hub;
 pub mod cache;
 pub mod paths;
 pub mod corpus;
+pub mod utf8;
 pub mod text_lines;
 pub mod text_chunks;
 mod guard;

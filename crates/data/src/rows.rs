@@ -63,6 +63,8 @@ pub struct Scan {
     pub labels: SeenLabels,
     /// How many rows have no text, and the place of the first.
     pub blank: (u64, Option<Place>),
+    /// Sequences of bytes that were not UTF-8 and are read as U+FFFD.
+    pub replaced: u64,
     hash: [u8; 32],
 }
 
@@ -73,10 +75,11 @@ impl Scan {
     /// A row of the table that cannot be read; a table without rows.
     pub fn new(table: &Table, classes: bool) -> Result<Self> {
         let (mut bytes, mut rows, mut labels, mut hash) = (0, 0, SeenLabels::default(), Sha256::new());
-        let mut blank = (0, None);
+        let (mut blank, mut replaced) = ((0, None), 0);
         for row in table.rows() {
             let row = row?;
             rows += 1;
+            replaced += row.replaced;
             bytes += size(&row) as u64;
             add(&mut hash, &row);
             if is_blank(&row) {
@@ -91,7 +94,7 @@ impl Scan {
             let more = if files.len() > 1 { format!(" and {} more file(s)", files.len() - 1) } else { String::new() };
             return Err(Error::data(format!("{}{more}: expected rows, got none", files[0].display())));
         }
-        Ok(Self { bytes, rows, labels, blank, hash: hash.finalize().into() })
+        Ok(Self { bytes, rows, labels, blank, replaced, hash: hash.finalize().into() })
     }
 }
 

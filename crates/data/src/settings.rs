@@ -67,6 +67,16 @@ choices! {
 }
 
 choices! {
+    /// The treatment of bytes that are not UTF-8, as `errors` of Python's `open`.
+    Errors("treatment of bytes that are not UTF-8") {
+        /// They are an error.
+        Strict = "strict",
+        /// Each sequence of them is read as U+FFFD.
+        Replace = "replace",
+    }
+}
+
+choices! {
     /// The unit of a text that is one document.
     Documents("kind of document") {
         /// A whole file.

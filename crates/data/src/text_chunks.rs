@@ -3,14 +3,16 @@
 //! and the learning of a vocabulary read text this way; nothing here knows tokenizers beyond where
 //! it is safe to cut.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{Decoded, MARK, read_error, utf16};
 use kiln_core::signals;
 
+use super::utf8::Utf8;
 use crate::cache::mapped::interrupted;
+use crate::settings::Errors;
 
 /// A part of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,12 +21,15 @@ pub struct TextChunk {
     pub text: String,
     /// Nothing of this document follows.
     pub ends_document: bool,
+    /// Sequences of bytes that were not UTF-8 and are U+FFFD in the text; those of a file count
+    /// where they are read, which may be a chunk earlier.
+    pub replaced: u64,
 }
 
 /// Reads one file; an iterator over at least one chunk.
 pub struct TextChunks {
     path: PathBuf,
-    file: Decoded,
+    file: Utf8<Decoded>,
     /// Read, but not handed out yet.
     pending: Vec<u8>,
     /// Bytes handed out.
@@ -40,16 +45,27 @@ impl TextChunks {
     /// # Errors
     /// A file that cannot be opened.
     pub fn open(path: &Path, max_bytes: usize) -> Result<Self> {
-        Self::open_at(path, max_bytes, 0)
+        Self::open_at(path, max_bytes, 0, Errors::Strict)
     }
 
     /// Opens `path` at byte `offset` of the text, at which a chunk begins. Chunks have at most
     /// `max_bytes` bytes, which is at least 4 (the longest character).
     ///
+    /// Bytes that are not UTF-8 are treated as `errors` says, and count as what replaces them.
+    ///
     /// # Errors
     /// A file that cannot be opened, and damage before byte `offset`.
-    pub fn open_at(path: &Path, max_bytes: usize, offset: u64) -> Result<Self> {
-        let file = Decoded::open_at(path, offset).map_err(|error| read_error(path, &error))?;
+    pub fn open_at(path: &Path, max_bytes: usize, offset: u64, errors: Errors) -> Result<Self> {
+        let opened = match errors {
+            Errors::Strict => Decoded::open_at(path, offset).map(|file| Utf8::new(file, errors)),
+            Errors::Replace => Decoded::open(path).and_then(|file| {
+                let mut file = Utf8::new(file, errors);
+                io::copy(&mut (&mut file).take(offset), &mut io::sink())?;
+                file.take_replaced();
+                Ok(file)
+            }),
+        };
+        let file = opened.map_err(|error| read_error(path, &error))?;
         let (path, offset) = (path.to_owned(), offset as usize);
         Ok(Self { path, file, pending: Vec::new(), offset, max_bytes: max_bytes.max(4), finished: false })
     }
@@ -85,7 +101,7 @@ impl TextChunks {
         let text = text[mark..cut].to_string();
         self.pending.drain(..cut);
         self.offset += cut;
-        Ok(TextChunk { text, ends_document: at_end })
+        Ok(TextChunk { text, ends_document: at_end, replaced: self.file.take_replaced() })
     }
 }
 
@@ -105,9 +121,9 @@ impl Iterator for TextChunks {
 /// A document that is in memory, in chunks of at most `max_bytes`, which is at least 4; an error
 /// stays what it is.
 pub(super) fn cut(document: Result<TextChunk>, max_bytes: usize) -> impl Iterator<Item = Result<TextChunk>> + Send {
-    let (mut rest, mut whole) = (String::new(), None);
+    let (mut rest, mut whole, mut replaced) = (String::new(), None, 0);
     match document {
-        Ok(piece) if piece.text.len() > max_bytes => rest = piece.text,
+        Ok(piece) if piece.text.len() > max_bytes => (rest, replaced) = (piece.text, piece.replaced),
         short => whole = Some(short),
     }
     let mut at = 0;
@@ -119,7 +135,8 @@ pub(super) fn cut(document: Result<TextChunk>, max_bytes: usize) -> impl Iterato
         let some = &left[..left.floor_char_boundary(max_bytes)];
         let some = if some.len() == left.len() { some } else { &some[..seam(some).unwrap_or(some.len())] };
         at += some.len();
-        Some(Ok(TextChunk { text: some.to_string(), ends_document: at == rest.len() }))
+        let replaced = std::mem::take(&mut replaced);
+        Some(Ok(TextChunk { text: some.to_string(), ends_document: at == rest.len(), replaced }))
     });
     whole.into_iter().chain(pieces)
 }
@@ -148,12 +165,13 @@ fn seams(text: &str, byte: u8) -> impl DoubleEndedIterator<Item = usize> {
 
 /// The error for a text file that is not UTF-8 from `offset` on.
 pub(crate) fn not_utf8(path: &Path, offset: usize, byte: u8) -> Error {
-    let got = match utf16(offset, byte) {
-        Some(got) => got.to_owned(),
-        None => format!("the byte 0x{byte:02x} at offset {offset}"),
-    };
-    Error::data(format!("{}: expected UTF-8 text, got {got}", path.display()))
-        .help("convert the file to UTF-8, or leave it out of the pattern")
+    let error = |got: &str| Error::data(format!("{}: expected UTF-8 text, got {got}", path.display()));
+    let help = "convert the file to UTF-8, or leave it out of the pattern";
+    match utf16(offset, byte) {
+        Some(got) => error(got).help(help),
+        None => error(&format!("the byte 0x{byte:02x} at offset {offset}"))
+            .help(format!("{help}; of text and tables data.errors = \"replace\" reads such bytes as U+FFFD")),
+    }
 }
 
 #[cfg(test)]
@@ -184,7 +202,7 @@ mod tests {
     fn what_is_in_memory_is_cut_as_a_file_is() {
         let text = "let größe = \"日本語 🦀\";\n\n  fn x() {}\tno  seam\nhere aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaé ";
         for max_bytes in 4..text.len() + 3 {
-            let document = TextChunk { text: text.into(), ends_document: true };
+            let document = TextChunk { text: text.into(), ends_document: true, replaced: 0 };
             let parts = cut(Ok(document), max_bytes).collect::<Result<Vec<_>>>().unwrap();
             let joined = |pieces: &[TextChunk]| pieces.iter().map(|piece| piece.text.as_str()).collect::<String>();
             assert_eq!(joined(&parts), text, "{max_bytes}");
@@ -199,7 +217,7 @@ mod tests {
                 assert_eq!(texts(&parts)[0], of_file[0], "{max_bytes}");
             }
         }
-        let empty = TextChunk { text: String::new(), ends_document: true };
+        let empty = TextChunk { text: String::new(), ends_document: true, replaced: 0 };
         assert_eq!(cut(Ok(empty.clone()), 8).collect::<Result<Vec<_>>>().unwrap(), [empty]);
         assert!(cut(Err(Error::data("x")), 8).all(|piece| piece.is_err()));
     }
@@ -216,7 +234,7 @@ mod tests {
 
     #[test]
     fn an_empty_file_is_one_empty_piece() {
-        assert_eq!(pieces(b"", 8).unwrap(), [TextChunk { text: String::new(), ends_document: true }]);
+        assert_eq!(pieces(b"", 8).unwrap(), [TextChunk { text: String::new(), ends_document: true, replaced: 0 }]);
     }
 
     #[test]

@@ -10,7 +10,9 @@ use kiln_core::files::{Decoded, read_error, without_mark};
 use kiln_core::signals;
 
 use super::text_chunks::{TextChunk, not_utf8};
+use super::utf8::text_of;
 use crate::cache::mapped::interrupted;
+use crate::settings::Errors;
 
 /// The most bytes of a line or of a row of a table. A longer one comes from a file of another kind
 /// or from a quote that is not closed, and would take all memory.
@@ -44,6 +46,7 @@ pub struct TextLines {
     path: PathBuf,
     file: BufReader<Decoded>,
     lines: Lines,
+    errors: Errors,
     /// Bytes read.
     offset: usize,
     /// Lines read.
@@ -75,10 +78,17 @@ impl TextLines {
             path: path.to_owned(),
             file: BufReader::with_capacity(1 << 18, file),
             lines,
+            errors: Errors::Strict,
             offset: 0,
             number: 0,
             finished: false,
         })
+    }
+
+    /// Treats bytes that are not UTF-8 as `errors` says; else they are an error.
+    #[must_use]
+    pub fn with_errors(self, errors: Errors) -> Self {
+        Self { errors, ..self }
     }
 
     /// Bytes of the file that have been read.
@@ -109,9 +119,9 @@ impl TextLines {
             let start = self.offset;
             self.offset += read;
             self.number += 1;
-            let text = std::str::from_utf8(&bytes)
+            let (text, replaced) = text_of(&bytes, self.errors)
                 .map_err(|error| not_utf8(&self.path, start + error.valid_up_to(), bytes[error.valid_up_to()]))?;
-            let text = if start == 0 { without_mark(text) } else { text };
+            let text = if start == 0 { without_mark(&text) } else { &*text };
             let line = text.strip_suffix('\n').unwrap_or(text);
             let line = line.strip_suffix('\r').unwrap_or(line);
             let text = match self.lines {
@@ -119,7 +129,7 @@ impl TextLines {
                 Lines::WithBreaks if text.ends_with('\n') => format!("{line}\n"),
                 _ => line.to_string(),
             };
-            return Ok(Some(TextChunk { text, ends_document: true }));
+            return Ok(Some(TextChunk { text, ends_document: true, replaced }));
         }
     }
 }

@@ -14,10 +14,15 @@ use super::tokenizer::Tokenizer;
 use crate::cache::mapped::Kind;
 use crate::cache::sources::Sources;
 
-const FORMAT: Format =
-    Format { kind: Kind { magic: b"KILNTOK3", name: "token store", extension: "tokens" }, columns: &["input_ids"] };
+const FORMAT: Format = Format {
+    kind: Kind { magic: b"KILNTOK4", name: "token store", extension: "tokens" },
+    columns: &["input_ids", "replaced"],
+};
 
 const INPUT_IDS: Column = Column(0);
+
+/// One number: the sequences of bytes of the whole text that were not UTF-8 and were replaced.
+const REPLACED: Column = Column(1);
 
 /// Text is handed to the tokenizer in groups of about this many bytes, to use all cores while
 /// holding little at a time.
@@ -59,6 +64,11 @@ impl TokenStore {
     /// Whether there are no ids.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// How many sequences of bytes of the text were not UTF-8 and are read as U+FFFD.
+    pub fn replaced(&self) -> u64 {
+        self.0.number(REPLACED, 0) as u64
     }
 
     /// The ids of `range`, which lies within [`len`](Self::len).
@@ -113,19 +123,21 @@ fn write(writer: &mut Writer<'_, '_>, corpus: &Corpus, tokenizer: &Tokenizer) ->
         group.clear();
         writer.tell()
     };
-    let (mut group, mut bytes) = (Vec::new(), 0);
+    let (mut group, mut bytes, mut replaced) = (Vec::new(), 0, 0);
     for piece in corpus.pieces(PIECE_BYTES) {
         let piece = piece?;
         // An empty document is not free either: it is counted as one byte, so that many of them do
         // not pile up.
         bytes += piece.text.len().max(1);
+        replaced += piece.replaced;
         group.push(piece);
         if bytes >= GROUP_BYTES {
             flush(&mut group)?;
             bytes = 0;
         }
     }
-    flush(&mut group)
+    flush(&mut group)?;
+    writer.numbers(REPLACED, [replaced as i64])
 }
 
 #[cfg(test)]

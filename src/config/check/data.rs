@@ -3,7 +3,7 @@
 use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, at_least, at_most, not_empty, two_ways};
 
 use crate::config::{
-    DataFormat, DataSection, DocumentEnd, Documents, PaddingStrategy, RunConfig, Sampler, Task, Validation,
+    DataFormat, DataSection, DocumentEnd, Documents, Errors, PaddingStrategy, RunConfig, Sampler, Task, Validation,
 };
 
 pub(super) fn check(data: &DataSection) -> Checked {
@@ -79,6 +79,11 @@ pub(super) fn check(data: &DataSection) -> Checked {
         let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
         return Err(Complaint::new("data.document_end", message)
             .help("remove it; it belongs to text and tables whose rows are joined for a language model"));
+    }
+    let is_text = matches!(data.format, DataFormat::Text | DataFormat::Csv | DataFormat::Tsv | DataFormat::Jsonl);
+    if data.errors != Errors::Strict && !is_text {
+        let message = format!("has no effect with format = \"{}\"", data.format);
+        return Err(Complaint::new("data.errors", message).help("it belongs to `text`, `csv`, `tsv` and `jsonl`"));
     }
     masking(data)?;
     squad(data)?;

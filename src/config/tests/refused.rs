@@ -181,6 +181,8 @@ fn documents_masking_padding_and_limits() {
     refused.together(&["data.documents=line", "data.format=tokenized"]);
     refused.set(&["data.document_end=eot"]);
     refused.together(&["data.document_end=eos", "data.format=tokenized"]);
+    refused.set(&["data.errors=ignore"]);
+    refused.together(&["data.errors=replace", "data.format=tokenized"]);
     refused.set(&["data.mlm_probability=0.2", "data.whole_word_mask=true"]);
     refused.together(&["data.task=mlm", "data.format=tokenized", "data.whole_word_mask=true"]);
     for share in ["0", "1.5", "-0.1"] {

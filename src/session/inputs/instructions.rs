@@ -11,7 +11,7 @@ use kiln_data::instruct::template::ChatTemplate;
 use kiln_data::instruct::{self, Encoder, InstructionStore};
 use kiln_data::rows::Scan;
 use kiln_data::stream::Streamed;
-use kiln_data::table::Table;
+use kiln_data::utf8::tell_replaced;
 use kiln_data::{Dataset, cache};
 
 use super::opening::Opening;
@@ -58,18 +58,22 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let folder = cache::folder_of(cache::ROWS)?;
     let rows = if data.streaming && used == Use::Training {
         let validation = |patterns: &[String]| -> Result<Arc<dyn Dataset>> {
-            let table = Table::open(patterns, data.format, columns.clone())?;
+            let table = data.open_table(patterns, columns.clone())?;
             let scan = Scan::new(&table, false)?;
+            tell_replaced(table.files(), scan.replaced);
+            opening.replaced += scan.replaced;
             Ok(Arc::new(InstructionStore::build_or_open(&folder, &table, &scan, &encoder, opening.progress)?))
         };
-        let table = Table::open(&data.train, data.format, columns.clone()).map_err(|error| error.at("data.train"))?;
+        let table = data.open_table(&data.train, columns.clone()).map_err(|error| error.at("data.train"))?;
         let encoder = encoder.clone();
         let train = Arc::new(Streamed::new(instruct::streamed(table, encoder), shuffle(config))?) as Arc<dyn Dataset>;
         Splits::streamed(config, train, validation)?
     } else {
         let tables = Splits::open(config, used, |patterns| {
-            let table = Table::open(patterns, data.format, columns.clone())?;
+            let table = data.open_table(patterns, columns.clone())?;
             let scan = Scan::new(&table, false)?;
+            tell_replaced(table.files(), scan.replaced);
+            opening.replaced += scan.replaced;
             Ok((table, scan))
         })?;
         let rows = tables.map(|(table, scan)| {

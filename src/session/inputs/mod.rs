@@ -56,6 +56,8 @@ pub struct Inputs {
     pub max_length: Option<usize>,
     /// Whether the validation data are the last blocks of the one file of text that there is.
     pub split_at_block: bool,
+    /// Sequences of bytes that are not UTF-8 and are read as U+FFFD, in data that are not streamed.
+    pub replaced: u64,
     /// Training and validation data.
     pub data: Splits<Arc<dyn Dataset>>,
 }
@@ -127,6 +129,7 @@ impl Inputs {
             examples: ExampleFacts {
                 block_size: inputs.block_size,
                 split_at_block: inputs.split_at_block,
+                replaced: inputs.replaced,
                 pad_id: inputs.task.pad_id,
                 version_2_with_negative: SquadData::of(&**validation.as_ref().unwrap_or(&train))
                     .is_some_and(|squad| squad.questions().iter().any(|question| question.may_be_unanswerable)),

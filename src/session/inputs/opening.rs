@@ -28,6 +28,8 @@ pub(super) struct Opening<'a> {
     pub model: ModelConfig,
     /// The folder of pretrained weights.
     pub model_from: Option<PathBuf>,
+    /// Sequences of bytes that are not UTF-8 and are read as U+FFFD, in the data so far.
+    pub replaced: u64,
     unknown_model_fields: Vec<String>,
 }
 
@@ -35,7 +37,7 @@ impl<'a> Opening<'a> {
     /// The inputs of `config`, of which the model's configuration has been read.
     pub fn new(config: &'a RunConfig, used: Use, progress: &'a mut OnProgress<'a>) -> Result<Self> {
         let (model, model_from, unknown_model_fields) = model_config(config)?;
-        Ok(Self { config, used, progress, model, model_from, unknown_model_fields })
+        Ok(Self { config, used, progress, model, model_from, replaced: 0, unknown_model_fields })
     }
 
     /// The tokenizer that the config or the model's folder has, if any.
@@ -81,6 +83,7 @@ impl<'a> Opening<'a> {
             block_size: None,
             max_length: None,
             split_at_block: false,
+            replaced: self.replaced,
             data,
         }
     }

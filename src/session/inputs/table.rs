@@ -10,6 +10,7 @@ use kiln_data::rows::{self, RowStore, Scan};
 use kiln_data::stream::Streamed;
 use kiln_data::table::{Columns, Table};
 use kiln_data::tokenizer::{RowEncoder, RowKind, Tokenizer};
+use kiln_data::utf8::tell_replaced;
 use kiln_data::{Dataset, cache};
 use kiln_models::ModelConfig;
 
@@ -38,24 +39,26 @@ fn rows(opening: &mut Opening<'_>, tokenizer: &Tokenizer, max_length: usize) -> 
     let columns = columns(data);
     let encoder = encoder(tokenizer, data.task, &columns, max_length, &opening.model)?;
     let classes = data.task.has_label_names();
+    let open_table = |patterns: &[String]| data.open_table(patterns, columns.clone());
     if data.streaming && used == Use::Training {
-        let table = Table::open(&data.train, data.format, columns.clone()).map_err(|error| error.at("data.train"))?;
+        let table = open_table(&data.train).map_err(|error| error.at("data.train"))?;
         let labels = settle_labels(config, used, &mut opening.model, ("data.train", &table), None)?;
         let streamed = rows::streamed(table, encoder.clone(), labels.clone());
         let train = Arc::new(Streamed::new(streamed, shuffle(config))?) as Arc<dyn Dataset>;
         let validation = |patterns: &[String]| -> Result<Arc<dyn Dataset>> {
-            let table = Table::open(patterns, data.format, columns.clone())?;
+            let table = open_table(patterns)?;
             let scan = Scan::new(&table, classes)?;
             let folder = cache::folder_of(cache::ROWS)?;
             let rows = RowStore::build_or_open(&folder, &table, &scan, &encoder, &labels, opening.progress)?;
             tell_left_out(&table, &scan, &rows, &labels);
+            opening.replaced += scan.replaced;
             Ok(Arc::new(rows))
         };
         return Splits::streamed(config, train, validation);
     }
     // All are read once before any is encoded: what is wrong with the last shows at once.
     let tables = Splits::open(config, used, |patterns| {
-        let table = Table::open(patterns, data.format, columns.clone())?;
+        let table = open_table(patterns)?;
         let scan = Scan::new(&table, classes)?;
         Ok((table, scan))
     })?;
@@ -65,6 +68,7 @@ fn rows(opening: &mut Opening<'_>, tokenizer: &Tokenizer, max_length: usize) -> 
     let rows = tables.map(|(table, scan)| {
         let store = RowStore::build_or_open(&folder, &table, &scan, &encoder, &labels, opening.progress)?;
         tell_left_out(&table, &scan, &store, &labels);
+        opening.replaced += scan.replaced;
         Ok(Arc::new(store) as Arc<dyn Dataset>)
     })?;
     rows.split_rows(config, used)
@@ -113,8 +117,10 @@ pub(crate) fn encoder(
     tokenizer.row_encoder(max_length, kind, pairs && model.type_vocab_size().is_some_and(|types| types > 1))
 }
 
-/// Tells how many rows, and words of rows, `labels` leaves out, and how many have no text.
+/// Tells how many rows, and words of rows, `labels` leaves out, how many have no text, and how much
+/// of them is not UTF-8.
 fn tell_left_out(table: &Table, scan: &Scan, rows: &RowStore, labels: &LabelReader) {
+    tell_replaced(table.files(), scan.replaced);
     let file = table.files()[0].display();
     match scan.rows - rows.len() as u64 {
         0 => {}

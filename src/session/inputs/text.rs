@@ -8,9 +8,10 @@ use kiln_data::corpus::Corpus;
 use kiln_data::learned::learned_bpe;
 use kiln_data::masking::{Masked, Masking};
 use kiln_data::stream::{self, Streamed};
-use kiln_data::table::{Columns, Table};
+use kiln_data::table::Columns;
 use kiln_data::tokenizer::Tokenizer;
 use kiln_data::tokens::TokenStore;
+use kiln_data::utf8::tell_replaced;
 use kiln_data::{Dataset, cache};
 use kiln_models::ModelConfig;
 
@@ -26,9 +27,9 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let seed = config.trainer.seed;
     let corpora = Splits::open(config, used, |patterns| {
         let corpus = if config.data.format.is_table() {
-            Table::open(patterns, config.data.format, text_column(config)).and_then(Corpus::of_table)
+            config.data.open_table(patterns, text_column(config)).and_then(Corpus::of_table)
         } else {
-            Corpus::open(patterns, config.data.documents)
+            Corpus::open_with(patterns, config.data.documents, config.data.errors)
         };
         corpus.map(|corpus| corpus.with_ends(config.data.marks_ends()))
     })?;
@@ -88,6 +89,8 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     };
     let mut open = |corpus: Corpus| {
         let store = TokenStore::build_or_open(&folder, &corpus, &tokenizer, opening.progress)?;
+        tell_replaced(corpus.files(), store.replaced());
+        opening.replaced += store.replaced();
         Blocks::new(store, block_size)
     };
     let data = match corpora {

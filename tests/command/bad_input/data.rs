@@ -31,6 +31,8 @@ fn text_that_is_empty_or_no_text() {
     place.refused("text.toml", &["data.train=utf16.txt"], 3);
     place.refused("text.toml", &["data.train=blank.txt"], 3);
     place.refused("text.toml", &["data.validation=[\"latin1.txt\"]"], 3);
+    place.refused("text.toml", &["data.train=utf16.txt", "data.errors=replace"], 3);
+    place.refused("text.toml", &["data.format=parquet", "data.errors=replace"], 2);
     place.refused("text.toml", &["data.validation=[\"empty.txt\"]"], 3);
 }
 

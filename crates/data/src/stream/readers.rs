@@ -8,10 +8,12 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Examples, Made, Mark};
 use crate::corpus::Corpus;
+use crate::settings::Errors;
 use crate::table::{Row, Table};
 use crate::text_chunks::{TextChunk, cut};
 use crate::tokenizer::Tokenizer;
 use crate::tokens::ends;
+use crate::utf8::tell_streamed;
 use crate::{Example, Label};
 
 /// Documents go to the tokenizer in groups of about this many bytes.
@@ -90,6 +92,9 @@ impl BlockReader {
             match documents.next() {
                 Some(unit) => {
                     let unit = unit?;
+                    if unit.2.replaced > 0 {
+                        tell_streamed(&self.corpus.files()[self.file]);
+                    }
                     bytes += unit.2.text.len().max(1);
                     group.push((self.file, unit));
                 }
@@ -174,6 +179,9 @@ pub type Encode = dyn Fn(&[Row]) -> Result<Vec<Option<Example>>> + Send + Sync;
 /// a hash of what decides them, besides the rows.
 pub fn rows(table: Table, encode: Box<Encode>, longest: usize, mut settings: Sha256) -> Made {
     settings.update(format!("rows {:?} {longest}\n", table.columns()));
+    if table.errors() == Errors::Replace {
+        settings.update("errors replaced\n");
+    }
     let files = table.files().to_vec();
     let (table, encode): (Arc<Table>, Arc<Encode>) = (Arc::new(table), encode.into());
     let source = move |mark: Mark| -> Examples {
@@ -218,6 +226,9 @@ impl RowReader {
             match rows.next() {
                 Some(row) => {
                     let row = row?;
+                    if row.replaced > 0 {
+                        tell_streamed(&self.table.files()[self.file]);
+                    }
                     bytes += row.texts().map(str::len).sum::<usize>();
                     marks.push(Mark { file: self.file, at: self.at, skip: 0 });
                     group.push(row);

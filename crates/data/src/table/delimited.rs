@@ -10,12 +10,14 @@ use kiln_core::files::{Decoded, MARK_BYTES, read_error, utf16};
 use kiln_core::told::tell_once;
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, spaced, too_long};
+use crate::settings::Errors;
 use crate::text_chunks::not_utf8;
+use crate::utf8::text_of;
 
 /// The rows of `file`, whose fields `delimiter` separates. Quotes mean something only in CSV.
-pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows> {
+pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns, errors: Errors) -> Result<Rows> {
     let path: Arc<Path> = file.into();
-    let mut records = Records::open(path.clone(), delimiter)?;
+    let mut records = Records { errors, ..Records::open(path.clone(), delimiter)? };
     if !records.read()? {
         return Err(Error::data(format!("{}: expected a first row with column names, got nothing", file.display())));
     }
@@ -39,6 +41,7 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
             Err(error) => return Some(Err(error)),
         }
         let place = records.place();
+        records.replaced.set(0);
         let row = || {
             let (expected, got) = (names.len(), records.ends.len());
             if got != expected {
@@ -78,7 +81,7 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns) -> Result<Rows
                 get(index).map(value)
             })?);
             let text_pair = found.text_pair.map(&get).transpose()?.map(of_kind);
-            Ok(Row { text, text_pair, parts, label, place: place.clone() })
+            Ok(Row { text, text_pair, parts, label, place: place.clone(), replaced: records.replaced.get() })
         };
         Some(row().map_err(|error| error.at(&place)))
     })))
@@ -129,6 +132,10 @@ struct Records {
     ends: Vec<usize>,
     /// Whether one of them stands in quotes.
     is_quoted: bool,
+    /// How bytes that are not UTF-8 are treated, and how many sequences of them were replaced in
+    /// the texts since this was set to 0.
+    errors: Errors,
+    replaced: Slot<u64>,
 }
 
 /// The part of a record to which its next byte belongs.
@@ -151,7 +158,19 @@ impl Records {
         let file = Decoded::open(&path).map_err(|error| read_error(&path, &error))?;
         let file = BufReader::with_capacity(1 << 16, file);
         let (bytes, ends) = (Vec::new(), Vec::new());
-        Ok(Self { path, file, delimiter, line: 1, is_after_return: false, start: 1, bytes, ends, is_quoted: false })
+        Ok(Self {
+            path,
+            file,
+            delimiter,
+            line: 1,
+            is_after_return: false,
+            start: 1,
+            bytes,
+            ends,
+            is_quoted: false,
+            errors: Errors::Strict,
+            replaced: Slot::new(0),
+        })
     }
 
     /// Reads the next record; false at the end. Lines of white space alone are passed over, as
@@ -266,12 +285,13 @@ impl Records {
 
     fn text(&self, index: usize, what: &str) -> Result<String> {
         let bytes = self.field(index);
-        let text = std::str::from_utf8(bytes).map_err(|error| {
+        let (text, replaced) = text_of(bytes, self.errors).map_err(|error| {
             let at = error.valid_up_to();
             let byte = bytes[at];
             Error::data(format!("{what}: expected UTF-8 text, got the byte 0x{byte:02x} at byte {at} of the field"))
-                .help("convert the file to UTF-8")
-        });
-        text.map(str::to_string)
+                .help("convert the file to UTF-8; a run with data.errors = \"replace\" reads such bytes as U+FFFD")
+        })?;
+        self.replaced.set(self.replaced.get() + replaced);
+        Ok(text.into_owned())
     }
 }

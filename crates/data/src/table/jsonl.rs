@@ -12,14 +12,16 @@ use kiln_core::words::shortened;
 use serde_json::{Map, Value};
 
 use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, no_json, not_text, too_long, words};
+use crate::settings::Errors;
 use crate::text_lines::{TextLines, read_line};
+use crate::utf8::text_of;
 
 /// The rows of `file`; empty lines are skipped.
-pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {
+pub(super) fn rows(file: &Path, columns: &Columns, errors: Errors) -> Result<Rows> {
     let path: Arc<Path> = file.into();
     match List::open(&path, columns)? {
-        Some(list) => Ok(of_list(list, columns.clone())),
-        None => of_lines(path, columns.clone()),
+        Some(list) => Ok(of_list(list, columns.clone(), errors)),
+        None => of_lines(path, columns.clone(), errors),
     }
 }
 
@@ -27,7 +29,7 @@ fn open(path: &Path) -> Result<BufReader<Decoded>> {
     Ok(BufReader::new(Decoded::open(path).map_err(|error| read_error(path, &error))?))
 }
 
-fn of_lines(path: Arc<Path>, columns: Columns) -> Result<Rows> {
+fn of_lines(path: Arc<Path>, columns: Columns, errors: Errors) -> Result<Rows> {
     let mut reader = open(&path)?;
     let lines = std::iter::from_fn(move || {
         let mut line = Vec::new();
@@ -42,7 +44,8 @@ fn of_lines(path: Arc<Path>, columns: Columns) -> Result<Rows> {
             Ok(line) => match line.strip_prefix(&MARK_BYTES).unwrap_or(&line) {
                 line if line.iter().all(u8::is_ascii_whitespace) => None,
                 line => {
-                    let row = value(line, None, index == 0).and_then(|value| row(value, &columns, &place));
+                    let read = value(line, None, index == 0, errors);
+                    let row = read.and_then(|(value, replaced)| row(value, &columns, &place, replaced));
                     Some(row.map_err(|error| error.at(&place)))
                 }
             },
@@ -60,7 +63,7 @@ pub(super) fn names(file: &Path) -> Vec<String> {
     row.into_iter().flat_map(|row| row.into_iter().map(|(name, _)| name)).collect()
 }
 
-fn of_list(mut list: List, columns: Columns) -> Rows {
+fn of_list(mut list: List, columns: Columns, errors: Errors) -> Rows {
     let mut is_over = false;
     Box::new(std::iter::from_fn(move || {
         if is_over {
@@ -68,12 +71,13 @@ fn of_list(mut list: List, columns: Columns) -> Rows {
         }
         let place = Place { file: list.path.clone(), unit: "row", number: list.rows + 1 };
         let row = list.next().transpose()?.and_then(|(bytes, line)| {
-            let value = match value(&bytes, Some(line), false)? {
+            let (value, replaced) = value(&bytes, Some(line), false, errors)?;
+            let value = match value {
                 // `datasets` makes rows of a list of texts.
                 Value::String(text) => Value::Object(Map::from_iter([("text".to_owned(), text.into())])),
                 value => value,
             };
-            row(value, &columns, &place)
+            row(value, &columns, &place, replaced)
         });
         is_over = row.is_err();
         Some(row.map_err(|error| error.at(&place)))
@@ -91,22 +95,23 @@ pub(crate) fn has_rows(file: &Path) -> bool {
     lines.filter(|line| line.as_ref().is_ok_and(|line| is_row(line.text.as_bytes()))).count() == 2
 }
 
-/// The value that is written in `bytes`; of an element of a list, with the line at which it begins.
-fn value(bytes: &[u8], line: Option<u64>, is_first: bool) -> Result<Value> {
-    let text = std::str::from_utf8(bytes).map_err(|error| {
+/// The value that is written in `bytes`, and how many sequences of them are replaced as `errors`
+/// says; of an element of a list, with the line at which it begins.
+fn value(bytes: &[u8], line: Option<u64>, is_first: bool, errors: Errors) -> Result<(Value, u64)> {
+    let (text, replaced) = text_of(bytes, errors).map_err(|error| {
         let at = error.valid_up_to();
         let got = utf16(at, bytes[at]).filter(|_| is_first);
         Error::data(format!(
             "expected UTF-8 text, got {}",
             got.map_or(format!("other bytes at byte {at}"), str::to_owned)
         ))
-        .help("convert the file to UTF-8")
+        .help("convert the file to UTF-8; a run with data.errors = \"replace\" reads such bytes as U+FFFD")
     })?;
     // The parser would count the end of the line as the beginning of another one.
     let text = text.trim_end();
     let parsed = serde_json::from_str(text);
     let parsed = parsed.or_else(|error| serde_json::from_str(&with_marks(text).ok_or(error)?));
-    parsed.map_err(|error| malformed(text, line, &error))
+    parsed.map(|value| (value, replaced)).map_err(|error| malformed(text, line, &error))
 }
 
 /// The error of a `text` that is no JSON.
@@ -156,7 +161,7 @@ fn number_of(text: &str) -> Option<(&'static str, f64)> {
     NO_JSON.iter().find(|(_, mark, _)| *mark == text).map(|(name, _, number)| (*name, *number))
 }
 
-fn row(value: Value, columns: &Columns, place: &Place) -> Result<Row> {
+fn row(value: Value, columns: &Columns, place: &Place, replaced: u64) -> Result<Row> {
     let Value::Object(mut object) = value else {
         return Err(Error::data(format!("expected an object with the columns of the row, got {}", shortened(&value))));
     };
@@ -182,7 +187,7 @@ fn row(value: Value, columns: &Columns, place: &Place) -> Result<Row> {
     let keys = object.keys().map(String::as_str);
     parts.extend(columns.rest(keys, |name| json(name, &object[name]))?);
     let label = columns.label.as_ref().map(|name| cell(name, object.remove(name).unwrap_or_default())).transpose()?;
-    Ok(Row { place: place.clone(), text, text_pair, parts, label })
+    Ok(Row { place: place.clone(), text, text_pair, parts, label, replaced })
 }
 
 /// `value` of the column `name` with null for NaN, by which Python says that there is none.

@@ -35,7 +35,7 @@ use kiln_core::signals;
 use super::paths;
 use super::text_lines::{MAX_ROW_BYTES, too_long};
 use crate::cache::mapped::interrupted;
-use crate::settings::DataFormat;
+use crate::settings::{DataFormat, Errors};
 
 /// Table files in a fixed order.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,6 +43,7 @@ pub struct Table {
     files: Vec<PathBuf>,
     format: DataFormat,
     columns: Columns,
+    errors: Errors,
 }
 
 /// The names of the columns of the table in `file`, in their order; of JSON lines those of the
@@ -95,6 +96,8 @@ pub struct Row {
     pub parts: Vec<String>,
     /// The label, when a column was named for it.
     pub label: Option<Cell>,
+    /// Sequences of bytes that were not UTF-8 and are U+FFFD in the row.
+    pub replaced: u64,
 }
 
 impl Row {
@@ -114,6 +117,7 @@ impl Row {
             text_pair: pair.map(String::from),
             parts: Vec::new(),
             label: None,
+            replaced: 0,
         }
     }
 }
@@ -221,7 +225,18 @@ impl Table {
 
     /// The table in `files`, of which there is at least one.
     pub fn of(files: Vec<PathBuf>, format: DataFormat, columns: Columns) -> Self {
-        Self { files, format, columns }
+        Self { files, format, columns, errors: Errors::Strict }
+    }
+
+    /// Treats bytes of text files that are not UTF-8 as `errors` says; else they are an error.
+    #[must_use]
+    pub fn with_errors(self, errors: Errors) -> Self {
+        Self { errors, ..self }
+    }
+
+    /// How bytes that are not UTF-8 are treated.
+    pub fn errors(&self) -> Errors {
+        self.errors
     }
 
     /// The files, for messages.
@@ -279,9 +294,9 @@ impl Table {
     pub(super) fn rows_of(&self, file: usize) -> Rows {
         let file = &self.files[file];
         let rows = match self.format {
-            DataFormat::Csv => delimited::rows(file, b',', &self.columns),
-            DataFormat::Tsv => delimited::rows(file, b'\t', &self.columns),
-            DataFormat::Jsonl => jsonl::rows(file, &self.columns),
+            DataFormat::Csv => delimited::rows(file, b',', &self.columns, self.errors),
+            DataFormat::Tsv => delimited::rows(file, b'\t', &self.columns, self.errors),
+            DataFormat::Jsonl => jsonl::rows(file, &self.columns, self.errors),
             DataFormat::Parquet => parquet_rows::rows(file, &self.columns),
             DataFormat::Arrow => arrow_stream::rows(file, &self.columns),
             DataFormat::Text | DataFormat::Tokenized | DataFormat::Squad => {

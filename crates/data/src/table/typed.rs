@@ -85,7 +85,7 @@ pub(super) fn of_rows(
             parts.extend(columns.rest(names.iter().map(String::as_str), |name| json(name, get(name)))?);
             let text_pair = columns.text_pair.as_deref().map(text).transpose()?;
             let label = columns.label.as_deref().map(label).transpose()?;
-            Ok(Row { text: of_text, parts, text_pair, label, place: place.clone() })
+            Ok(Row { text: of_text, parts, text_pair, label, place: place.clone(), replaced: 0 })
         };
         row().map_err(|error: Error| error.at(&place))
     }))
