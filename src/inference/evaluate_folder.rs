@@ -19,7 +19,7 @@ use crate::session::model_folder::{ModelFolder, described, model_folder};
 /// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder
 /// of `config`, on the validation data of `config`. `open` opens a config. Returns the figures of
 /// an evaluation row, and for a classification the confusion matrix as lines of text. The ranks of
-/// `world` share the work.
+/// `world` share the work; `told` hears before each batch how many are done, and of how many.
 ///
 /// # Errors
 /// A config without validation data, a folder without a model of the config's task, and whatever
@@ -29,6 +29,7 @@ pub fn evaluate_folder(
     config: RunConfig,
     model: Option<&str>,
     open: &dyn Fn(&RunConfig) -> Result<EvaluationSession>,
+    told: &mut dyn FnMut(u64, u64),
 ) -> Result<(Record, Vec<String>)> {
     let mut config = config;
     let folder = match model {
@@ -57,7 +58,7 @@ pub fn evaluate_folder(
         let (outputs, labels) = (model.config.labels().num_labels(), session.task.model_config.labels().num_labels());
         check_outputs(&spec, outputs, labels)?;
     }
-    figures(world, &session, &model.with_compute(session.compute).model)
+    figures(world, &session, &model.with_compute(session.compute).model, told)
 }
 
 /// Checks that the model in `folder` has an output for each label of the data and no more: classes
@@ -79,17 +80,22 @@ fn check_outputs(folder: &str, outputs: usize, labels: usize) -> Result<()> {
 ///
 /// # Errors
 /// A session without validation data, and whatever reading model and data meets.
-pub fn evaluate_untrained(session: Session) -> Result<(Record, Vec<String>)> {
+pub fn evaluate_untrained(session: Session, told: &mut dyn FnMut(u64, u64)) -> Result<(Record, Vec<String>)> {
     let (model, _) = session.model(&session.device.clone().autodiff())?;
     let validation = session.validation().cloned().ok_or_else(no_validation)?;
-    figures(&World::alone(), &session.evaluation(validation), &model)
+    figures(&World::alone(), &session.evaluation(validation), &model, told)
 }
 
 /// The figures of an evaluation row for `model` in `session` by the ranks of `world`, and the
 /// confusion matrix as lines of text.
-fn figures(world: &World, session: &EvaluationSession, model: &Model) -> Result<(Record, Vec<String>)> {
+fn figures(
+    world: &World,
+    session: &EvaluationSession,
+    model: &Model,
+    told: &mut dyn FnMut(u64, u64),
+) -> Result<(Record, Vec<String>)> {
     let started = Instant::now();
-    let evaluation = evaluate(world, session, model)?;
+    let evaluation = evaluate(world, session, model, told)?;
     let record = evaluation.record(0, 0.0, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
     let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));

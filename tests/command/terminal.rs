@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::common::place::Place;
 use crate::common::pty::Pty;
 use crate::common::small_run::{train, write};
 use crate::common::{kiln, rows, succeeds, text};
@@ -78,6 +79,50 @@ fn a_terminal_without_colours_gets_none_and_the_plan_on_request() {
         train(folder.path(), "dicts", &["--log-format", "dict", "--set", "trainer.max_steps=3"]).env("NO_COLOR", "1"),
     );
     assert!(raw.contains("{'step': 3, 'epoch': ") && raw.contains("optimizer      "), "{raw}");
+}
+
+/// The rows of the progress line that `shown` has, with what stands after `name` up to a space.
+fn told<'a>(shown: &'a str, name: &str) -> Vec<&'a str> {
+    let parts = shown.split(name).skip(1);
+    parts.filter_map(|part| part.split([' ', '\n']).next()).collect()
+}
+
+#[test]
+fn the_progress_line_tells_what_is_done_between_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let row = |at: usize| format!("{{\"input_ids\": [{}, 2, 3, 4]}}\n", at % 29 + 1);
+    std::fs::write(folder.path().join("other.jsonl"), (0..2000).map(row).collect::<String>()).unwrap();
+    let sets = [
+        "data.validation=other.jsonl",
+        "trainer.per_device_eval_batch_size=1",
+        "trainer.eval_steps=7",
+        "trainer.save_steps=5",
+    ];
+    let mut command = train(folder.path(), "run", &[]);
+    let shown = plain(&at_terminal(command.args(sets.iter().flat_map(|set| ["--set", set]))));
+    let batches = told(&shown, " evaluating ");
+    assert!(batches.len() > 3 && batches.iter().all(|batch| batch.ends_with("/2000")), "{batches:?}");
+    let done = batches.iter().map(|batch| batch.trim_end_matches("/2000").parse::<u64>().unwrap()).collect::<Vec<_>>();
+    assert!(done.iter().any(|done| *done > 0 && *done < 2000), "{done:?}");
+    // The evaluation after step 7 is forecast with the one after step 14.
+    assert!(shown.contains(" left"), "{shown}");
+    assert!(shown.contains("reading 2 files"), "{shown}");
+    // `kiln eval` tells it, too.
+    let mut command = kiln(folder.path());
+    command.args(["eval", "config.toml", "--set", "data.validation=other.jsonl"]);
+    command.args(["--set", "trainer.per_device_eval_batch_size=1"]);
+    let shown = plain(&at_terminal(&mut command));
+    assert!(told(&shown, " evaluating ").iter().any(|batch| batch.ends_with("/2000")), "{shown}");
+}
+
+#[test]
+fn a_tokenizer_that_is_learned_is_announced() {
+    let place = Place::new();
+    let shown = plain(&at_terminal(kiln(&place.path("")).args(["plan", "text.toml"])));
+    assert!(shown.contains("reading 6 files") && shown.contains("learning a tokenizer of 270 tokens"), "{shown}");
+    let again = plain(&at_terminal(kiln(&place.path("")).args(["plan", "text.toml"])));
+    assert!(!again.contains("learning a tokenizer"), "it is kept: {again}");
 }
 
 #[test]

@@ -258,6 +258,13 @@ fn progress_bar(template: &str) -> ProgressBar {
     ProgressBar::new(0).with_style(style)
 }
 
+/// Draws `bar` again and again, so that its seconds advance whatever the program is at.
+fn keep_moving(bar: &ProgressBar) {
+    if !bar.is_hidden() {
+        bar.enable_steady_tick(Duration::from_millis(200));
+    }
+}
+
 fn devices() -> Result<()> {
     say(format!(
         "kiln {} built for: cpu{}{}, {} engine",

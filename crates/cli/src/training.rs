@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use console::Term;
+use indicatif::HumanBytes;
 use kiln::Trainer;
 use kiln::config::{CompilerMode, DataFormat, OnExisting, Precision, RunConfig, Switch, Task, Validation};
 use kiln::distributed::World;
@@ -23,12 +24,14 @@ use kiln::session::model_folder::{ModelFolder, PLAN_TOML};
 use kiln::session::samples::samples;
 use kiln::session::{OpenSession, Session, outline};
 use kiln::trainer::runs::Run;
-use kiln::trainer::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput};
+use kiln::trainer::{Activity, PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput};
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::write_whole;
 use kiln_core::process::this_program;
+use kiln_core::words::thousands;
 use kiln_core::{signals, variables};
 use kiln_data::hub::{self, HubSettings};
+use kiln_data::store::Doing;
 use kiln_data::table::Columns;
 use kiln_data::{paths, store};
 use kiln_measure::engines;
@@ -42,7 +45,7 @@ use super::compiler::{choose, verify_start};
 use super::models::predict_to_file;
 use super::ranks::{self, Ranks};
 use super::terminal::{LogFormat, Printer, Talk, runs};
-use super::{finite, progress_bar, say, tuning};
+use super::{finite, keep_moving, progress_bar, say, tuning};
 use crate::init::{Data, check_model, columns, template};
 
 #[derive(Debug, Args)]
@@ -319,7 +322,8 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let world = ranks::world(&mut config)?;
     let open = |config: &RunConfig| world.first_of_a_machine_first(|| open_evaluation(config));
-    let (record, confusion) = evaluate_folder(&world, config, args.model.as_deref(), &open)?;
+    let (record, confusion) =
+        evaluating(|told| evaluate_folder(&world, config, args.model.as_deref(), &open, told))?;
     if !world.is_root() {
         return Ok(());
     }
@@ -369,18 +373,31 @@ fn open_evaluation(config: &RunConfig) -> Result<EvaluationSession> {
     tokenising("before the first batch", |progress| evaluation::open(config, progress))
 }
 
-/// Shows how far tokenising has come in `open`. A signal stops it; `when` says in the error before
-/// what.
+/// Shows how far an evaluation has come in `evaluate`.
+fn evaluating<E>(evaluate: impl FnOnce(&mut dyn FnMut(u64, u64)) -> Result<E>) -> Result<E> {
+    let bar = progress_bar("{spinner} {msg}");
+    let evaluated = evaluate(&mut |done, batches| {
+        bar.set_message(Activity::Evaluating { done, batches }.to_string());
+        if done == 0 {
+            keep_moving(&bar);
+        }
+    });
+    bar.finish_and_clear();
+    evaluated
+}
+
+/// Shows what is done in `open`, and how far tokenising has come. A signal stops it; `when` says in
+/// the error before what.
 fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Result<S>) -> Result<S> {
     signals::install()?;
-    let bar = progress_bar("{spinner} {msg} {bytes}/{total_bytes}");
-    let session = open(&mut |progress: store::Progress| {
-        bar.set_message("tokenising");
-        // Both at once: between them the bar would show the bytes of one text and the length of
-        // another.
-        bar.update(|state| {
-            state.set_len(progress.total_bytes);
-            state.set_pos(progress.done_bytes);
+    let bar = progress_bar("{spinner} {msg}").with_message("opening model and data");
+    keep_moving(&bar);
+    let session = open(&mut |store::Progress { doing, done_bytes, total_bytes, .. }: store::Progress| {
+        bar.set_message(match doing {
+            Doing::Reading(1) => "reading 1 file".to_owned(),
+            Doing::Reading(files) => format!("reading {} files", thousands(files as u64)),
+            Doing::Learning(tokens) => format!("learning a tokenizer of {} tokens", thousands(tokens as u64)),
+            Doing::Tokenising => format!("tokenising {}/{}", HumanBytes(done_bytes), HumanBytes(total_bytes)),
         });
         if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
@@ -472,12 +489,11 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let verified = world.made_by_root(|| verify_start(&session))?;
     let trainer = Trainer::from_session(session)?.with_world(world.clone());
     let trainer = if verified { trainer.with_verified_start() } else { trainer };
-    if let Some(report) = trainer.load_report() {
-        talk.inform(format!("loaded {} tensors", report.loaded))?;
-        report.lines().iter().try_for_each(|line| talk.inform(line))?;
-    }
+    let loaded = trainer.load_report().map_or_else(Vec::new, |report| {
+        std::iter::once(format!("loaded {} tensors", report.loaded)).chain(report.lines()).collect()
+    });
     let trainer = if args.step_times { trainer.with_step_times() } else { trainer };
-    let mut trainer = trainer.with_callback(Printer::new(talk)).with_page(report::page_of_run);
+    let mut trainer = trainer.with_callback(Printer::new(talk, loaded)).with_page(report::page_of_run);
     if let Some(steps) = args.stop_after {
         trainer = trainer.with_callback(StopAfter(steps.get()));
     }
@@ -555,8 +571,13 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
         let what = config.model.from.as_ref().or(trained.as_ref()).map_or("random weights", String::as_str);
         talk.inform(format!("trainer.do_train = false: no training; evaluating {what}"))?;
         let (record, confusion) = match &trained {
-            Some(model) => evaluate_folder(&World::alone(), config.clone(), Some(model), &open_evaluation)?,
-            None => evaluate_untrained(open(config.clone())?)?,
+            Some(model) => evaluating(|told| {
+                evaluate_folder(&World::alone(), config.clone(), Some(model), &open_evaluation, told)
+            })?,
+            None => {
+                let session = open(config.clone())?;
+                evaluating(|told| evaluate_untrained(session, told))?
+            }
         };
         confusion.iter().try_for_each(|confusion| talk.tell(confusion))?;
         talk.record(&record)?;

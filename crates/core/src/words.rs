@@ -2,6 +2,7 @@
 //! what was found.
 
 use std::fmt;
+use std::time::Duration;
 
 /// The fault of a text that is no JSON, or of JSON that is no such value: `line 3, column 5: ..`,
 /// without a place where the value was in memory.
@@ -127,6 +128,17 @@ pub fn thousands(number: u64) -> String {
     groups.collect::<Vec<_>>().join(",")
 }
 
+/// A length of time in the one spelling of all output: `4.213s`, `12s`, `1h 2m 3s`.
+pub fn duration(seconds: f64) -> String {
+    match Duration::try_from_secs_f64(seconds.round()) {
+        Ok(whole) if seconds >= 10.0 => humantime::format_duration(whole).to_string(),
+        _ if seconds.abs() < 10.0 => {
+            format!("{}s", format!("{seconds:.3}").trim_end_matches('0').trim_end_matches('.'))
+        }
+        _ => format!("{seconds:.3e}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -180,6 +192,13 @@ mod tests {
         let value = serde_json::json!({ "count": "x" });
         let said = json_words(&serde_json::from_value::<Value>(value).unwrap_err());
         assert_eq!(said, "expected a whole number that is not negative, got string \"x\"");
+    }
+
+    #[test]
+    fn durations_read_well() {
+        let shown = ["0s", "0.051s", "1.5s", "4s", "9.999s", "12s", "1m 23s", "2h 5m 5s", "infs", "NaNs"];
+        let seconds = [0.0, 0.0512, 1.5, 4.0, 9.9988, 11.6, 83.4, 7505.0, f64::INFINITY, f64::NAN];
+        assert_eq!(seconds.map(duration), shown);
     }
 
     #[test]

@@ -29,15 +29,36 @@ const CHUNK: usize = 1 << 14;
 /// Bytes of a chunk in the directory.
 const ENTRY: usize = 24;
 
-/// How far tokenising has come.
+/// The work while data are opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Doing {
+    /// So many files are read: counted, or looked up in the cache.
+    Reading(usize),
+    /// A tokenizer of so many tokens is learned.
+    Learning(usize),
+    /// Text is tokenised.
+    #[default]
+    Tokenising,
+}
+
+/// How far opening data has come: the figures are those of tokenising.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
+    /// The work at hand.
+    pub doing: Doing,
     /// Bytes of text done.
     pub done_bytes: u64,
     /// Bytes of text in all.
     pub total_bytes: u64,
     /// Tokens so far.
     pub tokens: u64,
+}
+
+impl Progress {
+    /// The beginning of other work than tokenising.
+    pub fn begins(doing: Doing) -> Self {
+        Self { doing, ..Self::default() }
+    }
 }
 
 /// Told about progress; may interrupt.

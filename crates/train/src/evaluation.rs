@@ -80,7 +80,8 @@ pub struct Evaluation {
 const READ_EVERY: usize = 32;
 
 /// Evaluates `model` in `session`. The ranks of `world` take turns with the batches and tell one
-/// another the values: each has the figures that one process alone has, to the bit.
+/// another the values: each has the figures that one process alone has, to the bit. `told` hears
+/// before each batch how many are done, and of how many.
 ///
 /// # Errors
 /// Data that cannot be read, a dataset without one valid label; a signal to any rank, which stops
@@ -89,9 +90,11 @@ pub fn evaluate<T: TrainingTask>(
     world: &World,
     session: &EvaluationSession<T>,
     model: &T::Model,
+    told: &mut dyn FnMut(u64, u64),
 ) -> Result<Evaluation> {
     let EvaluationSession { device, compute, task, validation, batch_size } = session;
     let (compute, batch_size) = (*compute, *batch_size);
+    let planned = validation.len().div_ceil(batch_size) as u64;
     let options = LoaderOptions {
         batch_size,
         order: Order::SEQUENTIAL,
@@ -111,6 +114,7 @@ pub fn evaluate<T: TrainingTask>(
     let mut pending: Vec<(T::Batch, Vec<Tensor<1>>)> = Vec::new();
     let (mut samples, mut batches) = (0, 0);
     loop {
+        told(batches, planned);
         let is_first_turn = batches % world.size() as u64 == 0;
         if is_first_turn && let Some(signal) = world.received()? {
             return Err(signal.error(format_args!("stopped while evaluating, after {batches} batches")));

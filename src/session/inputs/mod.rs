@@ -19,17 +19,17 @@ use kiln_core::error::{Error, Result};
 use kiln_core::host::resident_mib;
 use kiln_core::model_config::Labels;
 use kiln_core::told::tell_once;
-use kiln_data::Dataset;
 use kiln_data::labels::label_names;
 use kiln_data::squad::SquadData;
-use kiln_data::store::OnProgress;
+use kiln_data::store::{Doing, OnProgress, Progress};
 use kiln_data::stream::{Shuffle, Streamed};
 use kiln_data::subset::Subset;
+use kiln_data::{Dataset, hub, paths};
 use kiln_train::task::{TrainingTask, model_facts};
 use opening::{Opening, with_dataset};
 pub use splits::Splits;
 
-use crate::config::{DataFormat, RunConfig, Sampler, Task};
+use crate::config::{DataFormat, RunConfig, Sampler, Task, Validation};
 use crate::engine::device::DeviceFacts;
 use crate::plan::{
     Architecture, BatchPlan, DataFacts, ExampleFacts, Facts, FoundBatch, LabelledRows, TokenizerFacts, TrainFacts,
@@ -180,13 +180,17 @@ impl Inputs {
         })
     }
 
-    /// Opens what `config` names, as far as it is `used`. `progress` is told how far tokenising has
-    /// come and may interrupt it.
+    /// Opens what `config` names, as far as it is `used`. `progress` is told what is done, and how
+    /// far tokenising has come, and may interrupt that.
     ///
     /// # Errors
     /// Inputs that are missing, cannot be read or do not fit together.
     pub fn open(config: &RunConfig, used: Use, progress: &mut OnProgress<'_>) -> Result<Self> {
         let config = &*with_dataset(config, used)?;
+        if let Some(files) = count_files(config, used) {
+            // A signal ends reading itself.
+            let _ = progress(Progress::begins(Doing::Reading(files)));
+        }
         let opening = Opening::new(config, used, progress)?;
         let mut inputs = match config.data.format {
             DataFormat::Tokenized => tokenized::open(opening),
@@ -205,6 +209,21 @@ impl Inputs {
         let adapters = Adapters::of(config, &inputs.task.model_config)?;
         Ok(Self { task: inputs.task.with_adapters(adapters), ..inputs })
     }
+}
+
+/// The number of files that `config` names, as far as it is `used`; none for files that would have
+/// to be downloaded, and where one is missing, which is told when it is opened.
+fn count_files(config: &RunConfig, used: Use) -> Option<usize> {
+    let (data, mut lists) = (&config.data, Vec::new());
+    let validation = match &data.validation {
+        Some(Validation::Files(patterns)) => Some(patterns),
+        None | Some(Validation::Share(_) | Validation::First(_)) => None,
+    };
+    lists.extend((used == Use::Training || validation.is_none()).then_some(&data.train));
+    lists.extend(validation);
+    let is_local = |patterns: &&Vec<String>| !patterns.iter().any(|pattern| hub::is_dataset(pattern));
+    let count = |patterns: &Vec<String>| paths::resolve(patterns, data.format).ok().map(|files| files.len());
+    lists.iter().all(is_local).then(|| lists.into_iter().map(count).sum()).flatten()
 }
 
 /// The first `wanted` examples; of question answering the first so many questions with all their

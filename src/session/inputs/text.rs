@@ -7,6 +7,7 @@ use kiln_data::blocks::Blocks;
 use kiln_data::corpus::Corpus;
 use kiln_data::learned::learned_bpe;
 use kiln_data::masking::{Masked, Masking};
+use kiln_data::store::{Doing, OnProgress, Progress};
 use kiln_data::stream::{self, Streamed};
 use kiln_data::table::Columns;
 use kiln_data::tokenizer::Tokenizer;
@@ -48,7 +49,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let tokenizer = match opening.optional_tokenizer()? {
         Some(tokenizer) => tokenizer,
         None => match (config.tokenizer.train_vocab_size, learned_from) {
-            (Some(size), Some(train)) => Arc::new(trained_tokenizer(train, size, seed)?),
+            (Some(size), Some(train)) => Arc::new(trained_tokenizer(train, size, seed, opening.progress)?),
             (Some(_), None) => {
                 return Err(Error::data("the model's folder has no tokenizer, and one that is learned now is another")
                     .help("set tokenizer.from to the tokenizer that the model was trained with"));
@@ -88,6 +89,8 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
         _ => None,
     };
     let mut open = |corpus: Corpus| {
+        // The cache is looked up by the content of the files.
+        let _ = (opening.progress)(Progress::begins(Doing::Reading(corpus.files().len())));
         let store = TokenStore::build_or_open(&folder, &corpus, &tokenizer, opening.progress)?;
         tell_replaced(corpus.files(), store.replaced());
         opening.replaced += store.replaced();
@@ -125,8 +128,13 @@ fn text_column(config: &RunConfig) -> Columns {
     Columns { text, ..Columns::default() }
 }
 
-fn trained_tokenizer(corpus: &Corpus, size: usize, seed: u64) -> Result<Tokenizer> {
-    let tokenizer = learned_bpe(&cache::folder_of(cache::TOKENIZERS)?, corpus, size, seed)?;
+fn trained_tokenizer(
+    corpus: &Corpus,
+    size: usize,
+    seed: u64,
+    progress: &mut OnProgress<'_>,
+) -> Result<Tokenizer> {
+    let tokenizer = learned_bpe(&cache::folder_of(cache::TOKENIZERS)?, corpus, size, seed, progress)?;
     if tokenizer.vocab_size() < size {
         return Err(Error::data(format!(
             "tokenizer.train_vocab_size = {size}: the training text yields only {} tokens",

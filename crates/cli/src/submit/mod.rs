@@ -19,7 +19,7 @@ use kiln_core::files::{read_error, write_json};
 use kiln_core::signals;
 
 use super::faults::complain;
-use super::terminal::{duration, show, significant};
+use super::terminal::{show, significant};
 use super::{metrics, say};
 
 #[derive(Debug, Args)]

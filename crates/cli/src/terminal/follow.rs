@@ -7,11 +7,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use kiln::plan::TrainPlan;
+use kiln::session::saved_plan;
 use kiln::trainer::laps::{self, Parts, StepTimes};
 use kiln::trainer::{LOGS, RunStatus, Status, run_log};
 use kiln_core::error::Result;
 use kiln_core::metrics::{self, Record};
 use kiln_core::stats::median;
+
+use super::pace::Pace;
 
 /// Lines of the log that are kept.
 const LOG: usize = 200;
@@ -99,6 +103,8 @@ pub(super) struct Followed {
     folder: PathBuf,
     /// How it stands; none before it begins.
     pub(super) status: Option<Result<Status>>,
+    /// The plan of the process that works on it.
+    plan: Option<TrainPlan>,
     pub(super) rows: Vec<Record>,
     pub(super) log: VecDeque<String>,
     steps: VecDeque<StepTimes>,
@@ -114,6 +120,7 @@ impl Followed {
             name,
             folder: folder.into(),
             status: None,
+            plan: None,
             rows: Vec::new(),
             log: VecDeque::new(),
             steps: VecDeque::new(),
@@ -139,7 +146,12 @@ impl Followed {
         self.steps.extend(steps.1.iter().filter_map(|line| serde_json::from_str(line).ok()));
         self.log.drain(..self.log.len().saturating_sub(LOG));
         self.steps.drain(..self.steps.len().saturating_sub(STEPS));
+        let before = self.known().map(|status| status.started_at);
         self.status = Status::read(&self.folder).transpose();
+        if self.known().map(|status| status.started_at) != before {
+            // Without its plan the forecast has no evaluations.
+            self.plan = saved_plan(&self.folder).ok().flatten().map(|plan| plan.train);
+        }
         self.read_ranks();
     }
 
@@ -211,14 +223,10 @@ impl Followed {
         (!parts.is_empty()).then(|| Parts::over(&parts, median))
     }
 
-    /// Seconds until the last step at the speed of the rows so far; none for a run that does not go
-    /// on.
+    /// Seconds until the end at the pace of the rows so far; none for a run that does not go on.
     pub(super) fn seconds_left(&self) -> Option<f64> {
         let status = self.known().filter(|status| status.status == RunStatus::InProgress)?;
-        let left = status.total_steps.saturating_sub(self.step()) as f64;
-        let steps =
-            self.points("step_ms").into_iter().map(|(_, ms)| ms).filter(|ms| ms.is_finite()).collect::<Vec<_>>();
-        (!steps.is_empty()).then(|| left * median(&steps[steps.len().saturating_sub(20)..]) / 1e3)
+        Pace::of(&self.rows).seconds_left(self.plan.as_ref(), self.step(), status.total_steps, None)
     }
 }
 

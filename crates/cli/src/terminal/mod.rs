@@ -5,6 +5,7 @@
 #[cfg(unix)]
 mod follow;
 mod header;
+mod pace;
 #[cfg(unix)]
 mod page;
 mod rows;
@@ -224,10 +225,12 @@ pub(super) fn memory(mib: f64) -> String {
     if mib < 1024.0 { format!("{} MiB", significant(mib)) } else { format!("{} GiB", significant(mib / 1024.0)) }
 }
 
-/// A length of time: `4.213s`, `1h 2m 3s`.
-pub(super) fn duration(seconds: f64) -> String {
-    let whole = if seconds < 10.0 { None } else { Duration::try_from_secs_f64(seconds.round()).ok() };
-    whole.map_or_else(|| significant(seconds) + "s", |whole| humantime::format_duration(whole).to_string())
+/// Passes over the data: small ones without an exponent, to four places and two digits at least.
+pub(super) fn epochs(value: f64) -> String {
+    match value.log10().floor() {
+        tens @ -15.0..-1.0 => format!("{value:.0$}", (1.0 - tens).max(4.0) as usize),
+        _ => significant(value),
+    }
 }
 
 /// A moment, given in seconds since 1970, to the minute: `2026-01-31 09:30Z`; nothing for what no
@@ -253,7 +256,8 @@ mod tests {
         assert_eq!(values.map(significant), expected);
         assert_eq!([12_345.0, 2.5e6, 12.0, f64::NAN].map(rate), ["12.35k", "2.500M", "12.00", "nan"]);
         assert_eq!([812.3, 2048.0].map(memory), ["812.3 MiB", "2.000 GiB"]);
-        assert_eq!([1.5, 83.4, 3661.0, f64::INFINITY].map(duration), ["1.500s", "1m 23s", "1h 1m 1s", "infs"]);
+        let passes = [1.482e-3, 5.927e-3, 0.034_66, 0.1429, 1.2e-5, 0.0, 3.0, 17_640.0, f64::NAN].map(epochs);
+        assert_eq!(passes, ["0.0015", "0.0059", "0.0347", "0.1429", "0.000012", "0", "3.000", "1.764e4", "nan"]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kiln::trainer::RunStatus;
 use kiln_core::error::one_line;
+use kiln_core::words::duration;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -12,7 +13,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Paragraph};
 
 use super::follow::{Followed, FollowedRank};
-use super::{duration, memory, rate, significant};
+use super::{memory, rate, significant};
 
 /// The contents of the page.
 pub(super) struct Page {

@@ -1,16 +1,21 @@
 //! The rows of a run while it trains, in the format that was asked for, and the progress line on
 //! stderr.
 
+use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use console::{StyledObject, measure_text_width, style};
-use indicatif::{ProgressBar, ProgressFinish};
+use indicatif::{ProgressBar, ProgressFinish, ProgressState};
 use kiln::plan::TrainPlan;
-use kiln::trainer::{Callback, Control, Progress};
+use kiln::trainer::{Activity, Callback, Control, Progress};
 use kiln_core::metrics::Record;
+use kiln_core::words::duration;
 
-use super::super::progress_bar;
-use super::{LogFormat, Talk, duration, figure, keep_below, memory, rate, show, significant};
+use super::super::{keep_moving, progress_bar};
+use super::pace::Pace;
+use super::{LogFormat, Talk, epochs, figure, keep_below, memory, rate, show, significant};
 
 /// Prints rows on stdout, with a progress line on stderr when that is a terminal.
 pub(crate) struct Printer {
@@ -19,14 +24,64 @@ pub(crate) struct Printer {
     table: Table,
     /// The last evaluation; at the end, that of the model that is kept.
     evaluation: Option<Record>,
+    /// What was read from pretrained weights, until it is said.
+    loaded: Vec<String>,
+    plan: Option<TrainPlan>,
+    pace: Pace,
+    /// The first step of this process and when it ended: they tell the pace before the first row.
+    first: Option<(u64, Instant)>,
+    /// The last loss, as the progress line shows it.
+    loss: String,
+    /// When the run is expected to end.
+    end: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Printer {
-    pub(crate) fn new(talk: Talk) -> Self {
-        let bar = progress_bar("{elapsed} [{wide_bar}] step {pos}/{len} {msg} {eta} left");
+    /// A printer that says what `loaded` tells before the first step, unless a checkpoint takes its
+    /// place.
+    pub(crate) fn new(talk: Talk, loaded: Vec<String>) -> Self {
+        let end = Arc::<Mutex<Option<Instant>>>::default();
+        let bar = progress_bar("{took} [{wide_bar}] step {pos}/{len}{msg}{left}");
+        let took = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let _ = out.write_str(&duration(state.elapsed().as_secs() as f64));
+        };
+        let expected = end.clone();
+        let left = move |_: &ProgressState, out: &mut dyn std::fmt::Write| {
+            if let Some(end) = *expected.lock().unwrap_or_else(PoisonError::into_inner) {
+                let left = end.saturating_duration_since(Instant::now()).as_secs_f64().round();
+                let _ = write!(out, " {} left", duration(left));
+            }
+        };
+        bar.set_style(bar.style().with_key("took", took).with_key("left", left));
         let bar = bar.with_finish(ProgressFinish::AndClear);
+        keep_moving(&bar);
         keep_below(Some(bar.clone()));
-        Self { bar, talk, table: Table::default(), evaluation: None }
+        Self {
+            bar,
+            talk,
+            table: Table::default(),
+            evaluation: None,
+            loaded,
+            plan: None,
+            pace: Pace::default(),
+            first: None,
+            loss: String::new(),
+            end,
+        }
+    }
+
+    /// Forecasts the end of the run from where it is.
+    fn forecast(&self, progress: &Progress) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        let of_step = self.first.filter(|(step, _)| *step < progress.step).map(|(step, ended)| {
+            ended.elapsed().as_secs_f64() * 1e3 / (progress.step - step) as f64
+        });
+        let left = self.pace.seconds_left(self.plan.as_ref(), progress.step, progress.total_steps, of_step);
+        let left = left.and_then(|left| Duration::try_from_secs_f64(left).ok());
+        let end = left.and_then(|left| Instant::now().checked_add(left));
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = end;
     }
 
     fn print(&mut self, row: &Record, in_table: fn(&mut Table, &Record) -> String) {
@@ -48,31 +103,47 @@ impl Drop for Printer {
 
 impl<M> Callback<M> for Printer {
     fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {
+        self.loaded.clear();
         let _ = self.talk.tell(format!("continuing after step {} from {}", progress.step, checkpoint.display()));
         self.bar.set_position(progress.step);
     }
 
     fn on_train_begin(&mut self, plan: &TrainPlan) {
+        for line in self.loaded.drain(..) {
+            let _ = self.talk.inform(line);
+        }
         self.bar.set_length(plan.steps.total as u64);
-        // The steps before a continuation took no time of this process.
-        self.bar.reset_eta();
+        (self.plan, self.first) = (Some(plan.clone()), None);
     }
 
     fn on_step_end(&mut self, progress: &Progress, _control: &mut Control) {
         self.bar.set_length(progress.total_steps);
         self.bar.set_position(progress.step);
+        self.bar.set_message(self.loss.clone());
+        self.first.get_or_insert_with(|| (progress.step, Instant::now()));
+        self.forecast(progress);
     }
 
-    fn on_log(&mut self, _progress: &Progress, row: &Record) {
+    fn on_log(&mut self, progress: &Progress, row: &Record) {
         if let Some(loss) = row.get("loss") {
-            self.bar.set_message(format!("loss {}", significant(loss)));
+            self.loss = format!(" loss {}", significant(loss));
+            self.bar.set_message(self.loss.clone());
         }
+        self.pace.see(row);
+        self.forecast(progress);
         self.print(row, Table::training);
     }
 
-    fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
+    fn on_evaluate(&mut self, progress: &Progress, row: &Record, _control: &mut Control) {
+        self.pace.see(row);
+        self.first = None;
+        self.forecast(progress);
         self.print(row, Table::evaluation);
         self.evaluation = Some(row.clone());
+    }
+
+    fn on_activity(&mut self, _progress: &Progress, activity: Activity) {
+        self.bar.set_message(format!("{} {activity}", self.loss));
     }
 
     fn on_samples(&mut self, progress: &Progress, samples: &[String]) {
@@ -113,7 +184,7 @@ impl Table {
         let [loss, lr] = ["loss", "learning_rate"].map(|name| row.get(name));
         let cells = [
             row.get("step").map(step),
-            row.get("epoch").map(significant),
+            row.get("epoch").map(epochs),
             loss.map(significant),
             None,
             lr.map(significant),
@@ -125,7 +196,7 @@ impl Table {
 
     fn evaluation(&mut self, row: &Record) -> String {
         let loss = row.get("eval_loss");
-        let cells = [row.get("step").map(step), row.get("epoch").map(significant), None, loss.map(significant)];
+        let cells = [row.get("step").map(step), row.get("epoch").map(epochs), None, loss.map(significant)];
         let cells = std::array::from_fn(|at| cells.get(at).cloned().flatten());
         self.line(cells, loss.is_some_and(|loss| !loss.is_finite()), metrics(row))
     }

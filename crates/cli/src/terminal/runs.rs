@@ -8,9 +8,10 @@ use kiln::trainer::runs::Run;
 use kiln::trainer::{BestModel, RunStatus};
 use kiln_core::error::{Result, one_line};
 use kiln_core::metrics::Record;
+use kiln_core::words::duration;
 
 use super::rows::{metrics, summary};
-use super::{duration, fitted, memory, moment, rate, significant};
+use super::{epochs, fitted, memory, moment, rate, significant};
 
 /// Columns of a description's names and the space after them.
 const NAME: usize = 15;
@@ -146,7 +147,7 @@ fn training(row: &Record) -> String {
     type Form = fn(f64) -> String;
     let parts: [(&str, Form, &str); 6] = [
         ("loss", significant, "loss "),
-        ("epoch", significant, "epoch "),
+        ("epoch", epochs, "epoch "),
         ("grad_norm", significant, "gradient norm "),
         ("learning_rate", significant, "learning rate "),
         ("tokens_per_s", rate, "tokens/s "),

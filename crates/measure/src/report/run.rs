@@ -12,6 +12,7 @@ use kiln_core::error::Result;
 use kiln_core::files::read_regular_text;
 use kiln_core::metrics::{self, Record};
 use kiln_core::stats::{median, quantile};
+use kiln_core::words::duration;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -480,15 +481,6 @@ fn events(log: &str) -> Vec<String> {
     events.split_off(events.len().saturating_sub(MOST_EVENTS))
 }
 
-/// `5.98 s`, `2 h 5 min`
-fn duration(seconds: f64) -> String {
-    match seconds {
-        seconds if !(60.0..1e12).contains(&seconds) => format!("{} s", significant(seconds)),
-        seconds if seconds < 3600.0 => format!("{:.0} min {:.0} s", (seconds / 60.0).floor(), (seconds % 60.0).floor()),
-        seconds => format!("{:.0} h {:.0} min", (seconds / 3600.0).floor(), (seconds % 3600.0 / 60.0).floor()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -498,10 +490,5 @@ mod tests {
         let log = "T kiln 0.1.0 begins\nT model          gpt2\nT output         runs/a\nT {'step': 5}\nT saving x\n\
                    T ***** train metrics *****\nT   epoch          = 3.0\nT the batch was halved\nT ended: error\n";
         assert_eq!(events(log), ["T kiln 0.1.0 begins", "T the batch was halved", "T ended: error"]);
-    }
-
-    #[test]
-    fn durations_read_well() {
-        assert_eq!([5.977, 0.0, 65.2, 7505.0].map(duration), ["5.977 s", "0 s", "1 min 5 s", "2 h 5 min"]);
     }
 }

@@ -41,6 +41,35 @@ pub struct Control {
     pub should_save: bool,
 }
 
+/// The work of a run between two steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activity {
+    /// The validation data are evaluated.
+    Evaluating {
+        /// Batches done.
+        done: u64,
+        /// Batches in all.
+        batches: u64,
+    },
+    /// A checkpoint is read from the device, and the one before it written to its end.
+    Saving,
+    /// The model writes samples of text.
+    Generating,
+    /// The model of the run is written into its folder.
+    WritingModel,
+}
+
+impl Display for Activity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Evaluating { done, batches } => write!(f, "evaluating {done}/{batches}"),
+            Self::Saving => f.write_str("saving"),
+            Self::Generating => f.write_str("generating"),
+            Self::WritingModel => f.write_str("writing the model"),
+        }
+    }
+}
+
 /// The values that a step has computed, `[1]` each, still on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceValues<'a> {
@@ -104,6 +133,9 @@ pub trait Callback<M = Model> {
     /// After the model wrote `samples` of text in the middle of the run (`generation.every`), each
     /// a prompt with its continuation.
     fn on_samples(&mut self, progress: &Progress, samples: &[String]) {}
+
+    /// Between two steps, when other work begins or goes on; the next step ends it.
+    fn on_activity(&mut self, progress: &Progress, activity: Activity) {}
 
     /// Something worth telling has happened.
     fn on_notice(&mut self, notice: &str) {}

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use kiln_core::error::{ErrorKind, Result};
 
+use super::callback::Activity;
 use super::observer::Part;
 use super::output::RunFolder;
 use super::run::Run;
@@ -19,7 +20,13 @@ impl<T: TrainingTask> Trainer<T> {
         run.evaluating.is_pending = false;
         let Some(validation) = self.session.validation().cloned() else { return Ok(()) };
         let (_time, started) = (self.spans.open(Part::Evaluation), Instant::now());
-        let evaluation = match evaluate(&self.world, &self.session.evaluation(validation), &self.state.model) {
+        let (callbacks, progress) = (&mut self.callbacks, &run.progress);
+        let mut told = |done: u64, batches: u64| {
+            let activity = Activity::Evaluating { done, batches };
+            callbacks.iter_mut().for_each(|callback| callback.on_activity(progress, activity));
+        };
+        let session = self.session.evaluation(validation);
+        let evaluation = match evaluate(&self.world, &session, &self.state.model, &mut told) {
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) && run.progress.step > 0 => {
                 run.evaluating.is_pending = true;
                 return Ok(());

@@ -57,7 +57,7 @@ mod verify;
 mod verifying;
 
 pub use best::Best;
-pub use callback::{Callback, Control, DeviceValues, PrinterCallback, Progress, StopAfter};
+pub use callback::{Activity, Callback, Control, DeviceValues, PrinterCallback, Progress, StopAfter};
 pub use output::{PREDICTIONS, RunFolder};
 pub use page::{CONFUSION, ConfusionFile, PAGE, SAMPLES};
 pub use promise::Promise;

@@ -8,7 +8,7 @@ use kiln_core::files::{write_json, write_whole};
 use kiln_core::signals;
 use serde_json::json;
 
-use super::callback::Progress;
+use super::callback::{Activity, Progress};
 use super::observer::Part;
 use super::output::RunFolder;
 use super::page::{CONFUSION, ConfusionFile, MOST_CLASSES, SAMPLES, earlier_samples};
@@ -85,6 +85,7 @@ impl<T: TrainingTask> Trainer<T> {
             return Ok(Vec::new());
         }
         let _time = self.spans.open(Part::Evaluation);
+        self.tell(&run.progress, Activity::Generating);
         let (started, step) = (Instant::now(), run.progress.step);
         let samples = self.session.task.samples(&self.state.model.valid(), &self.session.device)?;
         if signals::received().is_some() {

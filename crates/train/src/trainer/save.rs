@@ -7,6 +7,7 @@ use kiln_core::error::{Error, Result};
 use kiln_models::weights::{StateDict, export_saved};
 
 use super::after::After;
+use super::callback::Activity;
 use super::checkpoint::{self, FORMAT_VERSION, Snapshot, State};
 use super::observer::Part;
 use super::output::RunFolder;
@@ -29,6 +30,7 @@ impl<T: TrainingTask> Trainer<T> {
     ) -> Result<()> {
         let _time = self.spans.open(Part::Save);
         after.values.read_finite(run)?;
+        self.tell(&run.progress, Activity::Saving);
         self.check_ranks(run.progress.step)?;
         let only_model = self.session.plan().saving.only_model && !stopping.is_continued(run);
         let started = Instant::now();

@@ -8,7 +8,7 @@ use kiln_core::error::{Error, Result};
 use kiln_core::metrics::Record;
 use kiln_models::weights::{LoadReport, StateDict};
 
-use super::callback::Callback;
+use super::callback::{Activity, Callback, Progress};
 use super::laps::Laps;
 use super::observer::Observer;
 use super::spans::Spans;
@@ -262,7 +262,12 @@ impl<T: TrainingTask> Trainer<T> {
     /// A run without validation data, data that cannot be read, a signal.
     pub fn evaluate(&self) -> Result<Evaluation> {
         let validation = self.session.validation().cloned().ok_or_else(no_validation)?;
-        evaluate(&self.world, &self.session.evaluation(validation), &self.state.model)
+        evaluate(&self.world, &self.session.evaluation(validation), &self.state.model, &mut |_, _| {})
+    }
+
+    /// Tells the callbacks what is done between two steps.
+    pub(super) fn tell(&mut self, progress: &Progress, activity: Activity) {
+        self.callbacks.iter_mut().for_each(|callback| callback.on_activity(progress, activity));
     }
 
     /// Tells the callbacks.

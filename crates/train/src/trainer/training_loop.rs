@@ -9,6 +9,7 @@ use kiln_core::panics;
 use kiln_models::ops::threads;
 
 use super::after::After;
+use super::callback::Activity;
 use super::output::RunFolder;
 use super::run::{Run, finish_saving, write_trainer_state};
 use super::run_log::RunLog;
@@ -177,6 +178,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// Writes the model, the summary and the results after the last step.
     fn end_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
+        self.tell(&run.progress, Activity::Saving);
         let saving = finish_saving(run)?;
         if self.session.plan().saving.load_best_at_end {
             self.load_best(folder, run)?;
@@ -184,6 +186,7 @@ impl<T: TrainingTask> Trainer<T> {
         let summary = self.labelled(run.clock.summary(&run.progress, run.losses.mean(run.progress.step)?, saving));
         folder.metrics.append(&summary)?;
         if self.purpose.writes_model() {
+            self.tell(&run.progress, Activity::WritingModel);
             folder.write_model(&self.state.model, &self.session)?;
         }
         folder.write_results(run.evaluating.last.as_ref(), &summary)?;
