@@ -54,7 +54,7 @@ fn killed_at_random_moments_it_continues() {
     let (mut killed, mut furthest) = (0, 0);
     while killed < kills {
         let mut command = train(folder.path(), "run", &set);
-        command.arg("--resume").stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(["--set", "run.on_existing=resume"]).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         std::thread::sleep(Duration::from_millis(u64::from(random >> 16) % 250));
@@ -316,10 +316,8 @@ fn a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole() {
     let output = ended(child);
     assert_eq!(output.status.code(), Some(130));
     assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
-    let stop =
-        endless(folder.path(), &["--resume", "--set", "trainer.max_steps=90000", "--set", "trainer.max_minutes=0.001"])
-            .output()
-            .unwrap();
+    let resume = ["--set", "run.on_existing=resume", "--set", "trainer.max_steps=90000"];
+    let stop = endless(folder.path(), &resume).args(["--set", "trainer.max_minutes=0.001"]).output().unwrap();
     assert!(stop.status.success(), "{}", text(&stop));
     assert!(!text(&stop).contains("damaged"), "{}", text(&stop));
 }
@@ -334,14 +332,77 @@ fn a_time_limit_saves_and_the_run_continues() {
     assert!(message.contains("trainer.max_minutes is over") && stdout.contains(message), "{message}\n{stdout}");
     assert_eq!(status["status"], "Stopped");
     let described = succeeds(kiln(folder.path()).args(["describe", "run"]));
-    assert!(described.contains("trainer.max_minutes is over") && described.contains("--resume"), "{described}");
+    let command = quoted(message);
+    assert_eq!(command, "kiln train run/plan.toml --resume --set trainer.max_minutes=0.004");
+    assert!(described.contains(message) && described.contains(&format!("continue       {command}\n")), "{described}");
     let state = json(&folder.path().join("run/trainer_state.json"));
     let step = state["global_step"].as_u64().unwrap();
     assert!(folder.path().join("run/model/config.json").is_file());
+    let said = succeeds(&mut in_a_shell(folder.path(), command));
+    assert!(said.contains(&format!("continuing after step {step} from")), "{said}");
+    let step = json(&folder.path().join("run/status.json"))["step"].as_u64().unwrap();
     let length = format!("trainer.max_steps={}", step + 5);
     succeeds(endless(folder.path(), &["--resume", "--set", &length]).stdout(Stdio::piped()));
     succeeds(endless(folder.path(), &["--set", &length, "--set", "run.output_dir=straight"]).stdout(Stdio::piped()));
     same_end(folder.path(), "straight", "run");
+}
+
+/// The first text between backticks.
+fn quoted(said: &str) -> &str {
+    said.split('`').nth(1).unwrap_or_else(|| panic!("no command is quoted: {said}"))
+}
+
+/// `command`, as a message gives it, pasted into a shell.
+fn in_a_shell(folder: &Path, command: &str) -> Command {
+    let (settings, mut shell) = (kiln(folder), Command::new("sh"));
+    let rest = command.strip_prefix("kiln ").unwrap_or_else(|| panic!("no command of kiln: {command}"));
+    shell.args(["-c", &format!("exec \"$0\" {rest}"), env!("CARGO_BIN_EXE_kiln")]).current_dir(folder);
+    shell.envs(settings.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell
+}
+
+/// The run folder is not that of the config file, and its name needs quotes.
+#[test]
+fn the_commands_that_a_stopped_run_names_work_as_they_stand() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let run = "my runs/ann's $run";
+    let output_dir = format!("run.output_dir={run}");
+    let child = started(endless(folder.path(), &["--set", &output_dir, "--set", "trainer.save_strategy=steps"]));
+    signal(&child, "-INT");
+    let output = ended(child);
+    let (all, status) = (text(&output), json(&folder.path().join(run).join("status.json")));
+    assert_eq!(output.status.code(), Some(130), "{all}");
+    let command = quoted(&all);
+    assert_eq!(command, r#"kiln train 'my runs/ann'"'"'s $run/plan.toml' --resume"#, "{all}");
+    let step = status["step"].as_u64().unwrap();
+    let shorter = format!("{command} --set trainer.max_steps={}", step + 2);
+    let said = succeeds(&mut in_a_shell(folder.path(), &shorter));
+    assert!(said.contains(&format!("continuing after step {step} from")), "{said}");
+
+    // The command that makes the run once more.
+    let again = said.lines().find_map(|line| line.strip_prefix("again: ")).unwrap();
+    let said = succeeds(&mut in_a_shell(folder.path(), again));
+    assert!(said.contains(&format!("model: {run}-again/model")), "{said}");
+    same_end(folder.path(), run, &format!("{run}-again"));
+
+    // The run folder stands for the run, also where it has been moved.
+    std::fs::rename(folder.path().join(run), folder.path().join("moved")).unwrap();
+    let train = |more: &[&str]| {
+        let mut command = kiln(folder.path());
+        command.args(["train", "moved"]).args(more);
+        command
+    };
+    let parts = ["moved: expected a config file, got a run folder", "`kiln train moved --resume` continues the run"];
+    fails(&mut train(&[]), 2, &parts);
+    assert!(succeeds(&mut train(&["--resume"])).contains("nothing to continue: moved"));
+    let longer = format!("trainer.max_steps={}", step + 3);
+    let said = succeeds(&mut train(&["--resume", "--set", &longer]));
+    assert!(said.contains(&format!("continuing after step {} from moved/", step + 2)), "{said}");
+    let checkpoint = format!("moved/checkpoints/step-{step:06}");
+    let said = succeeds(&mut train(&["--resume-from", &checkpoint, "--set", "run.output_dir=other"]));
+    assert!(said.contains("model: other/model"), "{said}");
+    fails(kiln(folder.path()).args(["train", "my runs", "--resume"]), 2, &["expected a config file, got a folder"]);
 }
 
 /// The limit is one of the run, not of each process that takes it up.
@@ -351,7 +412,7 @@ fn a_time_limit_counts_over_continuations() {
     write(folder.path(), "clm");
     let run = |minutes: f64| {
         let limit = format!("trainer.max_minutes={minutes}");
-        let stdout = succeeds(&mut endless(folder.path(), &["--resume", "--set", &limit]));
+        let stdout = succeeds(&mut endless(folder.path(), &["--set", "run.on_existing=resume", "--set", &limit]));
         let status = json(&folder.path().join("run/status.json"));
         assert_eq!(status["status"], "Stopped");
         (status["seconds"].as_f64().unwrap(), status["step"].as_u64().unwrap(), stdout)

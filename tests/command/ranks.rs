@@ -434,7 +434,7 @@ fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
     let more = all(&accumulate(1), &set).into_iter().map(str::to_owned).collect::<Vec<_>>();
     let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
     for kill in 0..kills {
-        let mut command = launcher.launch(2, "run", &all(&more, &["--resume"]));
+        let mut command = launcher.launch(2, "run", &all(&more, &["--set", "run.on_existing=resume"]));
         let said = std::fs::File::create(folder.join("said")).unwrap();
         let child = command.stdout(Stdio::null()).stderr(said).spawn().unwrap();
         until("no ranks were started", || ranks_in(folder).len() == 2);
@@ -486,7 +486,7 @@ fn a_rank_without_memory_ends_all_and_the_run_continues() {
     succeeds(&mut launcher.alone("straight", &all(&accumulate(2), &set)));
     let more = all(&accumulate(1), &set).into_iter().map(str::to_owned).collect::<Vec<_>>();
     let launched = |limit: u32| {
-        let run = launcher.launch(2, "run", &all(&more, &["--resume"]));
+        let run = launcher.launch(2, "run", &all(&more, &["--set", "run.on_existing=resume"]));
         let mut command = Command::new("sh");
         let limit = if limit > 0 { format!("ulimit -v {};", limit << 10) } else { String::new() };
         command.args(["-c", &(limit + " exec \"$0\" \"$@\"")]).arg(run.get_program()).args(run.get_args());
@@ -535,7 +535,8 @@ fn a_rank_without_memory_ends_all_and_the_run_continues() {
 fn a_signal_saves_and_the_run_continues() {
     let Some(launcher) = Launcher::of("sequence-classification") else { return };
     let folder = launcher.folder();
-    let endless = ["--set", "trainer.max_steps=100000", "--set", "trainer.save_strategy=no", "--resume"];
+    let endless = ["trainer.max_steps=100000", "trainer.save_strategy=no", "run.on_existing=resume"];
+    let endless = endless.iter().flat_map(|set| ["--set", *set]).collect::<Vec<_>>();
     let more = all(&accumulate(1), &endless).into_iter().map(str::to_owned).collect::<Vec<_>>();
     let mut steps = 0;
     for (to_rank, signal, code) in [(None, "TERM", 143), (None, "INT", 130), (Some(1), "TERM", 143)] {
@@ -598,7 +599,8 @@ fn no_file_system_has_to_be_shared() {
             env!("CARGO_BIN_EXE_kiln"),
             "train",
             "config.toml",
-            "--resume",
+            "--set",
+            "run.on_existing=resume",
         ]);
         command.args(all(&accumulate(1), more)).current_dir(place.path()).env("RAYON_NUM_THREADS", "1");
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");

@@ -567,12 +567,33 @@ fn a_clock_that_went_back_does_not_matter() {
     assert!((0.0..3600.0).contains(&seconds), "{seconds}");
 }
 
+/// `--resume` continues; `run.on_existing = "resume"` also begins, for those who start the same
+/// command every time.
 #[test]
-fn without_a_checkpoint_it_begins_and_a_foreign_folder_is_left_alone() {
+fn without_a_checkpoint_a_run_begins_where_the_config_says_so() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
-    succeeds(&mut train(folder.path(), "run", &["--resume", "--set", "trainer.max_steps=3"]));
+    let steps = ["--set", "trainer.max_steps=3"];
+    let begins = ["--set", "run.on_existing=resume"];
+    let run = |run: &str, more: &[&[&str]]| train(folder.path(), run, &[&[&steps[..]], more].concat().concat());
+    let parts = ["--resume: nothing to continue: the run folder typo does not exist", "run.on_existing = \"resume\""];
+    fails(&mut run("typo", &[&["--resume"]]), 2, &parts);
+    assert!(!folder.path().join("typo").exists());
+    succeeds(&mut run("both", &[&["--resume"], &begins]));
+    succeeds(&mut run("run", &[&begins]));
+    assert!(text_of(&mut run("run", &[&["--resume"]])).contains("nothing to continue"));
     assert!(folder.path().join("run/model/config.json").is_file());
+
+    // A run that was killed before its first checkpoint.
+    let killed = folder.path().join("killed");
+    copy(&folder.path().join("run"), &killed);
+    ["checkpoints", "model"].iter().for_each(|name| std::fs::remove_dir_all(killed.join(name)).unwrap());
+    let rows = std::fs::read(killed.join("metrics.jsonl")).unwrap();
+    fails(&mut run("killed", &[&["--resume"]]), 2, &["the run folder killed holds no checkpoint"]);
+    assert!(std::fs::read(killed.join("metrics.jsonl")).unwrap() == rows && !killed.join("checkpoints").exists());
+    succeeds(&mut run("killed", &[&begins]));
+    assert!(killed.join("model/config.json").is_file());
+
     // A run folder without a whole checkpoint is not replaced by a run with `--resume`.
     std::fs::remove_dir_all(folder.path().join("run/checkpoints")).unwrap();
     let before = std::fs::read(folder.path().join("run/model/model.safetensors")).unwrap();

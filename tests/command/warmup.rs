@@ -131,7 +131,7 @@ fn a_signal_in_the_warm_up_leaves_a_run_that_can_begin() {
     let status = json(&run.join("status.json"));
     assert_eq!((status["status"].as_str(), status["step"].as_u64()), (Some("Stopped"), Some(0)));
     assert!(!run.join("model").exists() && !run.join("checkpoints").exists() && !run.join("fault").exists());
-    succeeds(command("run").arg("--resume"));
+    succeeds(command("run").args(["--set", "run.on_existing=resume"]));
     succeeds(&mut command("straight"));
     assert!(weights(&run) == weights(&folder.path().join("straight")));
 }

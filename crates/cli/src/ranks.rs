@@ -334,7 +334,7 @@ const LISTENED: Duration = Duration::from_secs(2);
 const STAYS: Duration = Duration::from_secs(4);
 
 #[cfg(unix)]
-const CONTINUE: &str = "continue with `kiln train FILE --resume`";
+const CONTINUE: &str = "the same command with --resume continues the run";
 
 /// Whether the ranks of an mpirun live.
 #[cfg(unix)]

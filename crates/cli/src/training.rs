@@ -23,11 +23,11 @@ use kiln::session::evaluation::{self, EvaluationSession};
 use kiln::session::model_folder::{ModelFolder, PLAN_TOML};
 use kiln::session::samples::samples;
 use kiln::session::{OpenSession, Session, outline};
-use kiln::trainer::runs::Run;
+use kiln::trainer::runs::{Run, repeat_command};
 use kiln::trainer::{Activity, PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput};
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::write_whole;
-use kiln_core::process::this_program;
+use kiln_core::process::{shell_quoted, this_program};
 use kiln_core::words::thousands;
 use kiln_core::{signals, variables};
 use kiln_data::hub::{self, HubSettings};
@@ -50,7 +50,8 @@ use crate::init::{Data, check_model, columns, template};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
-    /// The config file (TOML); for `eval` a run folder, too, whose plan.toml and model are taken
+    /// The config file (TOML). For `eval` a run folder, too, whose plan.toml and model are taken,
+    /// and for `train --resume` the folder of the run that is continued
     pub(super) file: PathBuf,
     /// Lay Hugging Face's arguments over the file: JSON that TrainingArguments.to_json_string()
     /// wrote. They win over FILE, and --set wins over them; null asks for nothing. The plan lists
@@ -107,8 +108,8 @@ pub(super) struct PartArgs {
 pub(super) struct TrainArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Continue from the newest checkpoint in the run folder; the same as --set
-    /// run.on_existing=resume
+    /// Continue from the newest checkpoint in the run folder; an error where it holds none. --set
+    /// run.on_existing=resume begins a run there
     #[arg(long)]
     resume: bool,
     /// Continue from this checkpoint: one of the run folder, or for a new folder one of another
@@ -292,7 +293,8 @@ pub(super) fn run_init(mut args: InitArgs) -> Result<()> {
         _ => Error::io(format!("write {}", path.display()), &error),
     })?;
     let next = if data.is_named { "" } else { "set [data], then " };
-    say(format!("wrote {}; next: {next}`kiln plan {0}`, then `kiln train {0}`", path.display()))
+    let (path, quoted) = (path.display(), shell_quoted(&path.display().to_string()).into_owned());
+    say(format!("wrote {path}; next: {next}`kiln plan {quoted}`, then `kiln train {quoted}`"))
 }
 
 #[derive(Debug, Args)]
@@ -346,9 +348,26 @@ fn of_run(args: &ConfigArgs) -> Result<RunConfig> {
         .help("name the config file, and the model by --model"));
     }
     let mut config = RunConfig::load_with_hf_args(&plan, args.hf_args.as_deref(), &args.set)?;
-    // The folder may have been moved since the plan was written.
-    config.trainer.output_dir.clone_from(folder);
+    if !args.set.iter().any(|set| set.trim_start().starts_with("run.output_dir")) {
+        // The folder may have been moved since the plan was written.
+        config.trainer.output_dir.clone_from(folder);
+    }
     Ok(config)
+}
+
+/// The config of a training, which a run folder stands for where its run is to be continued.
+fn of_training(args: &TrainArgs) -> Result<RunConfig> {
+    let (folder, plan) = (&args.config.file, args.config.file.join(PLAN_TOML));
+    if !plan.is_file() {
+        return args.config.load();
+    }
+    if args.resume || args.resume_from.is_some() {
+        return of_run(&args.config);
+    }
+    let (shown, again) = (folder.display(), repeat_command(folder).unwrap_or_default());
+    let quoted = shell_quoted(&shown.to_string()).into_owned();
+    Err(Error::config(format!("{shown}: expected a config file, got a run folder"))
+        .help(format!("`kiln train {quoted} --resume` continues the run, and `{again}` makes it once more")))
 }
 
 /// The config of `args`, in the engine that it asks for.
@@ -440,13 +459,15 @@ fn show_plan(config: RunConfig, args: &PlanArgs) -> Result<()> {
 }
 
 pub(super) fn train(args: &TrainArgs) -> Result<()> {
-    let mut config = args.config.load()?;
+    let mut config = of_training(args)?;
     #[cfg(unix)]
     if args.watch {
         ranks::refuse("train --watch")?;
         let code = super::terminal::watch::train(&config.trainer.expanded_output_dir()?, args.log_format.is_some())?;
         std::process::exit(code.into());
     }
+    // A config that begins a run where there is none does so with --resume, too.
+    let is_continued = args.resume && args.resume_from.is_none() && config.trainer.on_existing != OnExisting::Resume;
     if args.resume || args.resume_from.is_some() {
         config.trainer.on_existing = OnExisting::Resume;
     }
@@ -471,7 +492,9 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if !config.trainer.do_train {
         return world.by_root(|| without_training(config, talk)).map(drop);
     }
-    RunFolder::check(&RunSettings::of(&config.trainer))?;
+    // Rank 0 alone has the run folder.
+    let check = if is_continued && world.is_root() { RunFolder::check_continued } else { RunFolder::check };
+    check(&RunSettings::of(&config.trainer))?;
     test_file(&config)?;
     if args.decision.is_none() && (args.verbose || talk.format != LogFormat::Table) {
         start_up_lines(config.trainer.compiler.as_ref()).iter().try_for_each(|line| talk.inform(line))?;
@@ -528,7 +551,7 @@ fn end_training(trainer: &Trainer, output: TrainOutput, talk: Talk) -> Result<()
     if page.is_file() {
         talk.inform(format!("page: {}", page.display()))?;
     }
-    talk.inform(format!("again: {}", repeat_command(&folder)))?;
+    repeat_command(&folder).iter().try_for_each(|command| talk.inform(format!("again: {command}")))?;
     predict_test(trainer.session(), &folder.join("model").display().to_string(), talk)?;
     match signals::received() {
         Some(signal) => Err(signal.error("the run was complete, so nothing is lost but the rest of its sample")),
@@ -675,10 +698,4 @@ fn shown(modes: &str, report: &Report) -> Result<()> {
         differences.len()
     ))
     .help("on the CPU this is a defect of Kiln; a GPU may add in another order each time"))
-}
-
-/// The command that repeats a run into a folder of its own.
-fn repeat_command(folder: &Path) -> String {
-    let (plan, next) = (folder.join("plan.toml"), format!("{}-again", folder.display()));
-    format!("kiln train {} --set run.output_dir={next}", plan.display())
 }

@@ -1,6 +1,6 @@
 //! Errors of devices, whose words are Burn's, CubeCL's or a driver's.
 
-use crate::error::{Error, says_out_of_memory};
+use crate::error::{CONTINUE, Error, says_out_of_memory};
 use crate::panics;
 
 /// The error of a device that has failed with these words of Burn's or of a driver's. Where a
@@ -16,9 +16,8 @@ pub fn device_error(error: &dyn std::fmt::Display) -> Error {
         Error::out_of_memory(format!("the device ran out of memory: {cause}"))
             .help("lower trainer.per_device_train_batch_size and raise trainer.gradient_accumulation_steps by as much")
     } else {
-        Error::device(format!("the device failed: {cause}")).help(
-            "its memory is lost; continue with `kiln train FILE --resume`, and with --compiler native if it comes back",
-        )
+        Error::device(format!("the device failed: {cause}"))
+            .help(format!("its memory is lost; {CONTINUE}, and with --compiler native if it comes back"))
     }
 }
 

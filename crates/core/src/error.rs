@@ -247,6 +247,10 @@ impl std::error::Error for Error {
     }
 }
 
+/// The advice of an error that ends a run which can be continued. `Trainer::train` of `kiln-train`,
+/// which knows the run folder, puts the command itself in its place.
+pub const CONTINUE: &str = "continue with `kiln train FILE --resume`";
+
 const NO_THREAD: &str = "raise the limit of tasks (`ulimit -u`, a container's pids limit) or of memory (`ulimit -v`)";
 
 /// Whether `words` of a panic say that the system refuses another thread.

@@ -18,6 +18,7 @@
 //! folder: no process then holds the lock on the file beside it. That file is made and locked
 //! before the folder and removed after it, so no folder is ever without its lock.
 
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf, absolute};
@@ -34,6 +35,16 @@ use crate::error::{Error, ErrorKind, Result, says_out_of_memory};
 use crate::signal::Signal;
 use crate::signals;
 use crate::words::json_words_in_line;
+
+/// `word` as one word of a command that people paste into a POSIX shell, in single quotes where the
+/// shell would read it otherwise; what stays bare is what Python's `shlex.quote` leaves bare.
+pub fn shell_quoted(word: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./-_".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.into();
+    }
+    format!("'{}'", word.replace('\'', r#"'"'"'"#)).into()
+}
 
 /// The variable that tells a kiln that its stdin is its driver's.
 const CHILD: &str = "KILN_CHILD";
@@ -696,6 +707,23 @@ mod tests {
     fn error(script: &str) -> (u8, String) {
         let error = shell(script).error().unwrap();
         (error.exit_code(), error.to_string())
+    }
+
+    /// The right-hand sides are those of Python's `shlex.quote`.
+    #[test]
+    fn a_word_of_a_command_is_quoted_as_python_quotes_it() {
+        for (word, quoted) in [
+            ("runs/a-b_1.5/plan.toml", "runs/a-b_1.5/plan.toml"),
+            ("run.output_dir=runs/a", "run.output_dir=runs/a"),
+            ("", "''"),
+            ("my runs", "'my runs'"),
+            ("~/runs", "'~/runs'"),
+            ("$HOME;*", "'$HOME;*'"),
+            ("größer", "'größer'"),
+            ("ann's", r#"'ann'"'"'s'"#),
+        ] {
+            assert_eq!(shell_quoted(word), quoted);
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use kiln::trainer::{RunStatus, Status, debug};
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_error, read_regular_text};
 use kiln_core::metrics::{self, Record};
+use kiln_core::process::shell_quoted;
 use kiln_core::words::json_words_in_line;
 
 use crate::figures::{Window, median_step_ms, windows};
@@ -141,7 +142,10 @@ impl MeasuredRun {
                 "{shown}: the run is {} after step {} of {}{message}; a report needs a complete one",
                 status.status, status.step, status.total_steps
             ))
-            .help(format!("`kiln describe {shown}` tells how it stands and how to continue it")));
+            .help(format!(
+                "`kiln describe {}` tells how it stands and how to continue it",
+                shell_quoted(&shown.to_string())
+            )));
         }
         let damaged = |file: &str, what: String| metrics::damaged(&folder.join(file), what).help(AGAIN);
         // The run of a program has no config.

@@ -81,7 +81,10 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
 
     // metrics.jsonl: rows that were written are whole, the one that failed is not there.
     let long = ["trainer.max_steps=40", "trainer.logging_steps=1"];
-    fails(&mut limited(place.config("train", "rows.toml", &long), 12), 1, &["cannot write run/metrics.jsonl", full]);
+    let again = "make room there, or fix its permissions; no checkpoint is there to continue from; begin again with `kiln train \
+                 run/plan.toml --set run.on_existing=overwrite`";
+    let parts = ["cannot write run/metrics.jsonl", full, again];
+    fails(&mut limited(place.config("train", "rows.toml", &long), 12), 1, &parts);
     assert_eq!(
         place.listing("run"),
         [".lock", "metrics.jsonl", "plan.json", "plan.toml", "provenance.json", "run.log", "status.json"]

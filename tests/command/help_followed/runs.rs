@@ -20,8 +20,14 @@ fn run_folders_and_continuations() {
             case(
                 CLASSES,
                 with(&[Set("trainer.learning_rate", "0.5"), Args(&["train", "config.toml", "--resume"])]),
-                &[Set("model", "{ from = \"run/model\" }"), Set("run.output_dir", "\"other\"")],
+                &[Set("model", "{ from = \"run/model\" }"), Set("run.output_dir", "\"other\""), TRAIN],
             ),
+            case(
+                CLASSES,
+                &[Args(&["train", "config.toml", "--resume"])],
+                &[Set("run.on_existing", "\"resume\""), TRAIN],
+            ),
+            case(CLASSES, with(&[Args(&["train", "run"])]), &[Args(&["train", "run", "--resume"])]),
             case(
                 CLASSES,
                 with(&[Set("run.resume_from_checkpoint", "\"run/checkpoints/step-000001\""), TRAIN]),

@@ -5,6 +5,7 @@ use super::document::{Document, Section, Statement, Tone};
 use crate::sweep::{Rung, Sweep, Trial};
 use crate::table::{Rows, Table};
 use kiln::config::CompilerMode;
+use kiln::trainer::runs::repeat_command;
 
 /// The search as a document; `made_at` is the moment at which it is made, RFC 3339.
 pub(super) fn document(sweep: &Sweep, made_at: String) -> Document {
@@ -19,10 +20,7 @@ pub(super) fn document(sweep: &Sweep, made_at: String) -> Document {
         );
         Statement::new(Tone::Good, sentence)
     });
-    let again = best.and_then(|(trial, _)| trial.arms.first()).map(|arm| {
-        let run = arm.run.display();
-        format!("kiln train {run}/plan.toml --set run.output_dir={run}-again")
-    });
+    let again = best.and_then(|(trial, _)| trial.arms.first()).and_then(|arm| repeat_command(&arm.run));
     let failures = sweep.trials.iter().filter_map(|trial| {
         Some(format!("trial {}: {}: {}", trial.number, trial.described(), trial.failure()?.message))
     });

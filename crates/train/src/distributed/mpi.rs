@@ -10,7 +10,7 @@ use std::mem::{ManuallyDrop, size_of_val};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use kiln_core::error::{Error, Result};
+use kiln_core::error::{CONTINUE, Error, Result};
 use kiln_core::host;
 use libloading::Library;
 
@@ -447,7 +447,7 @@ fn check(code: c_int, function: &str) -> Result<()> {
         0 => Ok(()),
         code if host::lacks_memory() => Err(no_memory(format_args!("{function} failed with MPI's error {code}"))),
         code => Err(Error::device(format!("{function} failed with MPI's error {code}"))
-            .help("another rank has ended, or the network is down; continue with `kiln train FILE --resume`")),
+            .help(format!("another rank has ended, or the network is down; {CONTINUE}"))),
     }
 }
 

@@ -20,7 +20,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use cudarc::driver::{DriverError, result, sys};
 use kiln_core::device_error::device_error;
-use kiln_core::error::{Error, Result, says_out_of_memory};
+use kiln_core::error::{CONTINUE, Error, Result, says_out_of_memory};
 use kiln_models::ops::cuda::CudaMemory;
 use libloading::Library;
 
@@ -210,10 +210,9 @@ impl Functions {
             SYSTEM_ERROR | REMOTE_ERROR => std::thread::sleep(CAUSE_FIRST),
             _ => {}
         }
-        Err(Error::device(message).help(
-            "NCCL_DEBUG=INFO tells more; a rank that has ended, a network that is down, and two ranks on one device end so too; a run that \
-             has made steps continues with `kiln train FILE --resume`",
-        ))
+        Err(Error::device(message).help(format!(
+            "NCCL_DEBUG=INFO tells more; a rank that has ended, a network that is down, and two ranks on one device end so too; {CONTINUE}"
+        )))
     }
 }
 

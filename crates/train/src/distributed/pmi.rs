@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::error::{CONTINUE, Error, ErrorKind, Result};
 
 use super::environment::Place;
 use super::watchdog;
@@ -258,7 +258,7 @@ fn lose(rank: &str) -> ! {
 }
 
 fn end(because: std::fmt::Arguments<'_>, code: i32) -> ! {
-    let _ = writeln!(io::stderr(), "error: {because}\n  help: continue with `kiln train FILE --resume`");
+    let _ = writeln!(io::stderr(), "error: {because}\n  help: {CONTINUE}");
     // Nothing that runs at an exit may wait for MPI, which waits for the others.
     signal_hook::low_level::exit(code)
 }

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::error::{CONTINUE, Error, ErrorKind, Result};
 
 /// The variable that sets how many seconds a rank waits for the others.
 pub(super) const VARIABLE: &str = "KILN_MPI_TIMEOUT";
@@ -76,7 +76,7 @@ pub(super) fn start() -> Result<()> {
             let _ = writeln!(
                 std::io::stderr(),
                 "error: the other ranks have not answered for {limit} s: one of them hangs, or the network is down\n  help: \
-                 continue with `kiln train FILE --resume`; {VARIABLE} sets how long a rank waits"
+                 {CONTINUE}; {VARIABLE} sets how long a rank waits"
             );
             // Nothing that runs at an exit may wait for MPI, which hangs.
             signal_hook::low_level::exit(i32::from(ErrorKind::Device.exit_code()));

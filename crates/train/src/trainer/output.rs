@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::error::{CONTINUE, Error, ErrorKind, Result};
 use kiln_core::files::{is_blocked, read_regular, set_aside_damaged, write_files, write_folder, write_whole};
 use kiln_core::metrics::{self, MetricsFile, Record};
 use kiln_core::variables;
@@ -122,6 +122,14 @@ impl Content {
         })
     }
 
+    /// Whether the folder `path` holds a checkpoint, whole or damaged, or a model.
+    fn has_work(&self, path: &Path) -> bool {
+        let mut entries = fs::read_dir(path.join(checkpoint::FOLDER)).into_iter().flatten().flatten();
+        matches!(self, Self::Unlisted)
+            || entries.any(|entry| !checkpoint::is_unfinished(&entry.path()))
+            || [MODEL, REPLACED].iter().any(|model| path.join(model).exists())
+    }
+
     /// Whether a run may begin in the folder `path`, or go on there.
     fn admits(&self, folder: &Path, how: OnExisting) -> Result<()> {
         let path = folder.display();
@@ -184,6 +192,22 @@ impl RunFolder {
         Ok(path)
     }
 
+    /// [`check`](Self::check) for a run that is to be continued and not begun.
+    ///
+    /// # Errors
+    /// A folder without a checkpoint, and an error of [`check`](Self::check).
+    pub fn check_continued(run: &RunSettings) -> Result<PathBuf> {
+        let path = Self::check(run)?;
+        if Content::of(&path)?.has_work(&path) {
+            return Ok(path);
+        }
+        let why = if path.exists() { "holds no checkpoint" } else { "does not exist" };
+        Err(Error::config(format!("--resume: nothing to continue: the run folder {} {why}", path.display())).help(
+            "look at run.output_dir; run.on_existing = \"resume\" in place of --resume also begins a run where there is \
+             none",
+        ))
+    }
+
     /// Makes the folder, takes its lock and writes `plan.toml` and `plan.json`. With
     /// `run.on_existing = "resume"` also finds the newest whole checkpoint, sets those after it
     /// aside, and cuts off the rows of `metrics.jsonl` that were written after it.
@@ -220,10 +244,7 @@ impl RunFolder {
             was.notices(&promise, *step).iter().for_each(|notice| tracing::warn!("{notice}"));
         } else if how == OnExisting::Resume {
             // Files found here may be somebody's work: only `overwrite` may replace them.
-            let mut entries = fs::read_dir(&checkpoints).into_iter().flatten().flatten();
-            let kept = entries.any(|entry| !checkpoint::is_unfinished(&entry.path()))
-                || [MODEL, REPLACED].iter().any(|model| path.join(model).exists());
-            if kept || matches!(content, Content::Unlisted) {
+            if content.has_work(&path) {
                 return Err(Error::data(format!(
                     "run.output_dir: {} holds a run, but no whole checkpoint to continue from",
                     path.display()
@@ -381,7 +402,7 @@ impl RunFolder {
             Ok(()) => Ok(target),
             Err(error) if error.kind() == ErrorKind::Device => Err(error.at(target.display())),
             Err(error) => {
-                Err(error.at(target.display()).help("make room there, or fix its permissions, and run again"))
+                Err(error.at(target.display()).help(format!("make room there, or fix its permissions; {CONTINUE}")))
             }
         }
     }

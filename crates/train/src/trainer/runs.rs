@@ -1,10 +1,12 @@
 //! Reads the state of finished, running and broken runs from their folders alone.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kiln_core::error::{Error, Result};
-use kiln_core::files::read_regular_text;
+use kiln_core::files::{read_json_if_there, read_regular_text};
 use kiln_core::metrics::{self, Record};
+use kiln_core::process::shell_quoted;
 use serde::{Serialize, Serializer};
 
 use crate::trainer::{RunStatus, Status, checkpoint};
@@ -58,14 +60,51 @@ impl Run {
             evaluation: status.evaluation(rows.iter()).cloned(),
             summary: last("train_runtime"),
             model_folder: model.is_dir().then_some(model),
-            continued_by: Some(folder.join("plan.toml"))
-                .filter(|plan| can_go_on && plan.is_file())
-                .map(|plan| format!("kiln train {} --resume", plan.display())),
+            continued_by: if can_go_on { continue_command(folder, limit_that_is_over(folder, &status)) } else { None },
             folder: folder.into(),
             status,
             checkpoints,
         }))
     }
+}
+
+/// The command that continues the run in `folder`, with a higher limit of its time where `limit` is
+/// over; none for the run of a program, which has no config.
+pub fn continue_command(folder: &Path, limit: Option<Duration>) -> Option<String> {
+    let longer = |limit: Duration| format!(" --set trainer.max_minutes={}", (limit.as_secs_f64() / 30.0) as f32);
+    Some(format!("kiln train {} --resume{}", plan_of(folder)?, limit.map_or_else(String::new, longer)))
+}
+
+/// The command that makes the run in `folder` once more, into a folder of its own; none for the run
+/// of a program.
+pub fn repeat_command(folder: &Path) -> Option<String> {
+    let output_dir = format!("run.output_dir={}-again", folder.display());
+    Some(format!("kiln train {} --set {}", plan_of(folder)?, shell_quoted(&output_dir)))
+}
+
+/// The advice how to go on with the run in `folder`, which has ended early; none for the run of a
+/// program.
+pub(super) fn way_on(folder: &Path) -> Option<String> {
+    if checkpoint::list(&folder.join(checkpoint::FOLDER)).is_ok_and(|found| !found.is_empty()) {
+        return Some(format!("continue with `{}`", continue_command(folder, None)?));
+    }
+    Some(format!(
+        "no checkpoint is there to continue from; begin again with `kiln train {} --set run.on_existing=overwrite`",
+        plan_of(folder)?
+    ))
+}
+
+/// The config of the run in `folder` as a word of a command, if the run has one.
+fn plan_of(folder: &Path) -> Option<String> {
+    let plan = folder.join("plan.toml");
+    plan.is_file().then(|| shell_quoted(&plan.display().to_string()).into_owned())
+}
+
+/// `trainer.max_minutes` of the run in `folder`, where that time is over.
+fn limit_that_is_over(folder: &Path, status: &Status) -> Option<Duration> {
+    let mut plan = read_json_if_there::<serde_json::Value>(&folder.join(crate::plan::FILE)).ok()??;
+    let limit: Duration = serde_json::from_value(plan["steps"]["max_duration"].take()).ok()?;
+    (status.seconds >= limit.as_secs_f64()).then_some(limit)
 }
 
 /// Paths may hold what is no text.

@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
-use kiln_core::error::Result;
+use kiln_core::error::{CONTINUE, Result};
 use kiln_core::signals::{self, Signal};
 
 use super::after::After;
 use super::output::RunFolder;
 use super::run::{Run, finish_saving};
+use super::runs;
 use super::setup::Purpose;
 use super::status::RunStatus;
 use crate::distributed::World;
@@ -72,15 +73,16 @@ impl Stopping {
         Err(match purpose {
             Purpose::Train => signal
                 .error(format_args!("stopped after step {step} of {total_steps}; a checkpoint is saved"))
-                .help("continue with `kiln train FILE --resume`"),
+                .help(CONTINUE),
             Purpose::Rehearsal | Purpose::Measurement { .. } => {
                 signal.error(format_args!("stopped after step {step} of {total_steps}"))
             }
         })
     }
 
-    /// Whether the run ends here although its plan does not, which the status then says.
-    pub(super) fn ends_early(&self, run: &Run, folder: &mut RunFolder) -> bool {
+    /// Whether the run ends here although its plan does not, which the status then says, with the
+    /// command that goes on where the time `limit` is over.
+    pub(super) fn ends_early(&self, run: &Run, folder: &mut RunFolder, limit: Option<Duration>) -> bool {
         if self.is_last || !(self.out_of_time || self.is_told) {
             return false;
         }
@@ -89,7 +91,9 @@ impl Stopping {
             format!("ended {at}: early stopping, or a callback")
         } else {
             folder.status.status = RunStatus::Stopped;
-            format!("stopped {at}: trainer.max_minutes is over; raise it to continue with --resume")
+            let command = runs::continue_command(folder.path(), limit);
+            let command = command.map_or_else(String::new, |command| format!(", as in `{command}`"));
+            format!("stopped {at}: trainer.max_minutes is over; a higher limit continues the run{command}")
         });
         true
     }

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kiln_core::dataset::loader::{Loader, LoaderOptions};
 use kiln_core::device_error::device_error;
-use kiln_core::error::{Error, Result};
+use kiln_core::error::{CONTINUE, Error, ErrorKind, Result};
 use kiln_core::panics;
 use kiln_models::ops::threads;
 
@@ -16,7 +16,7 @@ use super::run_log::RunLog;
 use super::setup::{Purpose, TrainOutput, Trainer};
 use super::stopping::Stopping;
 use super::tensorboard::TensorBoard;
-use super::{fault, recover};
+use super::{fault, recover, runs};
 use crate::arguments::Integration;
 use crate::evaluation::figures;
 use crate::plan::check_metric;
@@ -64,6 +64,7 @@ impl<T: TrainingTask> Trainer<T> {
             let error = error.to_string();
             output = self.recover(&mut folder, smaller, &error).and_then(|run| self.attempt(&mut folder, run));
         }
+        let output = output.map_err(|error| self.with_way_on(&folder, error));
         if let Err(error) = &output {
             RunLog::new(folder.path()).say(format_args!("ended: {error}"));
         }
@@ -71,6 +72,22 @@ impl<T: TrainingTask> Trainer<T> {
         let written = folder.status.write(folder.path());
         self.write_page(&folder);
         output.and_then(|output| written.map(|()| output))
+    }
+
+    /// `error` with the command that goes on with this run, where it leaves a run to go on with.
+    fn with_way_on(&self, folder: &RunFolder, error: Error) -> Error {
+        // The folder of another rank, or of a measurement, goes with its process.
+        if self.purpose != Purpose::Train || !self.world.is_root() {
+            return error;
+        }
+        let Some(mut way) = runs::way_on(folder.path()) else { return error };
+        if self.world.is_shared() {
+            way += &format!(" in {} ranks", self.world.size());
+        }
+        match (error.kind(), error.help_line()) {
+            (ErrorKind::Io, None) => error.help(format!("make room there, or fix its permissions; {way}")),
+            _ => error.in_terms_of(&[(CONTINUE, &way)]),
+        }
     }
 
     /// Refuses a run whose best model is to be found by a figure that its evaluations do not have.
@@ -93,7 +110,7 @@ impl<T: TrainingTask> Trainer<T> {
             let (step, message) = (run.progress.step + 1, panics::message(&*payload));
             Err(if run.guard.panics().is_empty() {
                 Error::panicked(format_args!("step {step}"), &message)
-                    .help("what the device holds is lost; continue with `kiln train FILE --resume`")
+                    .help(format!("what the device holds is lost; {CONTINUE}"))
             } else {
                 device_error(&message).at(format_args!("step {step}"))
             })
@@ -158,7 +175,7 @@ impl<T: TrainingTask> Trainer<T> {
             self.observer.end_step(&run.progress, &self.spans.end_step(), logs)?;
             stopping.check_signal(&self.world, run, self.purpose)?;
             (run.control.should_evaluate, run.control.should_save) = (false, false);
-            if stopping.ends_early(run, folder) {
+            if stopping.ends_early(run, folder, limit) {
                 // The end of this process. It follows the checkpoint, since a run that is continued
                 // has no end here.
                 let end = After { is_last: true, ..after };
