@@ -8,6 +8,8 @@ use kiln_core::error::{Error, Result};
 use kiln_core::metrics::Record;
 use kiln_data::labels::LabelNames;
 use kiln_models::Model;
+use kiln_train::confusion::Confusion;
+use serde_json::json;
 
 use crate::config::RunConfig;
 use crate::distributed::World;
@@ -16,10 +18,33 @@ use crate::session::Session;
 use crate::session::evaluation::{EvaluationSession, no_validation};
 use crate::session::model_folder::{ModelFolder, described, model_folder};
 
+/// What an evaluation tells.
+#[derive(Debug)]
+pub struct Figures {
+    /// The figures of an evaluation row.
+    pub record: Record,
+    /// Of a classification the confusion matrix, and the names of its classes.
+    pub confusion: Option<(Confusion, Vec<String>)>,
+}
+
+impl Figures {
+    /// Of a classification the matrix and the scores of each class for people; nothing for other
+    /// tasks.
+    pub fn lines(&self) -> Vec<String> {
+        self.confusion.as_ref().map_or_else(Vec::new, |(confusion, names)| confusion.lines(names))
+    }
+
+    /// All figures as an object of JSON.
+    pub fn to_json(&self) -> String {
+        let Some((confusion, names)) = &self.confusion else { return self.record.to_json() };
+        let report = json!({ "classification_report": confusion.to_json(names) }).to_string();
+        format!("{}, {}", self.record.to_json().trim_end_matches('}'), report.trim_start_matches('{'))
+    }
+}
+
 /// Evaluates the model in the folder (or of the Hub id) `model`, or else the one in the run folder
-/// of `config`, on the validation data of `config`. `open` opens a config. Returns the figures of
-/// an evaluation row, and for a classification the confusion matrix as lines of text. The ranks of
-/// `world` share the work; `told` hears before each batch how many are done, and of how many.
+/// of `config`, on the validation data of `config`. `open` opens a config. The ranks of `world`
+/// share the work; `told` hears before each batch how many are done, and of how many.
 ///
 /// # Errors
 /// A config without validation data, a folder without a model of the config's task, and whatever
@@ -30,7 +55,7 @@ pub fn evaluate_folder(
     model: Option<&str>,
     open: &dyn Fn(&RunConfig) -> Result<EvaluationSession>,
     told: &mut dyn FnMut(u64, u64),
-) -> Result<(Record, Vec<String>)> {
+) -> Result<Figures> {
     let mut config = config;
     let folder = match model {
         Some(model) => model_folder(model)?,
@@ -80,28 +105,30 @@ fn check_outputs(folder: &str, outputs: usize, labels: usize) -> Result<()> {
 ///
 /// # Errors
 /// A session without validation data, and whatever reading model and data meets.
-pub fn evaluate_untrained(session: Session, told: &mut dyn FnMut(u64, u64)) -> Result<(Record, Vec<String>)> {
+pub fn evaluate_untrained(session: Session, told: &mut dyn FnMut(u64, u64)) -> Result<Figures> {
     let (model, _) = session.model(&session.device.clone().autodiff())?;
     let validation = session.validation().cloned().ok_or_else(no_validation)?;
     figures(&World::alone(), &session.evaluation(validation), &model, told)
 }
 
-/// The figures of an evaluation row for `model` in `session` by the ranks of `world`, and the
-/// confusion matrix as lines of text.
+/// The figures of `model` in `session` by the ranks of `world`.
 fn figures(
     world: &World,
     session: &EvaluationSession,
     model: &Model,
     told: &mut dyn FnMut(u64, u64),
-) -> Result<(Record, Vec<String>)> {
+) -> Result<Figures> {
     let started = Instant::now();
     let evaluation = evaluate(world, session, model, told)?;
     let record = evaluation.record(0, 0.0, started.elapsed());
     let figures = record.fields().filter(|(name, _)| name.starts_with("eval_"));
-    let figures = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));
-    let names = match evaluation.confusion {
-        Some(_) => LabelNames::of_model(session.task.model_config.labels())?,
+    let record = figures.fold(Record::default(), |figures, (name, value)| figures.with(name, value.clone()));
+    let confusion = match evaluation.confusion {
+        Some(confusion) => {
+            let names = LabelNames::of_model(session.task.model_config.labels())?;
+            Some((confusion, names.map_or_else(Vec::new, |names| names.names().to_vec())))
+        }
         None => None,
     };
-    Ok((figures, evaluation.confusion_lines(names.as_ref().map_or(&[], LabelNames::names))))
+    Ok(Figures { record, confusion })
 }

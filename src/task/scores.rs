@@ -145,7 +145,7 @@ fn ranks(values: &[f64]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use kiln_train::confusion::Confusion;
+    use kiln_train::confusion::{Confusion, Scores};
 
     use super::*;
     use serde::Deserialize;
@@ -184,6 +184,8 @@ mod tests {
         predicted: Vec<usize>,
         f1: f64,
         matthews_correlation: f64,
+        /// `classification_report`: the scores of each class that occurs, and their averages.
+        report: serde_json::Value,
     }
 
     #[derive(Deserialize)]
@@ -209,6 +211,20 @@ mod tests {
             let confusion = Confusion::new(case.num_labels, case.expected.into_iter().zip(case.predicted));
             near(confusion.f1(), case.f1);
             near(confusion.matthews_correlation(), case.matthews_correlation);
+            let mut known = 0;
+            let mut same = |name: &str, Scores { precision, recall, f1, support }: Scores| {
+                let expected = case.report[name].as_object().unwrap_or_else(|| panic!("{name}: {}", case.report));
+                for (figure, got) in [("precision", precision), ("recall", recall), ("f1-score", f1)] {
+                    near(got, expected[figure].as_f64().unwrap());
+                }
+                assert_eq!(support as f64, expected["support"].as_f64().unwrap());
+                known += 1;
+            };
+            confusion.occurring().for_each(|class| same(&class.to_string(), confusion.scores(class)));
+            same("macro avg", confusion.macro_average());
+            same("weighted avg", confusion.weighted_average());
+            // The last is the accuracy.
+            assert_eq!(known + 1, case.report.as_object().unwrap().len());
         }
         assert!(fixture.tags.len() >= 5 && fixture.several.len() >= 3);
         for case in fixture.tags {

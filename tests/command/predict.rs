@@ -70,6 +70,29 @@ fn labels() {
     let matrix = succeeds(kiln(folder.path()).args(["eval", "config.toml"]));
     let cells = matrix.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect::<Vec<_>>();
     assert!(cells.contains(&vec!["blame", "6", "0"]) && cells.contains(&vec!["praise", "0", "6"]), "{matrix}");
+    assert!(
+        matrix.starts_with(
+            "confusion matrix: a row for each label of the data (the truth), a column for each prediction\n"
+        )
+    );
+    assert!(cells.contains(&vec!["praise", "1.0000", "1.0000", "1.0000", "6"]), "{matrix}");
+    assert!(matrix.contains("\neval_f1 is the f1 of praise, the second of two labels\n"), "{matrix}");
+
+    // All rows are of one label: those of the other have no support.
+    std::fs::write(folder.path().join("one.csv"), "text,label\na good film,praise\na bad film,praise\n").unwrap();
+    let of_one = ["eval", "config.toml", "--set", "data.validation=one.csv", "--out", "one.json"];
+    let said = succeeds(kiln(folder.path()).args(of_one));
+    assert!(said.contains("\nthe label of no row, so that the recall is 0 / 0, shown as 0: blame\n"), "{said}");
+    // `classification_report(["praise"] * 2, ["praise", "blame"], output_dict=True, zero_division=0)`.
+    let found = json(&folder.path().join("one.json"));
+    let scores = |precision: f64, recall: f64, f1: f64, support: u64| json!({ "precision": precision, "recall": recall, "f1": f1, "support": support });
+    let [mut blame, mut praise] = [scores(0.0, 0.0, 0.0, 0), scores(1.0, 0.5, 2.0 / 3.0, 2)];
+    (blame["label"], praise["label"]) = ("blame".into(), "praise".into());
+    let report = &found["classification_report"];
+    assert_eq!(report["classes"], json!([blame, praise]), "{found}");
+    assert_eq!(report["macro_average"], scores(0.5, 0.25, 1.0 / 3.0, 2));
+    assert_eq!(report["weighted_average"], scores(1.0, 0.5, 2.0 / 3.0, 2));
+    assert_eq!(found["eval_f1"], json!(2.0 / 3.0));
 
     // Batches of 5: the last is smaller, and the order is that of the rows.
     let task = ["--task", "sequence-classification", "--input", "new.csv", "--batch-size", "5"];

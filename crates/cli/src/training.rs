@@ -324,17 +324,16 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let world = ranks::world(&mut config)?;
     let open = |config: &RunConfig| world.first_of_a_machine_first(|| open_evaluation(config));
-    let (record, confusion) =
-        evaluating(|told| evaluate_folder(&world, config, args.model.as_deref(), &open, told))?;
+    let figures = evaluating(|told| evaluate_folder(&world, config, args.model.as_deref(), &open, told))?;
     if !world.is_root() {
         return Ok(());
     }
     if let Some(out) = &args.out {
-        write_whole(out, (record.to_json() + "\n").as_bytes())?;
+        write_whole(out, (figures.to_json() + "\n").as_bytes())?;
     }
-    confusion.iter().try_for_each(say)?;
-    say(record.to_dict())?;
-    finite("eval_loss", record.get("eval_loss").unwrap_or(0.0))
+    figures.lines().iter().try_for_each(say)?;
+    say(figures.record.to_dict())?;
+    finite("eval_loss", figures.record.get("eval_loss").unwrap_or(0.0))
 }
 
 /// The config of the run whose folder `args` names in place of a config file.
@@ -593,7 +592,7 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
     if trainer.do_eval || !trainer.do_predict {
         let what = config.model.from.as_ref().or(trained.as_ref()).map_or("random weights", String::as_str);
         talk.inform(format!("trainer.do_train = false: no training; evaluating {what}"))?;
-        let (record, confusion) = match &trained {
+        let figures = match &trained {
             Some(model) => evaluating(|told| {
                 evaluate_folder(&World::alone(), config.clone(), Some(model), &open_evaluation, told)
             })?,
@@ -602,10 +601,10 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
                 evaluating(|told| evaluate_untrained(session, told))?
             }
         };
-        confusion.iter().try_for_each(|confusion| talk.tell(confusion))?;
-        talk.record(&record)?;
-        talk.blocks(None, Some(&record))?;
-        finite("eval_loss", record.get("eval_loss").unwrap_or(0.0))?;
+        figures.lines().iter().try_for_each(|line| talk.tell(line))?;
+        talk.record(&figures.record)?;
+        talk.blocks(None, Some(&figures.record))?;
+        finite("eval_loss", figures.record.get("eval_loss").unwrap_or(0.0))?;
     }
     match predicts_with {
         Some(model) => predict_test(&open(config)?, &model, talk),

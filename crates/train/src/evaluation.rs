@@ -195,24 +195,6 @@ impl Evaluation {
         self.metrics.iter().find(|(known, _)| *known == name).map_or(f64::NAN, |(_, value)| *value)
     }
 
-    /// The confusion matrix as lines of text, a row for each label and a column for each
-    /// prediction; none for other tasks.
-    pub fn confusion_lines(&self, names: &[String]) -> Vec<String> {
-        let Some(confusion) = &self.confusion else { return Vec::new() };
-        let classes = 0..confusion.num_labels();
-        let name = |class: usize| names.get(class).cloned().unwrap_or_else(|| format!("LABEL_{class}"));
-        let width = classes.clone().map(|class| name(class).chars().count()).max().unwrap_or(0).max("label".len());
-        let line = |first: String, cells: Vec<String>| {
-            let cells = cells.iter().map(|cell| format!("  {cell:>width$}")).collect::<String>();
-            format!("{first:<width$}{cells}")
-        };
-        let head = line("label".into(), classes.clone().map(name).collect());
-        let rows = classes.clone().map(|expected| {
-            line(name(expected), classes.clone().map(|p| confusion.count(expected, p).to_string()).collect())
-        });
-        std::iter::once(head).chain(rows).collect()
-    }
-
     /// The evaluation row of a run after step `step`, in epoch `epoch`.
     pub fn record(&self, step: u64, epoch: f64, elapsed: Duration) -> Record {
         let record = Record::default().with("step", step).with("epoch", epoch);

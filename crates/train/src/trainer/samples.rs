@@ -15,7 +15,7 @@ use super::page::{CONFUSION, ConfusionFile, MOST_CLASSES, SAMPLES, earlier_sampl
 use super::run::Run;
 use super::setup::Trainer;
 use crate::arguments::Samples;
-use crate::confusion::Confusion;
+use crate::confusion::{Confusion, class_name};
 use crate::engine::device::release_memory;
 use crate::task::TrainingTask;
 
@@ -34,10 +34,10 @@ impl<T: TrainingTask> Trainer<T> {
         };
         let names = self.session.task.class_names()?;
         let classes = 0..confusion.num_labels();
-        let name = |class: usize| names.as_ref().and_then(|names| names.get(class)).cloned();
+        let names = names.unwrap_or_default();
         let kept = ConfusionFile {
             step,
-            labels: classes.clone().map(|class| name(class).unwrap_or_else(|| format!("LABEL_{class}"))).collect(),
+            labels: classes.clone().map(|class| class_name(&names, class)).collect(),
             counts: classes
                 .clone()
                 .map(|label| classes.clone().map(|of| confusion.count(label, of)).collect())
