@@ -41,6 +41,8 @@ pub struct PredictOptions {
     pub text_pair_column: Option<String>,
     /// The columns with the choices of a multiple choice.
     pub choice_columns: Vec<String>,
+    /// Columns of the table whose values stand in the predictions.
+    pub keep: Vec<String>,
     /// Rows of a forward pass.
     pub batch_size: usize,
     /// Tokens that a row, or a window of a context, is cut to; the model's positions, at most 512
@@ -63,6 +65,7 @@ impl PredictOptions {
             text_column: data.text_column.clone().unwrap_or_else(|| task.columns().0.into()),
             text_pair_column: data.text_pair_column.clone(),
             choice_columns: data.choice_columns.clone().unwrap_or_default(),
+            keep: Vec::new(),
             batch_size,
             max_length: data.max_length,
             doc_stride: data.doc_stride,
@@ -83,6 +86,9 @@ impl PredictOptions {
 ///   choice, from 0
 /// - question answering: `{"id", "answer", "score", "start", "end"}`, the last two in characters of
 ///   the context, null for no answer
+///
+/// The columns to [keep](PredictOptions::keep) follow the first of these, `input_` before a name
+/// that the prediction has itself.
 ///
 /// Returns how many there were.
 ///
@@ -175,7 +181,7 @@ impl Predictor<'_> {
             text: options.text_column.clone(),
             words: task == Task::TokenClassification,
             json: false,
-            beside: Vec::new(),
+            beside: options.keep.clone(),
             text_pair: options.text_pair_column.clone(),
             choices: options.choice_columns.clone(),
             label: None,
@@ -194,7 +200,7 @@ impl Predictor<'_> {
         }
         let name = |class: usize| names[class].clone();
         let mut written = 0;
-        let mut flush = |rows: &mut Vec<Row>| -> Result<()> {
+        let mut flush = |rows: &mut Vec<Row>, kept: &mut Vec<Kept>| -> Result<()> {
             let encoded = encoder.encode(rows)?;
             if let Some((row, _)) = rows.iter().zip(&encoded).find(|(_, encoded)| encoded.ids.is_empty()) {
                 return Err(Error::data(format!("{}: the text has no token", row.place)).help("leave the row out"));
@@ -213,7 +219,9 @@ impl Predictor<'_> {
             let width = logits.dims()[1];
             let values = read_values(logits)?;
             let of_row = values.len() / rows.len();
-            for ((values, row), encoded) in values.chunks(of_row).zip(rows.iter()).zip(&encoded) {
+            for (((values, row), encoded), kept) in
+                values.chunks(of_row).zip(rows.iter()).zip(&encoded).zip(kept.drain(..))
+            {
                 finite(values, &format_args!("row {written}"))?;
                 let prediction = match task {
                     Task::Regression => json!({ "index": written, "value": values[0] }),
@@ -231,24 +239,26 @@ impl Predictor<'_> {
                     }
                     _ => classified(written, values, &name),
                 };
-                write(&prediction)?;
+                write(&with(kept, prediction))?;
                 written += 1;
             }
             rows.clear();
             Ok(())
         };
-        let mut pending = Vec::new();
+        let (mut pending, mut kept) = (Vec::new(), Vec::new());
         for row in table.rows() {
             if let Some(signal) = signals::received() {
                 return Err(signal.error("stopped while predicting"));
             }
-            pending.push(row?);
+            let mut row = row?;
+            kept.push(options.kept(&mut row)?);
+            pending.push(row);
             if pending.len() == options.batch_size {
-                flush(&mut pending)?;
+                flush(&mut pending, &mut kept)?;
             }
         }
         if !pending.is_empty() {
-            flush(&mut pending)?;
+            flush(&mut pending, &mut kept)?;
         }
         Ok(written)
     }
@@ -275,8 +285,11 @@ impl Predictor<'_> {
     /// Answers to the questions of a file.
     fn answers(&self, write: &mut dyn FnMut(&Value) -> Result<()>) -> Result<usize> {
         let Self { folder, max_length, options, .. } = *self;
-        let questions = match self.format {
-            DataFormat::Squad => read_unanswered(std::slice::from_ref(&options.input))?,
+        let (questions, kept) = match self.format {
+            DataFormat::Squad if !options.keep.is_empty() => {
+                return Err(Error::config("data.keep: SQuAD's JSON has no columns").help("give a table of questions"));
+            }
+            DataFormat::Squad => (read_unanswered(std::slice::from_ref(&options.input))?, Vec::new()),
             format => table_questions(format, options)?,
         };
         let encoder = self.tokenizer.window_encoder(
@@ -305,11 +318,13 @@ impl Predictor<'_> {
             logits.extend(each.map(|(start, end)| SpanLogits { start: start.to_vec(), end: end.to_vec() }));
         }
         let answers = data.answers(&logits);
-        for answer in &answers {
+        let kept = kept.into_iter().chain(std::iter::repeat_with(Kept::new));
+        for (answer, kept) in answers.iter().zip(kept) {
             let (start, end) = (answer.span.map(|span| span.0), answer.span.map(|span| span.1));
-            write(&json!({
+            let prediction = json!({
                 "id": answer.id, "answer": answer.text, "score": answer.probability, "start": start, "end": end
-            }))?;
+            });
+            write(&with(kept, prediction))?;
         }
         Ok(answers.len())
     }
@@ -368,23 +383,85 @@ fn several(index: usize, logits: &[f32], name: &dyn Fn(usize) -> String) -> Valu
     json!({ "index": index, "labels": labels, "probabilities": named.collect::<Map<_, _>>() })
 }
 
-/// Questions and contexts from two columns of a table; the id is the number of the row.
-fn table_questions(format: DataFormat, options: &PredictOptions) -> Result<Vec<Question>> {
+/// The values of a row that are kept, by the names of their columns.
+type Kept = Map<String, Value>;
+
+impl PredictOptions {
+    /// The values of `row` that are kept; the part that holds them is taken from it.
+    fn kept(&self, row: &mut Row) -> Result<Kept> {
+        if self.keep.is_empty() {
+            return Ok(Kept::new());
+        }
+        let rest = row.parts.pop().unwrap_or_default();
+        let mut rest: Kept =
+            serde_json::from_str(&rest).map_err(|error| Error::data(format!("{}: {error}", row.place)))?;
+        let of_texts = |name: &String| {
+            let choice = self.choice_columns.iter().position(|choice| choice == name);
+            if *name == self.text_column {
+                // Of a list of words the text is empty.
+                Some(if row.text.is_empty() && !row.parts.is_empty() && self.choice_columns.is_empty() {
+                    json!(row.parts)
+                } else {
+                    json!(row.text)
+                })
+            } else if self.text_pair_column.as_ref() == Some(name) {
+                Some(json!(row.text_pair))
+            } else {
+                choice.map(|choice| json!(row.parts[choice]))
+            }
+        };
+        let mut kept = Kept::new();
+        for name in &self.keep {
+            let Some(value) = of_texts(name).or_else(|| rest.remove(name)) else {
+                let there = rest.keys().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+                return Err(Error::data(format!("{}: there is no column {name:?} to keep", row.place))
+                    .help(format!("beside the texts there are {there}")));
+            };
+            kept.insert(name.clone(), value);
+        }
+        Ok(kept)
+    }
+}
+
+/// `prediction` with the values `kept` behind its first one.
+fn with(kept: Kept, prediction: Value) -> Value {
+    let Value::Object(prediction) = prediction else { return prediction };
+    let names = prediction.keys().cloned().collect::<Vec<_>>();
+    let mut fields = prediction.into_iter();
+    let mut all = fields.by_ref().take(1).collect::<Kept>();
+    for (name, value) in kept {
+        let is_taken = names.contains(&name);
+        all.insert(if is_taken { format!("input_{name}") } else { name }, value);
+    }
+    all.extend(fields);
+    Value::Object(all)
+}
+
+/// Questions and contexts from two columns of a table, with what is kept of each row; the id is the
+/// number of the row.
+fn table_questions(format: DataFormat, options: &PredictOptions) -> Result<(Vec<Question>, Vec<Kept>)> {
     let Some(context) = &options.text_pair_column else {
         return Err(Error::config("question answering needs the column with the context")
             .help("give --text-column question --text-pair-column context, or SQuAD's JSON"));
     };
-    let columns = Columns { text: options.text_column.clone(), text_pair: Some(context.clone()), ..Columns::default() };
+    let columns = Columns {
+        text: options.text_column.clone(),
+        text_pair: Some(context.clone()),
+        beside: options.keep.clone(),
+        ..Columns::default()
+    };
     let table = Table::open(&[options.input.display().to_string()], format, columns)?.with_errors(options.errors);
     let question = |(index, row): (usize, Result<Row>)| {
-        let row = row?;
-        Ok(Question {
+        let mut row = row?;
+        let kept = options.kept(&mut row)?;
+        let question = Question {
             id: index.to_string(),
             text: row.text,
             context: row.text_pair.unwrap_or_default().into(),
             answers: Vec::new(),
             may_be_unanswerable: false,
-        })
+        };
+        Ok((question, kept))
     };
     table.rows().enumerate().map(question).collect()
 }

@@ -234,6 +234,117 @@ fn the_columns_are_those_of_the_run() {
     fails(input(&split, "text").args(["--format", "csv"]), 2, &["help: give --format \"arrow\""]);
 }
 
+/// Answers in a file for a spreadsheet, with columns of the input, and texts from the command line
+/// and from standard input.
+#[test]
+fn rows_and_answers_come_and_go_as_people_have_them() {
+    let folder = folder("sequence-classification", "csv", 20);
+    let rows = "id,text,label\n7,\"a good, film\",praise\n8,a bad play,blame\n";
+    for name in ["train.csv", "validation.csv", "new.csv"] {
+        std::fs::write(folder.path().join(name), rows).unwrap();
+    }
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]));
+    let predict = |args: &[&str]| {
+        let mut command = kiln(folder.path());
+        command.args(["predict", "run"]).args(args);
+        command
+    };
+    let from = |text: &str, args: &[&str]| {
+        use std::io::Write;
+        let mut command = predict(&[&["--input", "-"], args].concat());
+        command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        crate::common::ended(child)
+    };
+    let found = predictions_of(&mut predict(&["--input", "new.csv"]));
+    let with = predictions_of(&mut predict(&["--input", "new.csv", "--keep", "id,text,label"]));
+    for (with, (plain, (id, text, label))) in
+        with.iter().zip(found.iter().zip([("7", "a good, film", "praise"), ("8", "a bad play", "blame")]))
+    {
+        let mut expected = plain.clone();
+        (expected["id"], expected["text"], expected["input_label"]) = (id.into(), text.into(), label.into());
+        assert_eq!(*with, expected);
+    }
+    let out = ["--input", "new.csv", "--keep", "id,text", "--out", "out.csv"];
+    assert!(succeeds(&mut predict(&out)).contains("wrote 2 predictions to out.csv"));
+    let csv = std::fs::read_to_string(folder.path().join("out.csv")).unwrap();
+    let line = |index: usize, id: &str, text: &str| {
+        let prediction = &found[index];
+        let of = &prediction["probabilities"];
+        let (label, score) = (prediction["label"].as_str().unwrap(), &prediction["score"]);
+        format!("{index},{id},{text},{label},{score},{},{}\n", of["blame"], of["praise"])
+    };
+    let names = "index,id,text,label,score,probabilities.blame,probabilities.praise\n";
+    assert_eq!(csv, names.to_owned() + &line(0, "7", "\"a good, film\"") + &line(1, "8", "a bad play"));
+    fails(
+        &mut predict(&["--input", "new.csv", "--keep", "none"]),
+        3,
+        &["new.csv line 2", "no column \"none\" to keep", "\"id\""],
+    );
+
+    // Texts in place of a file.
+    let texts = ["--text", "a good, film", "--text", "a bad play"];
+    assert_eq!(predictions_of(&mut predict(&texts)), found);
+    let lines = |output: std::process::Output| {
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect::<Vec<Value>>()
+    };
+    assert_eq!(lines(from(rows, &["--format", "csv"])), found);
+    assert_eq!(lines(from("a good, film\na bad play\n", &["--format", "text"])), found);
+    assert_eq!(
+        lines(from("{\"text\": \"a good, film\"}\n{\"text\": \"a bad play\"}\n", &["--format", "jsonl"])),
+        found
+    );
+    let broken = from("id,text\n7\n", &["--format", "csv"]);
+    let said = crate::common::text(&broken);
+    assert_eq!(broken.status.code(), Some(3), "{said}");
+    assert!(said.contains("standard input line 2: expected 2 columns"), "{said}");
+    fails(
+        &mut predict(&[&texts[..], &["--text-pair", "a film"]].concat()),
+        2,
+        &["a second text for each of 2 texts, got 1"],
+    );
+    fails(&mut predict(&[]), 2, &["--input"]);
+}
+
+/// A table with four digits for people.
+#[cfg(unix)]
+#[test]
+fn answers_on_a_terminal_are_a_table() {
+    let folder = folder("sequence-classification", "csv", 2);
+    for name in ["train.csv", "validation.csv"] {
+        std::fs::write(folder.path().join(name), "text,label\na good film,praise\na bad play,blame\n").unwrap();
+    }
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]));
+    let found = predictions(folder.path(), &["--text", "a bad play"]);
+    let mut command = kiln(folder.path());
+    let mut pty = crate::common::pty::Pty::start(command.args(["predict", "run", "--text", "a bad play"]), 140, 20);
+    let (status, shown) = (pty.ended(), pty.text());
+    assert!(status.success(), "{shown}");
+    let rows = shown.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect::<Vec<_>>();
+    let names = vec!["index", "label", "score", "probabilities.blame", "probabilities.praise"];
+    let at = rows.iter().position(|row| *row == names).unwrap_or_else(|| panic!("{shown}"));
+    let of = &found[0];
+    let digits = |value: &Value| format!("{:.4}", value.as_f64().unwrap());
+    let cells = [
+        "0".into(),
+        of["label"].as_str().unwrap().to_owned(),
+        digits(&of["score"]),
+        digits(&of["probabilities"]["blame"]),
+        digits(&of["probabilities"]["praise"]),
+    ];
+    assert_eq!(rows[at + 1], cells, "{shown}");
+}
+
+fn predictions_of(command: &mut std::process::Command) -> Vec<Value> {
+    succeeds(command).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
 /// Contexts in which one of two animals sits in one of two places; the answer is the place.
 fn squad(questions: usize) -> Value {
     let paragraph = |i: usize| {
@@ -272,6 +383,11 @@ fn answers() {
     let from_table = predictions(folder.path(), &args);
     let texts = |found: &[Value]| found.iter().map(|prediction| prediction["answer"].clone()).collect::<Vec<_>>();
     assert_eq!(texts(&from_table), texts(&found));
+    let with = predictions(folder.path(), &[&args[..], &["--keep", "q"]].concat());
+    assert_eq!((&with[1]["q"], texts(&with)), (&json!("where is the dog"), texts(&found)));
+    let one = ["--text", "where is the dog", "--text-pair", "the dog is in the box"];
+    assert_eq!(texts(&predictions(folder.path(), &one)), texts(&found)[1..2]);
+    fails(kiln(folder.path()).args(["predict", "run"]).args(&one[..2]), 2, &["give --text-pair for each --text"]);
 
     let mut lying = squad(2);
     lying["data"][0]["paragraphs"][1]["qas"][0]["answers"][0]["answer_start"] = json!(3);

@@ -1,6 +1,7 @@
 //! `kiln forward`, `kiln generate`, `kiln predict`, `kiln merge` and `kiln export`: what takes a
 //! model folder.
 
+use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -23,14 +24,17 @@ use kiln::session::model_folder::{ModelFolder, described, run_of};
 use kiln::task::generate::Generator;
 use kiln_core::error::{Error, Result, printable};
 use kiln_core::files::{ending, read_regular_text};
+use kiln_core::process::{Scratch, scratch};
 use kiln_core::signals;
 use kiln_core::whole_file::WholeFile;
+use kiln_data::text_lines::TextLines;
 use kiln_data::tokenized::{Limits, read_batch};
 use kiln_data::tokenizer::Tokenizer;
 use kiln_measure::engines;
 use kiln_models::Compute;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::terminal::{fitted, is_seen, width};
 use super::{finite, say};
 
 #[derive(Debug, Args)]
@@ -124,17 +128,29 @@ pub(super) struct PredictArgs {
     /// A model folder in Hugging Face's form, a run folder, or a Hub id
     model: String,
     /// The rows: .csv, .tsv, .jsonl, .json, .parquet, SQuAD's .json, or a folder that save_to_disk
-    /// of `datasets` wrote
-    #[arg(long)]
-    input: PathBuf,
+    /// of `datasets` wrote; - is standard input, which is read to its end first
+    #[arg(long, required_unless_present = "text")]
+    input: Option<PathBuf>,
+    /// A text, or a question, in place of a file; given again, another one. Words are separated by
+    /// spaces
+    #[arg(long, conflicts_with = "input", allow_hyphen_values = true)]
+    text: Vec<String>,
+    /// The second text of each --text, or the context of each question
+    #[arg(long, requires = "text", allow_hyphen_values = true)]
+    text_pair: Vec<String>,
+    /// Columns whose values stand in the predictions, separated by commas
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',', conflicts_with = "text")]
+    keep: Vec<String>,
     /// Any task but clm and mlm, such as token-classification; what the model was trained for when
     /// it is left out
     #[arg(long)]
     task: Option<String>,
-    /// The JSONL file to write; stdout when it is left out
+    /// The file to write: CSV where its name ends in .csv, else lines of JSON; stdout when it is
+    /// left out
     #[arg(long)]
     out: Option<PathBuf>,
-    /// csv, tsv, jsonl, parquet, arrow or squad, when the ending of the file does not tell
+    /// csv, tsv, jsonl, parquet, arrow or squad, when the ending of the file does not tell, or text:
+    /// each line is a text
     #[arg(long)]
     format: Option<String>,
     /// The column with the text, or with the question; that of the run (as all settings below),
@@ -389,7 +405,7 @@ fn stream(text: &str) -> Result<ControlFlow<()>> {
 }
 
 /// The settings of a config that `kiln predict` takes as arguments.
-const PREDICT_NAMES: [(&str, &str); 10] = [
+const PREDICT_NAMES: [(&str, &str); 11] = [
     ("data.text_column, data.text_pair_column and data.label_column", "--text-column and --text-pair-column"),
     ("data.text_column", "--text-column"),
     ("data.text_pair_column", "--text-pair-column"),
@@ -398,6 +414,7 @@ const PREDICT_NAMES: [(&str, &str); 10] = [
     ("data.doc_stride", "--doc-stride"),
     ("data.format = ", "--format "),
     ("data.format", "--format"),
+    ("data.keep", "--keep"),
     (", or the folder in data.dataset_name", ""),
     ("set --", "give --"),
 ];
@@ -411,7 +428,14 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     let task = args.task.as_deref().map_or_else(|| trained_task(&args.model), Task::from_name)?;
     // Nothing is taken of a run of another task.
     let run = run_of(&args.model)?.filter(|(_, config)| config.data.task == task);
-    let (options, precision, taken) = args.options(task, run.as_ref().map(|(_, config)| config))?;
+    let config = run.as_ref().map(|(_, config)| config);
+    let input = Input::of(args, task, config.is_some_and(|config| config.data.text_pair_column.is_some()))?;
+    let file = input.path.display().to_string();
+    let in_terms = |error: Error| match input.name {
+        Some(name) => error.in_terms_of(&[(&file, name)]),
+        None => error,
+    };
+    let (options, precision, taken) = args.options(task, config, &input).map_err(in_terms)?;
     if let Some((plan, _)) = &run {
         let taken = if taken.is_empty() { "nothing, since arguments say all".to_owned() } else { taken.join(", ") };
         tracing::info!("from {}: {taken}", plan.display());
@@ -419,11 +443,92 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     let (device, compute) = device(&args.device, precision)?;
     let folder = ModelFolder::open(&args.model, task, &device)?.with_compute(compute);
     let Some(out) = &args.out else {
-        return predict(&folder, task, &options, &device, &mut |prediction| say(prediction)).map(drop);
+        let mut table = is_seen(&std::io::stdout()).then(Aligned::default);
+        let mut show = |prediction: &Value| match &mut table {
+            Some(table) => table.lines(prediction).iter().try_for_each(say),
+            None => say(prediction),
+        };
+        return predict(&folder, task, &options, &device, &mut show).map(drop).map_err(in_terms);
     };
     folder.notes.iter().try_for_each(say)?;
-    let count = predict_to_file(&folder, task, &options, &device, out)?;
+    let count = predict_to_file(&folder, task, &options, &device, out).map_err(in_terms)?;
     say(format!("wrote {count} predictions to {}", out.display()))
+}
+
+/// The rows of a prediction: a file, which may be a temporary one.
+struct Input {
+    path: PathBuf,
+    /// The format of a temporary file that has been written here.
+    format: Option<DataFormat>,
+    /// The columns in it.
+    columns: Option<(String, Option<String>)>,
+    /// What a temporary file is for people.
+    name: Option<&'static str>,
+    _folder: Option<Scratch>,
+}
+
+impl Input {
+    /// The rows that `args` name for `task`; `is_paired` where the run's texts are pairs.
+    fn of(args: &PredictArgs, task: Task, is_paired: bool) -> Result<Self> {
+        let is_text = args.format.as_deref() == Some("text");
+        let path = match &args.input {
+            Some(path) if path.as_os_str() != "-" && !is_text => {
+                return Ok(Self { path: path.clone(), format: None, columns: None, name: None, _folder: None });
+            }
+            path => path.as_deref(),
+        };
+        let folder = scratch()?;
+        let is_stdin = path.is_some_and(|path| path.as_os_str() == "-");
+        let name = match path {
+            None => "--text",
+            Some(_) if is_stdin => "standard input",
+            Some(_) => "--input",
+        };
+        let file = folder.path().join("rows");
+        if is_stdin {
+            let io = |error: &std::io::Error| Error::io("read standard input", error);
+            let mut to = File::create(&file).map_err(|error| io(&error))?;
+            let read = signals::leaving(move || std::io::copy(&mut std::io::stdin().lock(), &mut to));
+            read.map_err(|signal| signal.error("stopped while standard input was read"))?
+                .map_err(|error| io(&error))?;
+            if !is_text {
+                return Ok(Self { path: file, format: None, columns: None, name: Some(name), _folder: Some(folder) });
+            }
+        }
+        let lines = match path {
+            None => args.text.clone(),
+            Some(path) => {
+                let path = if is_stdin { &file } else { path };
+                let lines = TextLines::open(path)?;
+                lines.map(|line| Ok(line?.text)).collect::<Result<_>>()?
+            }
+        };
+        let pairs = &args.text_pair;
+        if task == Task::MultipleChoice {
+            return Err(Error::config(format!("{name}: a multiple choice has a text and its choices"))
+                .help("give a table by --input"));
+        }
+        let needs_pair = is_paired || task == Task::QuestionAnswering;
+        if pairs.len() != lines.len() && (needs_pair || !pairs.is_empty()) {
+            let (texts, pairs) = (lines.len(), pairs.len());
+            return Err(Error::config(format!(
+                "{name}: expected a second text for each of {texts} texts, got {pairs}"
+            ))
+            .help("give --text-pair for each --text, in their order, or a table by --input"));
+        }
+        let rows = lines.iter().enumerate().map(|(index, text)| {
+            let text = match task {
+                Task::TokenClassification => json!(text.split_whitespace().collect::<Vec<_>>()),
+                _ => json!(text),
+            };
+            json!({ "text": text, "text_pair": pairs.get(index) }).to_string() + "\n"
+        });
+        let path = folder.path().join("rows.jsonl");
+        std::fs::write(&path, rows.collect::<String>())
+            .map_err(|error| Error::io(format!("write {}", path.display()), &error))?;
+        let columns = Some(("text".into(), (!pairs.is_empty()).then(|| "text_pair".into())));
+        Ok(Self { path, format: Some(DataFormat::Jsonl), columns, name: Some(name), _folder: Some(folder) })
+    }
 }
 
 impl PredictArgs {
@@ -434,10 +539,17 @@ impl PredictArgs {
 
     /// The settings and the precision: those of the command line, else those of the run `config`,
     /// which are listed as `name = value`, else the defaults.
-    fn options(&self, task: Task, config: Option<&RunConfig>) -> Result<(PredictOptions, Precision, Vec<String>)> {
+    fn options(
+        &self,
+        task: Task,
+        config: Option<&RunConfig>,
+        input: &Input,
+    ) -> Result<(PredictOptions, Precision, Vec<String>)> {
         let (of_run, mut taken) = (config.map(|config| &config.data), Vec::new());
         let mut data = of_run.cloned().unwrap_or_default();
-        if self.names_columns() {
+        if let Some((text, pair)) = &input.columns {
+            (data.text_column, data.text_pair_column) = (Some(text.clone()), pair.clone());
+        } else if self.names_columns() {
             (data.text_column, data.text_pair_column) = (self.text_column.clone(), self.text_pair_column.clone());
         } else {
             taken.extend(data.text_column.as_ref().map(|name| format!("text_column = {name:?}")));
@@ -485,22 +597,25 @@ impl PredictArgs {
             return Err(Error::config(format!("{name}: expected 1 or more, got 0")));
         }
         let format = self.format.as_deref().map(str::parse::<DataFormat>).transpose();
-        let format = format.map_err(|error| error.at("--format"))?.or_else(|| self.format_of_run(config?.data.format));
+        let format = input.format.or(format.map_err(|error| error.at("--format"))?);
+        let format = format.or_else(|| self.format_of_run(&input.path, config?.data.format));
         // SQuAD has no columns that could be named.
-        let has_columns = self.names_columns() && ending(&self.input).as_deref() == Some("json");
+        let has_columns = self.names_columns() && ending(&input.path).as_deref() == Some("json");
         let format = format.or(has_columns.then_some(DataFormat::Jsonl));
-        let options = PredictOptions { format, ..PredictOptions::of(&data, task, self.input.clone(), batch_size) };
+        let keep = self.keep.clone();
+        let options =
+            PredictOptions { format, keep, ..PredictOptions::of(&data, task, input.path.clone(), batch_size) };
         Ok((options, precision, taken))
     }
 
     /// The format of the rows by that of the run's data, where it fits the ending of the file, or
     /// the ending tells none.
-    fn format_of_run(&self, format: DataFormat) -> Option<DataFormat> {
-        let fits = match ending(&self.input) {
+    fn format_of_run(&self, input: &Path, format: DataFormat) -> Option<DataFormat> {
+        let fits = match ending(input) {
             Some(ending) if format.endings().contains(&&*ending) => {
                 format != DataFormat::Squad || !self.names_columns()
             }
-            _ => format_of(&self.input).is_err(),
+            _ => format_of(input).is_err(),
         };
         (fits && (format.is_table() || format == DataFormat::Squad)).then_some(format)
     }
@@ -538,7 +653,8 @@ fn trained_task(model: &str) -> Result<Task> {
     }
 }
 
-/// Writes predictions to the JSONL file `out`, which appears when it is whole; how many there were.
+/// Writes predictions to the file `out`, which appears when it is whole: CSV where its name ends so,
+/// else lines of JSON. Returns how many there were.
 pub(super) fn predict_to_file(
     folder: &ModelFolder,
     task: Task,
@@ -548,12 +664,85 @@ pub(super) fn predict_to_file(
 ) -> Result<usize> {
     let io = |error: std::io::Error| Error::io(format!("write {}", out.display()), &error);
     let mut writer = BufWriter::new(WholeFile::create(out).map_err(io)?);
+    let is_csv = ending(out).as_deref() == Some("csv");
+    let mut has_names = false;
     let count = predict(folder, task, options, device, &mut |prediction| {
-        // Labels and answers are foreign text, and the file is for terminals too.
-        writeln!(writer, "{}", printable(&prediction.to_string())).map_err(io)
+        if !is_csv {
+            // Labels and answers are foreign text, and the file is for terminals too.
+            return writeln!(writer, "{}", printable(&prediction.to_string())).map_err(io);
+        }
+        let (names, cells) = cells(prediction, &Value::to_string).into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
+        if !std::mem::replace(&mut has_names, true) {
+            writeln!(writer, "{}", csv_row(&names)).map_err(io)?;
+        }
+        writeln!(writer, "{}", csv_row(&cells)).map_err(io)
     })?;
     writer.into_inner().map_err(|error| io(error.into_error()))?.commit().map_err(io)?;
     Ok(count)
+}
+
+/// The values of a prediction as the cells of a row, with the names of their columns:
+/// `probabilities.NAME` for the values of an object, JSON for a list, nothing for null, and a number
+/// as `number` writes it.
+fn cells(prediction: &Value, number: &dyn Fn(&Value) -> String) -> Vec<(String, String)> {
+    let cell = |value: &Value| match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Number(_) => number(value),
+        other => other.to_string(),
+    };
+    let fields = prediction.as_object().into_iter().flatten();
+    let cells = fields.flat_map(|(name, value)| match value {
+        Value::Object(fields) if name == "probabilities" => {
+            fields.iter().map(|(of, value)| (format!("{name}.{of}"), cell(value))).collect()
+        }
+        _ => vec![(name.clone(), cell(value))],
+    });
+    cells.collect()
+}
+
+/// A row of CSV by RFC 4180.
+fn csv_row(cells: &[String]) -> String {
+    let quoted = |cell: &String| match cell.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", cell.replace('"', "\"\"")),
+        false => cell.clone(),
+    };
+    cells.iter().map(quoted).collect::<Vec<_>>().join(",")
+}
+
+/// Predictions as a table for people, whose columns grow with what they hold: shares with four
+/// digits, long texts cut.
+#[derive(Default)]
+struct Aligned {
+    widths: Vec<usize>,
+}
+
+impl Aligned {
+    /// The most characters of a cell.
+    const WIDEST: usize = 40;
+
+    /// The line of `prediction`, after that of the names for the first one.
+    fn lines(&mut self, prediction: &Value) -> Vec<String> {
+        let number = |value: &Value| match value.as_f64() {
+            Some(number) if value.is_f64() => format!("{number:.4}"),
+            _ => value.to_string(),
+        };
+        let cells = cells(prediction, &number).into_iter().map(|(name, cell)| {
+            let cut = |text: &str| fitted(text, Some(Self::WIDEST));
+            (cut(&name), cut(&cell))
+        });
+        let (names, cells) = cells.unzip::<_, _, Vec<_>, Vec<_>>();
+        let is_first = self.widths.is_empty();
+        self.widths.resize(cells.len(), 0);
+        for (width, (name, cell)) in self.widths.iter_mut().zip(names.iter().zip(&cells)) {
+            *width = (*width).max(name.chars().count()).max(cell.chars().count());
+        }
+        let line = |cells: &[String]| {
+            let cells = cells.iter().zip(&self.widths).map(|(cell, width)| format!("{cell:<width$}"));
+            fitted(cells.collect::<Vec<_>>().join("  ").trim_end(), width())
+        };
+        is_first.then(|| line(&names)).into_iter().chain([line(&cells)]).collect()
+    }
 }
 
 pub(super) fn run_merge(args: &MergeArgs) -> Result<()> {

@@ -184,7 +184,7 @@ pub(super) fn width() -> Option<usize> {
 }
 
 /// `text` on one line of at most `width` columns, without anything that has power over a terminal.
-fn fitted(text: &str, width: Option<usize>) -> String {
+pub(super) fn fitted(text: &str, width: Option<usize>) -> String {
     let line = one_line(text);
     width.map_or_else(|| line.clone(), |width| truncate_str(&line, width, "…").into_owned())
 }
