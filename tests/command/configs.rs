@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{kiln, rows, succeeds};
 use kiln::RunConfig;
+use kiln::config::CompilerMode;
 
 fn shipped() -> Vec<PathBuf> {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("configs");
@@ -19,6 +20,44 @@ fn shipped() -> Vec<PathBuf> {
 fn every_shipped_config_loads() {
     for file in shipped() {
         RunConfig::load(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    }
+}
+
+#[test]
+fn every_shipped_config_has_the_switch_in_plain_sight() {
+    for file in shipped() {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let switch = text.split("\n[compiler]\n").nth(1).and_then(|section| section.lines().next()).unwrap_or_default();
+        assert!(switch.starts_with("enabled = false ") && switch.contains("# true: "), "{}: {switch}", file.display());
+        // The default, so that the section changes nothing else.
+        let without = text.replace(&format!("[compiler]\n{switch}\n"), "");
+        let [with, mut without] = [&text, &without].map(|text| RunConfig::parse(text, "config.toml").unwrap());
+        assert_eq!((without.trainer.compiler.take(), with.trainer.compiler_mode()), (None, CompilerMode::Native));
+        without.trainer.compiler.clone_from(&with.trainer.compiler);
+        assert_eq!(with, without, "{}", file.display());
+    }
+}
+
+#[test]
+fn the_section_of_the_switch_leaves_the_plan_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let planned = |name: &str, text: &str| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        let mut command = kiln(folder.path());
+        command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).arg("plan").arg(file);
+        let plan =
+            succeeds(command.args(["--json", "--set", "run.output_dir=runs/of-a-test", "--set", "run.name=test"]));
+        let mut plan = serde_json::from_str::<serde_json::Value>(&plan).unwrap();
+        // The memory of the process that plans.
+        plan["memory"] = plan["memory"].is_object().into();
+        plan
+    };
+    for file in shipped().iter().filter(|file| file.file_name().unwrap().to_string_lossy().starts_with("tiny-")) {
+        let with = std::fs::read_to_string(file).unwrap();
+        let at = with.find("[compiler]\n").unwrap();
+        let without = with[..at].to_owned() + with[at..].splitn(3, '\n').nth(2).unwrap();
+        assert_eq!(planned("with.toml", &with), planned("without.toml", &without), "{}", file.display());
     }
 }
 

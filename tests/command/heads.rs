@@ -223,7 +223,8 @@ fn adapters_with_a_head_of_another_size_are_opened_again() {
     let set = ["data.train=two.csv", NEW_HEAD, "lora.r=2"];
     succeeds(&mut tune(path, "three", "adapter", &set));
     std::fs::write(path.join("in.csv"), "text\na calm song\n").unwrap();
-    let predict = |model: &str| succeeds(kiln(path).args(["predict", model, "--input", "in.csv"]));
+    let predict =
+        |model: &str| succeeds(kiln(path).args(["predict", "--compiler", "native", model, "--input", "in.csv"]));
     let text = predict("adapter/model");
     let line: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
     assert_eq!(line["probabilities"].as_object().unwrap().keys().collect::<Vec<_>>(), ["down", "up"], "{text}");

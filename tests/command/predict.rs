@@ -27,14 +27,14 @@ fn folder(task: &str, format: &str, max_steps: usize) -> tempfile::TempDir {
 }
 
 fn predictions(folder: &Path, args: &[&str]) -> Vec<Value> {
-    let stdout = succeeds(kiln(folder).args(["predict", "run/model"]).args(args));
+    let stdout = succeeds(kiln(folder).args(["predict", "--compiler", "native", "run/model"]).args(args));
     stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// The last evaluation row of the run, and what `kiln eval` says of its model.
 fn evaluations(folder: &Path) -> (Value, Value) {
     let row = rows(&folder.join("run")).into_iter().rfind(|row| row.get("eval_loss").is_some()).unwrap();
-    let stdout = succeeds(kiln(folder).args(["eval", "config.toml", "--out", "eval.json"]));
+    let stdout = succeeds(kiln(folder).args(["eval", "--compiler", "native", "config.toml", "--out", "eval.json"]));
     assert!(stdout.contains("'eval_loss': "), "{stdout}");
     (row, json(&folder.join("eval.json")))
 }
@@ -67,7 +67,7 @@ fn labels() {
     let (row, again) = evaluations(folder.path());
     same(&row, &again, &["eval_loss", "eval_accuracy", "eval_f1", "eval_samples"]);
     assert_eq!(again["eval_accuracy"], json!(1.0));
-    let matrix = succeeds(kiln(folder.path()).args(["eval", "config.toml"]));
+    let matrix = succeeds(kiln(folder.path()).args(["eval", "--compiler", "native", "config.toml"]));
     let cells = matrix.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect::<Vec<_>>();
     assert!(cells.contains(&vec!["blame", "6", "0"]) && cells.contains(&vec!["praise", "0", "6"]), "{matrix}");
     assert!(
@@ -107,7 +107,9 @@ fn labels() {
     }
     // The model says what it was trained for, and its run which column was read.
     assert_eq!(predictions(folder.path(), &task[2..]), found);
-    let stdout = succeeds(kiln(folder.path()).args(["predict", "run/model", "--out", "out.jsonl"]).args(task));
+    let stdout = succeeds(
+        kiln(folder.path()).args(["predict", "--compiler", "native", "run/model", "--out", "out.jsonl"]).args(task),
+    );
     assert!(stdout.contains("wrote 12 predictions to out.jsonl"), "{stdout}");
     let lines = std::fs::read_to_string(folder.path().join("out.jsonl")).unwrap();
     assert_eq!(lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), found);
@@ -117,7 +119,9 @@ fn labels() {
         // Written into what is no regular file, through links, and with the mode that was there.
         use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
         let predict = |out: &str| {
-            succeeds(kiln(folder.path()).args(["predict", "run/model", "--out", out]).args(task));
+            succeeds(
+                kiln(folder.path()).args(["predict", "--compiler", "native", "run/model", "--out", out]).args(task),
+            );
         };
         let at = |name: &str| folder.path().join(name);
         std::fs::set_permissions(at("out.jsonl"), std::fs::Permissions::from_mode(0o640)).unwrap();
@@ -128,20 +132,24 @@ fn labels() {
         assert_eq!(std::fs::read_to_string(at("out.jsonl")).unwrap(), lines);
         predict("/dev/null");
         assert!(std::fs::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
-        let full = ["predict", "run/model", "--out", "/dev/full"];
+        let full = ["predict", "--compiler", "native", "run/model", "--out", "/dev/full"];
         fails(kiln(folder.path()).args(full).args(task), 1, &["cannot write /dev/full: No space left"]);
     }
 
     // The run is asked how it read its rows.
     let plan = std::fs::read_to_string(folder.path().join("run/plan.toml")).unwrap();
     std::fs::write(folder.path().join("run/plan.toml"), "no plan").unwrap();
-    fails(kiln(folder.path()).args(["predict", "run/model"]).args(task), 2, &["plan.toml", "move "]);
+    fails(
+        kiln(folder.path()).args(["predict", "--compiler", "native", "run/model"]).args(task),
+        2,
+        &["plan.toml", "move "],
+    );
     std::fs::remove_file(folder.path().join("run/plan.toml")).unwrap();
     assert_eq!(predictions(folder.path(), &[&task[..], &["--text-column", "text"]].concat()), found);
     std::fs::write(folder.path().join("run/plan.toml"), plan).unwrap();
 
     let predict = |args: &[&str], code, parts: &[&str]| {
-        fails(kiln(folder.path()).args(["predict", "run/model"]).args(args), code, parts);
+        fails(kiln(folder.path()).args(["predict", "--compiler", "native", "run/model"]).args(args), code, parts);
     };
     predict(&["--task", "regression", "--input", "new.csv"], 3, &["2 labels"]);
     predict(&["--task", "question-answering", "--input", "new.csv"], 3, &["no head for the task"]);
@@ -152,22 +160,22 @@ fn labels() {
     let short = ["--task", "sequence-classification", "--input", "new.csv", "--max-length", "1"];
     predict(&short, 2, &["--max-length"]);
     // A run folder stands for the model that it ended with.
-    let by_run = succeeds(kiln(folder.path()).args(["predict", "run"]).args(task));
+    let by_run = succeeds(kiln(folder.path()).args(["predict", "--compiler", "native", "run"]).args(task));
     assert_eq!(by_run.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), found);
     // To evaluate, the training data need not be here any more.
     std::fs::remove_file(folder.path().join("train.csv")).unwrap();
-    let alone = succeeds(kiln(folder.path()).args(["eval", "config.toml"]));
+    let alone = succeeds(kiln(folder.path()).args(["eval", "--compiler", "native", "config.toml"]));
     assert!(alone.contains("'eval_accuracy': 1.0") && alone.contains("'eval_samples': 12"), "{alone}");
     // Nor does it matter how a run would train: validation data is not made into batches of
     // training.
     for training in ["dataloader_drop_last=true", "per_device_train_batch_size=auto"] {
         let mut eval = kiln(folder.path());
-        eval.args(["eval", "config.toml", "--set", "batch.scaling=grow"]);
+        eval.args(["eval", "--compiler", "native", "config.toml", "--set", "batch.scaling=grow"]);
         eval.args(["--set", "trainer.per_device_train_batch_size=64"]);
         let found = succeeds(eval.args(["--set", &format!("trainer.{training}")]));
         assert!(found.contains("'eval_accuracy': 1.0") && found.contains("'eval_samples': 12"), "{training}: {found}");
     }
-    fails(kiln(folder.path()).args(["eval", "config.toml", "--model", "none"]), 3, &["none"]);
+    fails(kiln(folder.path()).args(["eval", "--compiler", "native", "config.toml", "--model", "none"]), 3, &["none"]);
 }
 
 #[test]
@@ -202,7 +210,7 @@ fn the_columns_are_those_of_the_run() {
     succeeds(kiln(folder.path()).args(["train", "config.toml"]).args(columns));
     let predict = |model: &str, args: &[&str]| {
         let mut command = kiln(folder.path());
-        command.args(["predict", model, "--input", "new.csv"]).args(args);
+        command.args(["predict", "--compiler", "native", model, "--input", "new.csv"]).args(args);
         command
     };
     let found = succeeds(&mut predict("run", &[]));
@@ -223,7 +231,7 @@ fn the_columns_are_those_of_the_run() {
     std::fs::write(folder.path().join("new.json"), list.to_string()).unwrap();
     let input = |input: &str, column: &str| {
         let mut command = kiln(folder.path());
-        command.args(["predict", "alone", "--input", input, "--text-column", column]);
+        command.args(["predict", "--compiler", "native", "alone", "--input", input, "--text-column", column]);
         command
     };
     assert_eq!(succeeds(&mut input("new.json", "message")), found);
@@ -410,7 +418,12 @@ fn names_of_labels_have_no_power_over_the_terminal() {
     }
     succeeds(kiln(folder.path()).args(["train", "config.toml"]));
     let args = ["--input", "train.csv", "--task", "sequence-classification"];
-    succeeds(kiln(folder.path()).args(["predict", "run/model"]).args(args).args(["--out", "run/predictions.jsonl"]));
+    succeeds(
+        kiln(folder.path())
+            .args(["predict", "--compiler", "native", "run/model"])
+            .args(args)
+            .args(["--out", "run/predictions.jsonl"]),
+    );
     let names = [
         "model/config.json",
         "checkpoints/step-000002/config.json",
@@ -428,7 +441,7 @@ fn names_of_labels_have_no_power_over_the_terminal() {
     for prediction in predictions(folder.path(), &args) {
         assert!(prediction["probabilities"].get(HOSTILE).is_some(), "{prediction}");
     }
-    let eval = succeeds(kiln(folder.path()).args(["eval", "config.toml"]));
+    let eval = succeeds(kiln(folder.path()).args(["eval", "--compiler", "native", "config.toml"]));
     assert!(eval.contains("'eval_loss': "), "{eval}");
     succeeds(kiln(folder.path()).args(["train", "run/plan.toml", "--resume"]));
 }

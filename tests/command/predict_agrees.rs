@@ -34,7 +34,7 @@ fn lines(text: &str) -> Vec<Value> {
 }
 
 fn predicted(folder: &Path, model: &str, args: &[&str]) -> Vec<Value> {
-    lines(&succeeds(kiln(folder).args(["predict", model, "--device", "cpu"]).args(args)))
+    lines(&succeeds(kiln(folder).args(["predict", "--compiler", "native", model, "--device", "cpu"]).args(args)))
 }
 
 /// Whether the page of a run shows the figure of its last evaluation, with four digits.
@@ -63,7 +63,7 @@ fn agreed(folder: &Path, input: &str, other: &[&str]) -> (Vec<Value>, Value, Vec
     }
     let row = rows(&folder.join("run")).into_iter().rfind(|row| row.get("eval_loss").is_some()).unwrap();
     let page = std::fs::read_to_string(folder.join("run/report.html")).unwrap();
-    succeeds(kiln(folder).args(["eval", "run", "--out", "eval.json"]));
+    succeeds(kiln(folder).args(["eval", "--compiler", "native", "run", "--out", "eval.json"]));
     for (figure, value) in json(&folder.join("eval.json")).as_object().unwrap() {
         if figure == "classification_report" {
             continue; // of the evaluation alone
@@ -77,7 +77,7 @@ fn agreed(folder: &Path, input: &str, other: &[&str]) -> (Vec<Value>, Value, Vec
     // A run that was moved is the same run.
     std::fs::rename(folder.join("run"), folder.join("moved")).unwrap();
     assert_eq!(predicted(folder, "moved", &["--input", input]), answers);
-    succeeds(kiln(folder).args(["eval", "moved", "--out", "moved.json"]));
+    succeeds(kiln(folder).args(["eval", "--compiler", "native", "moved", "--out", "moved.json"]));
     assert_eq!(json(&folder.join("moved.json"))["eval_loss"], row["eval_loss"]);
     let others = predicted(folder, "moved", &[&["--input", input], other].concat());
     assert_ne!(others, answers, "a flag overrides the run: {other:?}");
@@ -131,7 +131,16 @@ fn classes_of_pairs() {
     }
     // What was taken is said in one line, and not twice.
     let mut told = kiln(folder.path());
-    told.args(["predict", "run/checkpoints/step-000003", "--input", "validation.jsonl", "--max-length", "12"]);
+    told.args([
+        "predict",
+        "--compiler",
+        "native",
+        "run/checkpoints/step-000003",
+        "--input",
+        "validation.jsonl",
+        "--max-length",
+        "12",
+    ]);
     let said = text(&told.args(["--precision", "f32"]).output().unwrap());
     let line =
         "run/plan.toml: text_column = \"message\", text_pair_column = \"reply\", per_device_eval_batch_size = 3\n";
@@ -253,7 +262,7 @@ fn answers() {
         assert_eq!((&answer["answer"], &answer["score"]), (&of_row["answer"], &of_row["score"]));
     }
     let predict = |args: &[&str], code, parts: &[&str]| {
-        let model = ["predict", "run/checkpoints/step-000003", "--input", "validation.json"];
+        let model = ["predict", "--compiler", "native", "run/checkpoints/step-000003", "--input", "validation.json"];
         fails(kiln(folder.path()).args(model).args(args), code, parts);
     };
     predict(&["--max-length", "41"], 2, &["--max-length = 41", "give --max-length to at most 40"]);
@@ -325,7 +334,7 @@ fn adapters_and_merged_models() {
         answers.len()
     );
     std::fs::rename(folder.path().join("own/merged"), folder.path().join("merged")).unwrap();
-    let eval = |args: &[&str]| succeeds(kiln(folder.path()).args(["eval", "run"]).args(args));
+    let eval = |args: &[&str]| succeeds(kiln(folder.path()).args(["eval", "--compiler", "native", "run"]).args(args));
     let accuracy = format!("'eval_accuracy': {:?}", share(&answers, |i, answer| answer["label"] == topic(i)));
     assert!(
         eval(&[]).contains(&accuracy[..20]) && eval(&["--model", "merged"]).contains(&accuracy[..20]),
@@ -352,13 +361,13 @@ fn language_models() {
         succeeds(kiln(folder.path()).args(["train", "config.toml"]));
         let row = rows(&folder.path().join("run")).into_iter().rfind(|row| row.get("eval_loss").is_some()).unwrap();
         let page = std::fs::read_to_string(folder.path().join("run/report.html")).unwrap();
-        succeeds(kiln(folder.path()).args(["eval", "run", "--out", "eval.json"]));
+        succeeds(kiln(folder.path()).args(["eval", "--compiler", "native", "run", "--out", "eval.json"]));
         let again = json(&folder.path().join("eval.json"));
         for figure in ["eval_loss", "eval_perplexity", "eval_accuracy", "eval_samples"] {
             assert_eq!(row[figure], again[figure], "{task}: {figure}");
             assert!(is_on(&page, figure, &row[figure]), "{task}: {figure}");
         }
-        let refused = ["predict", "run", "--input", "validation.jsonl"];
+        let refused = ["predict", "--compiler", "native", "run", "--input", "validation.jsonl"];
         fails(kiln(folder.path()).args(refused), 2, &["has no prediction for a row", "kiln generate"]);
     }
 }

@@ -144,7 +144,18 @@ fn the_perplexity_of_a_smoothed_model_is_that_of_its_text() {
         succeeds(&mut train(folder.path(), run, &sets));
         let mut eval = kiln(folder.path());
         let model = folder.path().join(run).join("model");
-        eval.args(["eval", "config.toml", "--out", "eval.json", "--set", &smoothing, "--model"]).arg(model);
+        eval.args([
+            "eval",
+            "--compiler",
+            "native",
+            "config.toml",
+            "--out",
+            "eval.json",
+            "--set",
+            &smoothing,
+            "--model",
+        ])
+        .arg(model);
         succeeds(&mut eval);
         let rows = rows(&folder.path().join(run));
         let row = rows.into_iter().find(|row| row.get("eval_loss").is_some()).unwrap();
@@ -266,7 +277,7 @@ fn without_training_a_model_is_evaluated_and_rows_are_predicted() {
     assert_eq!(String::from_utf8_lossy(&predicted).lines().count(), 3);
     succeeds(
         kiln(folder.path())
-            .args(["predict", "labels", "--input", "test.csv", "--out", "p.jsonl"])
+            .args(["predict", "--compiler", "native", "labels", "--input", "test.csv", "--out", "p.jsonl"])
             .args(["--task", "sequence-classification"]),
     );
     assert!(bytes(folder.path(), "p.jsonl") == predicted);

@@ -5,16 +5,17 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use clap::{Args, ValueEnum};
-use kiln::config::{CompilerMode, DeviceKind, RunConfig, Switch, Verify};
+use kiln::config::{CompilerMode, DeviceKind, Precision, RunConfig, Switch, Verify};
 use kiln::engine::compiler::columns;
 use kiln::engine::compiler::decision::Decision;
+use kiln::plan::EnginePlan;
 use kiln::session::{OpenSession, Session};
 use kiln::trainer::warmup;
 use kiln_core::error::{Error, Result};
 use kiln_core::process::this_program;
 use kiln_core::{process, signals};
 use kiln_data::cache;
-use kiln_measure::engines;
+use kiln_measure::engines::{self, Programs};
 use kiln_measure::proof::auto;
 use kiln_measure::proof::bisect::{Finding, bisect};
 use kiln_measure::proof::parity::parity;
@@ -122,6 +123,61 @@ pub(super) fn choose(session: Session, handed: Option<&str>) -> Result<Session> 
     session.decided(decision)
 }
 
+/// The line about the switch for a native run on a device that has the compiled mode.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Worth {
+    /// The speed that the run could have.
+    Hint(String),
+    /// A precision in which the run is slower than without it.
+    Warning(String),
+}
+
+/// How many times as fast as native compiled was on CPUs in `precision`, by the section "The
+/// switch" of the README; none where that was not measured.
+const fn measured_on_cpu(precision: Precision) -> Option<&'static str> {
+    match precision {
+        Precision::F32 => Some("2.1 to 5.0"),
+        Precision::Bf16 => Some("3.5 to 9.9"),
+        Precision::F16 | Precision::Auto => None,
+    }
+}
+
+/// The time of a native step in bf16 in times of one in f32, on CPUs (`benches/results`:
+/// 2026-11-23-pytorch-cpu-epyc, 2026-11-23-pytorch-cpu, 2026-11-24-gpt2-12x768-epyc,
+/// 2026-11-25-pytorch-cpu-zen4).
+const NATIVE_BF16: &str = "1.05 to 1.3";
+
+/// What the run of `engine` should know of the switch; none where it is compiled, where a trial has
+/// chosen native, and where there is nothing that compiles.
+pub(super) fn worth_of_compiling(engine: &EnginePlan) -> Option<Worth> {
+    let (kind, precision) = (engine.device.kind, engine.precision.precision);
+    if engine.mode != CompilerMode::Native || engine.decision.is_some() {
+        return None;
+    }
+    if kind != DeviceKind::Cpu {
+        let note = "whose worth here `kiln compare FILE` measures";
+        return Programs::find(kind).is_ok().then(|| {
+            Worth::Hint(format!("native mode; `--compiler compiled` runs it with the compiled engine, {note}"))
+        });
+    }
+    if engine.device.not_fused.is_some() {
+        return None;
+    }
+    Some(match (precision, measured_on_cpu(precision)) {
+        (Precision::Bf16, Some(times)) => Worth::Warning(format!(
+            "native mode in bf16 on a CPU: a step takes {NATIVE_BF16} times as long as in f32; `--compiler compiled` is usually \
+             {times} times as fast"
+        )),
+        (_, Some(times)) => Worth::Hint(format!(
+            "native mode; `--compiler compiled` is usually {times} times as fast on a CPU in {precision}, with the same \
+             losses up to rounding"
+        )),
+        (_, None) => Worth::Hint(format!(
+            "native mode; `kiln compare FILE` measures the worth of `--compiler compiled` on a CPU in {precision}"
+        )),
+    })
+}
+
 /// The warm-up stage of a compiled run alone, which leaves its kernels in the cache.
 pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
     let mut config = args.load()?;
@@ -215,4 +271,20 @@ pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Pro
         command.arg("probe").arg(file).args(["--steps", &steps.to_string(), "--look", look]);
     })?
     .answer()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worth_of_the_switch_is_that_of_the_readme() {
+        let readme = include_str!("../../../README.md");
+        for precision in [Precision::F32, Precision::Bf16] {
+            let times = measured_on_cpu(precision).expect("both were measured");
+            assert!(readme.contains(&format!("Compiled against native in {precision}: {times} times as fast.")));
+        }
+        assert!(readme.contains(&format!("Native bf16 takes {NATIVE_BF16} times as long as native f32.")));
+        assert_eq!(measured_on_cpu(Precision::F16), None, "nothing is claimed where nothing was measured");
+    }
 }

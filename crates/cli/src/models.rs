@@ -45,9 +45,10 @@ struct DeviceArgs {
     /// Which device of that kind, from 0
     #[arg(long, default_value_t = 0)]
     device_index: usize,
-    /// native, compiled, or auto: compiled where the device has it
-    #[arg(long, value_name = "MODE", default_value = "native")]
-    compiler: CompilerMode,
+    /// native, compiled, or auto: compiled where the device has it. When it is left out, `forward`
+    /// computes natively, as the reference does, and `generate` and `predict` with auto
+    #[arg(long, value_name = "MODE")]
+    compiler: Option<CompilerMode>,
     /// f32, bf16, f16 or auto; f32 when it is left out, and for `predict` that of the run
     #[arg(long)]
     precision: Option<Precision>,
@@ -209,11 +210,12 @@ pub(super) struct ExportArgs {
     tar: PathBuf,
 }
 
-/// The device, and in which form and which type the model computes there: in `precision` where the
-/// arguments name none.
-fn device(args: &DeviceArgs, precision: Precision) -> Result<(Device, Compute)> {
+/// The device, and in which form and which type the model computes there: in `mode` and in
+/// `precision` where the arguments name none.
+fn device(args: &DeviceArgs, mode: CompilerMode, precision: Precision) -> Result<(Device, Compute)> {
     let kind = args.device.parse::<DeviceKind>().map_err(|error| error.at("--device"))?;
-    let compiler = TrainingCompilerConfig { enabled: args.compiler, ..TrainingCompilerConfig::default() };
+    let compiler =
+        TrainingCompilerConfig { enabled: args.compiler.unwrap_or(mode), ..TrainingCompilerConfig::default() };
     engines::hand_over(Some(&compiler), kind)?;
     let found = device::select(kind, args.device_index)?;
     let facts = found.facts();
@@ -224,7 +226,7 @@ fn device(args: &DeviceArgs, precision: Precision) -> Result<(Device, Compute)> 
 
 pub(super) fn run_forward(args: &ForwardArgs) -> Result<()> {
     let task = Task::from_name(&args.task)?;
-    let (device, compute) = device(&args.device, Precision::F32)?;
+    let (device, compute) = device(&args.device, CompilerMode::Native, Precision::F32)?;
     let device = if args.gradients { device.autodiff() } else { device };
     let folder = ModelFolder::open(&args.model, task, &device)?.with_compute(compute);
     folder.notes.iter().try_for_each(say)?;
@@ -286,7 +288,7 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
         return Err(Error::config("--batch-size: expected 1 or more, got 0"));
     }
     let prompts = args.prompts()?;
-    let (device, compute) = device(&args.device, Precision::F32)?;
+    let (device, compute) = device(&args.device, CompilerMode::Auto, Precision::F32)?;
     let folder = ModelFolder::open(&args.model, Task::Clm, &device)?.with_compute(compute);
     let tokenizer = folder.tokenizer()?;
     let (defaults, unused) = generation_config::defaults(&folder, &tokenizer)?;
@@ -440,7 +442,7 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
         let taken = if taken.is_empty() { "nothing, since arguments say all".to_owned() } else { taken.join(", ") };
         tracing::info!("from {}: {taken}", plan.display());
     }
-    let (device, compute) = device(&args.device, precision)?;
+    let (device, compute) = device(&args.device, CompilerMode::Auto, precision)?;
     let folder = ModelFolder::open(&args.model, task, &device)?.with_compute(compute);
     let Some(out) = &args.out else {
         let mut table = is_seen(&std::io::stdout()).then(Aligned::default);

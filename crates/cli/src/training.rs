@@ -15,7 +15,6 @@ use kiln::Trainer;
 use kiln::config::{CompilerMode, DataFormat, OnExisting, Precision, RunConfig, Switch, Task, Validation};
 use kiln::distributed::World;
 use kiln::engine::compiler::decision::Decision;
-use kiln::engine::compiler::start_up_lines;
 use kiln::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use kiln::inference::predict::{PredictOptions, format_of};
 use kiln::plan::{RunPlan, RunSettings};
@@ -41,7 +40,7 @@ use kiln_measure::report;
 use kiln_measure::runner::in_a_process;
 
 use super::ask::{answer, tell, until_read};
-use super::compiler::{choose, verify_start};
+use super::compiler::{Worth, choose, verify_start, worth_of_compiling};
 use super::models::predict_to_file;
 use super::ranks::{self, Ranks};
 use super::terminal::{LogFormat, Printer, Talk, runs};
@@ -307,7 +306,8 @@ pub(super) struct EvalArgs {
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// native, compiled or auto, whatever [compiler] says
+    /// native, compiled or auto, whatever [compiler] says; auto, which is compiled where the device
+    /// has it, where neither says anything
     #[arg(long, value_name = "MODE")]
     compiler: Option<CompilerMode>,
     /// f32, bf16, f16 or auto; the same as --set precision=...
@@ -317,7 +317,8 @@ pub(super) struct EvalArgs {
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     let mut config = if args.config.file.is_dir() { of_run(&args.config)? } else { args.config.load()? };
-    if let Some(mode) = args.compiler {
+    let unsaid = config.trainer.compiler.is_none().then_some(CompilerMode::Auto);
+    if let Some(mode) = args.compiler.or(unsaid) {
         config.trainer.set_compiler(mode);
     }
     config.trainer.precision = args.precision.unwrap_or(config.trainer.precision);
@@ -495,9 +496,6 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let check = if is_continued && world.is_root() { RunFolder::check_continued } else { RunFolder::check };
     check(&RunSettings::of(&config.trainer))?;
     test_file(&config)?;
-    if args.decision.is_none() && (args.verbose || talk.format != LogFormat::Table) {
-        start_up_lines(config.trainer.compiler.as_ref()).iter().try_for_each(|line| talk.inform(line))?;
-    }
     // The others have the micro-batch of rank 0: theirs might be another one.
     let found = world.made_by_root(|| tuning::size_of(&config))?;
     if let Some(micro) = found.filter(|_| !world.is_root()) {
@@ -507,6 +505,12 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let session = world.first_of_a_machine_first(|| open(config))?;
     let session = choose_together(&world, session, args.decision.as_deref())?;
     talk.plan(&session.run_plan()?, args.verbose)?;
+    match worth_of_compiling(&session.plan().engine) {
+        Some(Worth::Warning(line)) => talk.warn(&line)?,
+        // Who asks for the native mode by name knows that there is another one.
+        Some(Worth::Hint(line)) if args.compiler != Some(CompilerMode::Native) => talk.inform(line)?,
+        _ => {}
+    }
     world.describe().iter().try_for_each(|line| talk.inform(line))?;
     let verified = world.made_by_root(|| verify_start(&session))?;
     let trainer = Trainer::from_session(session)?.with_world(world.clone());

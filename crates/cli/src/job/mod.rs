@@ -20,6 +20,7 @@ use flate2::read::GzDecoder;
 use hyperparameters::{Asked, Hyperparameters};
 use kiln::config::settings::Setting;
 use kiln::config::{self, DeviceKind, OnExisting, RunConfig, Task, Validation};
+use kiln::engine::compiler::start_up_lines;
 use kiln::engine::device;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_whole;
@@ -120,6 +121,9 @@ fn job(args: &JobArgs, root: &Path) -> Result<Ended> {
     let file = contract.output.join(CONFIG);
     write_whole(&file, config.to_toml()?.as_bytes())?;
     left.iter().chain(&config.trainer.no_effect).try_for_each(|line| say(format!("hyperparameters: {line}")))?;
+    if own == 0 {
+        start_up_lines(config.trainer.compiler.as_ref()).iter().try_for_each(say)?;
+    }
     // The folder of checkpoints is that of the first machine: rank 0 alone writes.
     let mut clock = Clock::start((own == 0).then_some(&contract.checkpoints))?;
     let ended = train(&contract, own, ranks, &file, folder.path(), &mut clock);

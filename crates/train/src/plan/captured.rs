@@ -57,16 +57,16 @@ impl EnginePlan {
         optimizer: &OptimizerPlan,
         shared: Option<DistributedArguments>,
     ) -> std::result::Result<(), NotCaptured> {
-        let Some(compiler) = compiler else { return Err(NotCaptured::run("the run is native")) };
+        let Some(compiler) = compiler.filter(|compiler| compiler.enabled != CompilerMode::Native) else {
+            return Err(NotCaptured::run("the run is native"));
+        };
         let fused = |operator| self.ops.fused_operators().contains(&operator);
         let (drops, never) = (model.drops, optimizer.config.never_in_place());
         let because = match () {
             () if self.device.kind == DeviceKind::Cpu => {
                 return Err(NotCaptured::on_cpu());
             }
-            () if compiler.enabled == CompilerMode::Native || self.device.engine == Engine::Native => {
-                "the run is native"
-            }
+            () if self.device.engine == Engine::Native => "the run is native",
             () if compiler.graph == Switch::Off => "compiler.graph says so",
             () if shared.is_some_and(|it| it.optimizer_sharding) => "the optimizer is divided among the devices",
             () if shared.is_some_and(|it| it.overlap_communication) => {

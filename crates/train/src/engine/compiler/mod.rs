@@ -16,8 +16,8 @@ use crate::engine::compiler::settings::TrainingCompilerConfig;
 use crate::engine::handover::Engine;
 use crate::engine::settings::{CompilerMode, DeviceKind, Switch};
 
-/// Amazon SageMaker Training Compiler's start-up lines, which scripts look for, in its order; none
-/// for a native run.
+/// Amazon SageMaker Training Compiler's start-up lines, which scripts look for in the log of a job,
+/// in its order; none for a native run.
 pub fn start_up_lines(compiler: Option<&TrainingCompilerConfig>) -> &'static [&'static str] {
     const LINES: [&str; 3] = [
         "Found configuration for Training Compiler",
