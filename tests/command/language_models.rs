@@ -170,11 +170,7 @@ fn bytes_that_are_not_utf8_are_replaced_and_counted() {
         write(&file, replaced(&whole).as_bytes());
         let expected = digest(&strict);
         write(&file, &latin1(&whole));
-        crate::common::fails(
-            &mut command(folder.path(), "train", "gpt2.toml", &strict),
-            3,
-            &["UTF-8", "data.errors = \"replace\""],
-        );
+        fails(&mut command(folder.path(), "train", "gpt2.toml", &strict), 3, &["UTF-8", "data.errors = \"replace\""]);
         assert_eq!(digest(&set), expected, "{set:?}");
         // From the cache, too.
         let said = format!("{count} sequences of bytes that are not UTF-8 are read as U+FFFD");

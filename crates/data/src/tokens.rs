@@ -263,7 +263,10 @@ mod tests {
         };
         let store = TokenStore::build_or_open(folder.path(), &corpus, &tokenizer, &mut progress).unwrap();
         let bytes = corpus.num_bytes();
-        assert_eq!(last, Some(Progress { done_bytes: bytes, total_bytes: bytes, tokens: store.len() as u64, ..Progress::default() }));
+        assert_eq!(
+            last,
+            Some(Progress { done_bytes: bytes, total_bytes: bytes, tokens: store.len() as u64, ..Progress::default() })
+        );
     }
 
     #[test]

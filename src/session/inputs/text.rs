@@ -128,12 +128,7 @@ fn text_column(config: &RunConfig) -> Columns {
     Columns { text, ..Columns::default() }
 }
 
-fn trained_tokenizer(
-    corpus: &Corpus,
-    size: usize,
-    seed: u64,
-    progress: &mut OnProgress<'_>,
-) -> Result<Tokenizer> {
+fn trained_tokenizer(corpus: &Corpus, size: usize, seed: u64, progress: &mut OnProgress<'_>) -> Result<Tokenizer> {
     let tokenizer = learned_bpe(&cache::folder_of(cache::TOKENIZERS)?, corpus, size, seed, progress)?;
     if tokenizer.vocab_size() < size {
         return Err(Error::data(format!(

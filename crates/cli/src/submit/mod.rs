@@ -17,6 +17,7 @@ use kiln::trainer::RunStatus;
 use kiln_core::error::{Error, Result, nearest, one_line};
 use kiln_core::files::{read_error, write_json};
 use kiln_core::signals;
+use kiln_core::words::duration;
 
 use super::faults::complain;
 use super::terminal::{show, significant};

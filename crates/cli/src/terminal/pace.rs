@@ -101,7 +101,11 @@ mod tests {
         ];
         for (strategy, delay, expected) in cases {
             let plan = planned(strategy, 25, delay, true);
-            assert_eq!([0, 24, 25, 89, 90].map(|from| evaluations(&plan, 40, from, 90)), expected, "{strategy:?} {delay}");
+            assert_eq!(
+                [0, 24, 25, 89, 90].map(|from| evaluations(&plan, 40, from, 90)),
+                expected,
+                "{strategy:?} {delay}"
+            );
         }
         assert_eq!(evaluations(&planned(EvalStrategy::No, 25, 0.0, false), 40, 0, 90), 0);
         assert_eq!(evaluations(&planned(EvalStrategy::Steps, 30, 0.0, false), 40, 0, 90), 3, "the end is no extra one");

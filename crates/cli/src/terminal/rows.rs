@@ -1,7 +1,6 @@
 //! The rows of a run while it trains, in the format that was asked for, and the progress line on
 //! stderr.
 
-use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -75,9 +74,10 @@ impl Printer {
         if self.bar.is_hidden() {
             return;
         }
-        let of_step = self.first.filter(|(step, _)| *step < progress.step).map(|(step, ended)| {
-            ended.elapsed().as_secs_f64() * 1e3 / (progress.step - step) as f64
-        });
+        let of_step = self
+            .first
+            .filter(|(step, _)| *step < progress.step)
+            .map(|(step, ended)| ended.elapsed().as_secs_f64() * 1e3 / (progress.step - step) as f64);
         let left = self.pace.seconds_left(self.plan.as_ref(), progress.step, progress.total_steps, of_step);
         let left = left.and_then(|left| Duration::try_from_secs_f64(left).ok());
         let end = left.and_then(|left| Instant::now().checked_add(left));

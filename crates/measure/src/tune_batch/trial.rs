@@ -116,7 +116,8 @@ pub fn run_trial(file: &Path, devices: usize) -> Result<TrialReport> {
         trainer = trainer.with_callback(Exchange(usize::try_from(sent).unwrap_or(usize::MAX)));
     }
     let output = trainer.train()?;
-    let evaluation = evaluate(&World::alone(), &trainer.session().evaluation(evaluated), trainer.model(), &mut |_, _| {})?;
+    let evaluation =
+        evaluate(&World::alone(), &trainer.session().evaluation(evaluated), trainer.model(), &mut |_, _| {})?;
     let loss = evaluation.metric("loss");
     if !loss.is_finite() {
         return Err(Error::non_finite(format!("after the trial's steps the loss is {loss}"))

@@ -80,7 +80,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// Lets the model write its samples and keeps them in the place of those of this step and of
     /// later ones, which a run that was continued from an earlier checkpoint makes again. None are
     /// written once a signal has come, since it cuts them short.
-    pub(super) fn sample(&self, folder: &RunFolder, run: &mut Run) -> Result<Vec<String>> {
+    pub(super) fn sample(&mut self, folder: &RunFolder, run: &mut Run) -> Result<Vec<String>> {
         if self.session.plan().samples == Samples::Never {
             return Ok(Vec::new());
         }
