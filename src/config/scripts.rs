@@ -93,7 +93,7 @@ pub fn meaning(name: &str) -> Option<Means> {
     NAMES.iter().find(|(known, _)| *known == name).map(|(_, means)| *means)
 }
 
-/// What to write in a config in place of the argument `name`; none where no script has it.
+/// Advice on what a config says in place of the argument `name`; none where no script has it.
 pub(super) fn advice(name: &str) -> Option<String> {
     Some(match meaning(name)? {
         Key(key) => format!("`{name}` is `{key}`"),

@@ -18,17 +18,17 @@ use crate::session::Session;
 use crate::session::evaluation::{EvaluationSession, no_validation};
 use crate::session::model_folder::{ModelFolder, described, model_folder};
 
-/// What an evaluation tells.
+/// The results of an evaluation.
 #[derive(Debug)]
 pub struct Figures {
     /// The figures of an evaluation row.
     pub record: Record,
-    /// Of a classification the confusion matrix, and the names of its classes.
+    /// The confusion matrix of a classification, and the names of its classes.
     pub confusion: Option<(Confusion, Vec<String>)>,
 }
 
 impl Figures {
-    /// Of a classification the matrix and the scores of each class for people; nothing for other
+    /// The matrix of a classification and the scores of each class, for people; nothing for other
     /// tasks.
     pub fn lines(&self) -> Vec<String> {
         self.confusion.as_ref().map_or_else(Vec::new, |(confusion, names)| confusion.lines(names))

@@ -147,7 +147,7 @@ const fn measured_on_cpu(precision: Precision) -> Option<&'static str> {
 /// 2026-11-25-pytorch-cpu-zen4).
 const NATIVE_BF16: &str = "1.05 to 1.3";
 
-/// What the run of `engine` should know of the switch; none where it is compiled, where a trial has
+/// The worth of the switch for the run of `engine`; none where it is compiled, where a trial has
 /// chosen native, and where there is nothing that compiles.
 pub(super) fn worth_of_compiling(engine: &EnginePlan) -> Option<Worth> {
     let (kind, precision) = (engine.device.kind, engine.precision.precision);

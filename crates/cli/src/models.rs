@@ -464,7 +464,7 @@ struct Input {
     format: Option<DataFormat>,
     /// The columns in it.
     columns: Option<(String, Option<String>)>,
-    /// What a temporary file is for people.
+    /// The name of a temporary file for people.
     name: Option<&'static str>,
     _folder: Option<Scratch>,
 }

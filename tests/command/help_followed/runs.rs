@@ -93,7 +93,7 @@ fn run_folders_and_continuations() {
     );
 }
 
-/// What is mistaken for a command, an option or a key leads to the one that was meant.
+/// Mistaken commands, options and keys lead to those that were meant.
 #[test]
 fn commands_options_and_keys_by_other_names() {
     const SCRIPT: Do = Write(

@@ -23,7 +23,7 @@ pub(crate) struct Printer {
     table: Table,
     /// The last evaluation; at the end, that of the model that is kept.
     evaluation: Option<Record>,
-    /// What was read from pretrained weights, until it is said.
+    /// The lines about pretrained weights that were read, until they are said.
     loaded: Vec<String>,
     plan: Option<TrainPlan>,
     pace: Pace,

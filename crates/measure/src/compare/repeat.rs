@@ -46,7 +46,7 @@ pub(super) fn repeat(arms: &[Arm], steps: usize, together: bool) -> Result<Vec<A
     Ok(alone.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// What a few steps of an arm take.
+/// The time that a few steps of an arm take.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
     /// Steps of a run, where no number is asked for.
