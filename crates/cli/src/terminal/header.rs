@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use console::style;
 
-use super::fitted;
+use super::figures::fitted;
 use kiln::config::CompilerMode;
 use kiln::plan::{RunPlan, TrainPlan};
 use kiln_core::words::thousands;

@@ -12,8 +12,8 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Paragraph};
 
+use super::figures::{memory, rate, significant};
 use super::follow::{Followed, FollowedRank};
-use super::{memory, rate, significant};
 
 /// The contents of the page.
 pub(super) struct Page {

@@ -12,9 +12,11 @@ use kiln::trainer::{Activity, Callback, Control, Progress};
 use kiln_core::metrics::Record;
 use kiln_core::words::duration;
 
-use super::super::{keep_moving, progress_bar};
+use super::figures::{epochs, figure, memory, rate, significant};
 use super::pace::Pace;
-use super::{LogFormat, Talk, epochs, figure, keep_below, memory, rate, show, significant};
+use super::streams::{keep_below, show};
+use super::talk::{LogFormat, Talk};
+use crate::{keep_moving, progress_bar};
 
 /// Prints rows on stdout, with a progress line on stderr when that is a terminal.
 pub(crate) struct Printer {

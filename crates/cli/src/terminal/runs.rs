@@ -10,8 +10,8 @@ use kiln_core::error::{Result, one_line};
 use kiln_core::metrics::Record;
 use kiln_core::words::duration;
 
+use super::figures::{epochs, fitted, memory, moment, rate, significant};
 use super::rows::{metrics, summary};
-use super::{epochs, fitted, memory, moment, rate, significant};
 
 /// Columns of a description's names and the space after them.
 const NAME: usize = 15;
