@@ -33,11 +33,14 @@ pub struct RunConfigBuilder {
     config: RunConfig,
 }
 
-impl RunConfigBuilder {
-    pub(super) fn new(trainer: TrainingArguments) -> Self {
-        Self { config: RunConfig { trainer, ..RunConfig::default() } }
+impl RunConfig {
+    /// Starts a config for people who write scripts; see [`RunConfigBuilder`].
+    pub fn builder(arguments: TrainingArguments) -> RunConfigBuilder {
+        RunConfigBuilder { config: Self { trainer: arguments, ..Self::default() } }
     }
+}
 
+impl RunConfigBuilder {
     /// The model. Required.
     pub fn model(mut self, model: ModelSection) -> Self {
         self.config.model = model;

@@ -1,6 +1,6 @@
-//! From text to a checked table: parses TOML, remembers on which line every key stands, lays a file
-//! of Hugging Face's arguments and `--set` overrides on top, puts older spellings under their
-//! present names and refuses keys that no section has. The resulting table is given to serde.
+//! From text to a checked table: parses TOML, remembers on which line every key stands, lays values
+//! from elsewhere on top, puts older spellings under their present names and refuses keys that no
+//! section has. The resulting table is given to serde.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
 use super::file::{RunFile, RunSection};
-use super::hf_args::Unused;
 use super::hugging_face::place;
+use super::origin::{Place, Setting, full_key};
 use super::scripts;
-use super::settings::{Setting, keys_called};
+use super::settings::keys_called;
 use super::toml_words::{plain_words, toml_error};
 use super::{
     BatchArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection, LearningRateScaling,
@@ -26,11 +26,6 @@ use super::{
 
 /// Keys that stand above the sections. In code their section is called "".
 const TOP_LEVEL: [&str; 1] = ["precision"];
-
-/// `section.key`, or the key alone when it stands above the sections.
-pub(super) fn full_key(section: &str, key: &str) -> String {
-    if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
-}
 
 /// A config as a table under present names, with the place where each key was written.
 pub(crate) struct Document {
@@ -43,61 +38,37 @@ pub(crate) struct Document {
     pub(super) unused: Unused,
 }
 
+/// The settings of a config that change nothing, for people.
+#[derive(Debug, Default)]
+pub(super) struct Unused {
+    /// Arguments without effect, as they are named.
+    pub(super) names: Vec<String>,
+    /// So many more of an `--hf-args` file ask for nothing.
+    pub(super) neutral: usize,
+    /// Settings that others override, each with the reason.
+    pub(super) because: Vec<String>,
+}
+
+impl Unused {
+    /// The lines of a plan.
+    pub(super) fn lines(self) -> Vec<String> {
+        let mut named = self.names.join(", ");
+        if self.neutral > 0 {
+            let more = if named.is_empty() { "" } else { "; and " };
+            let are = if self.neutral == 1 { "argument that asks" } else { "arguments that ask" };
+            named += &format!("{more}{} {are} for nothing", self.neutral);
+        }
+        Some(named).filter(|named| !named.is_empty()).into_iter().chain(self.because).collect()
+    }
+}
+
 /// Keys of `[trainer]` that state one thing: one that is given in a later layer takes the place of
 /// the others.
 const RIVALS: [&[&str]; 2] = [&["max_steps", "num_train_epochs", "max_tokens"], &["warmup_steps", "warmup_ratio"]];
 
-/// Where a key was written. Later layers win: the file, Hugging Face's arguments or settings from
-/// elsewhere, overrides.
-#[derive(Clone)]
-pub(super) enum Place {
-    /// A line of the config file.
-    Line(usize),
-    /// A file of Hugging Face's arguments, with the line.
-    HfArgs(String),
-    /// A setting from outside of any file, as it is called there.
-    Setting(String),
-    /// An override, and its number among them.
-    Override(String, usize),
-}
-
-impl Place {
-    /// The layer, and within the overrides the place.
-    pub(super) fn order(&self) -> (u8, usize) {
-        match self {
-            Self::Line(_) => (0, 0),
-            Self::HfArgs(_) | Self::Setting(_) => (1, 0),
-            Self::Override(_, index) => (2, *index),
-        }
-    }
-
-    /// Whether it is where Hugging Face's scripts take their arguments from: what others make idle
-    /// is no mistake there.
-    pub(super) fn is_of_a_script(&self) -> bool {
-        matches!(self, Self::HfArgs(_) | Self::Setting(_))
-    }
-
-    /// For a message, where it is not the config file.
-    pub(super) fn at(&self) -> String {
-        match self {
-            Self::Line(line) => line.to_string(),
-            Self::HfArgs(at) | Self::Setting(at) => at.clone(),
-            Self::Override(text, _) => format!("--set {text}"),
-        }
-    }
-}
-
 impl Document {
-    /// Parses `text`, which came from `origin` (a file name, for messages), and lays `hf_args` (the
-    /// text and the name of a file of Hugging Face's arguments), `settings` and `overrides`
-    /// (`section.key=value`) on top.
-    pub(crate) fn parse(
-        text: &str,
-        origin: &str,
-        hf_args: Option<(&str, &str)>,
-        settings: &[Setting],
-        overrides: &[String],
-    ) -> Result<Self> {
+    /// Parses `text`, which came from `origin` (a file name, for messages).
+    pub(super) fn parse(text: &str, origin: &str) -> Result<Self> {
         let lines = Self::lines(text).map_err(|error| {
             toml_error(origin, text, &error)
                 .help("the file is TOML: [section], then key = value; text values stand in quotes")
@@ -129,19 +100,13 @@ impl Document {
                 document.insert_written(&section, &key, value, &lines)?;
             }
         }
-        if let Some((text, origin)) = hf_args {
-            document.lay_hf_args(text, origin)?;
-        }
-        for setting in settings {
-            let path = setting.path.iter().map(String::as_str).collect::<Vec<_>>();
-            document.lay_path(&path, setting.value.clone(), &Place::Setting(setting.origin.clone()))?;
-        }
-        for (index, text) in overrides.iter().enumerate() {
-            document.set(text, index)?;
-        }
-        document.settle()?;
-        document.check_names()?;
         Ok(document)
+    }
+
+    /// Lays the value of a setting on top.
+    pub(super) fn lay_setting(&mut self, setting: &Setting) -> Result<()> {
+        let path = setting.path.iter().map(String::as_str).collect::<Vec<_>>();
+        self.lay_path(&path, setting.value.clone(), &Place::Setting(setting.origin.clone()))
     }
 
     /// Takes a key from the file; two spellings of the same key there are refused.
@@ -176,7 +141,7 @@ impl Document {
     }
 
     /// Lays one `section.key=value` on top. The value is TOML; what is not valid TOML is a string.
-    fn set(&mut self, text: &str, index: usize) -> Result<()> {
+    pub(super) fn set(&mut self, text: &str, index: usize) -> Result<()> {
         let malformed = || {
             let error = Error::config(format!("--set {text}: expected section.key=value"));
             let (name, value) = text.split_once('=').unwrap_or((text, "VALUE"));
@@ -289,7 +254,7 @@ impl Document {
     }
 
     /// Refuses sections and keys that do not exist.
-    fn check_names(&self) -> Result<()> {
+    pub(super) fn check_names(&self) -> Result<()> {
         for (section, keys) in &self.table {
             let known = match section.as_str() {
                 // Every other key of [model] is a field of the model's own config.
@@ -448,7 +413,7 @@ fn unknown_section(name: &str) -> Complaint {
 
 /// The complaint about a key that `section` does not have: the nearest known name and the list. For
 /// `[model]`, whose further keys only the models know, the caller gives that list.
-pub(crate) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint {
+pub(super) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint {
     let complaint = Complaint::new(&format!("{section}.{key}"), "unknown key");
     if let Some(advice) = scripts::advice(key) {
         return complaint.help(advice);

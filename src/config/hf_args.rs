@@ -10,35 +10,12 @@ use kiln_core::words::{json_words, shortened};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use super::document::{Document, Place, field_names, full_key};
+use super::document::{Document, field_names};
 use super::hugging_face::{ARGUMENTS, SWITCHES, Standing, Switch, argument};
+use super::origin::{Place, full_key};
 use super::{OptimizerName, TrainingArguments, scripts};
 use crate::arguments::SERVICES;
 use kiln_core::complaint::Complaint;
-
-/// The settings of a config that change nothing, for people.
-#[derive(Debug, Default)]
-pub(super) struct Unused {
-    /// Arguments without effect, as they are named.
-    names: Vec<String>,
-    /// So many more of an `--hf-args` file ask for nothing.
-    neutral: usize,
-    /// Settings that others override, each with the reason.
-    because: Vec<String>,
-}
-
-impl Unused {
-    /// The lines of a plan.
-    pub(super) fn lines(self) -> Vec<String> {
-        let mut named = self.names.join(", ");
-        if self.neutral > 0 {
-            let more = if named.is_empty() { "" } else { "; and " };
-            let are = if self.neutral == 1 { "argument that asks" } else { "arguments that ask" };
-            named += &format!("{more}{} {are} for nothing", self.neutral);
-        }
-        Some(named).filter(|named| !named.is_empty()).into_iter().chain(self.because).collect()
-    }
-}
 
 /// The text of a file that `TrainingArguments.to_json_string()` wrote.
 ///

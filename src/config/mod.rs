@@ -9,10 +9,14 @@ mod builder;
 mod check;
 mod document;
 mod file;
-mod hf_args;
 mod generate;
+mod hf_args;
 mod hugging_face;
+mod layers;
+mod load;
 mod lora;
+mod origin;
+mod run_config;
 pub mod scripts;
 mod sections;
 pub mod settings;
@@ -22,21 +26,16 @@ mod values;
 #[cfg(test)]
 mod tests;
 
-use std::path::{Path, PathBuf};
-
 pub use builder::RunConfigBuilder;
-use document::Document;
 pub use document::{field_names, quoted};
-use file::RunFile;
 pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
-use kiln_core::error::{Error, Result, nearest};
-use kiln_core::files::{MAX_CONFIG, read_given, utf16, without_mark};
 pub use kiln_data::settings::{DataFormat, DocumentEnd, Documents, Errors, PaddingStrategy, Sampler};
 pub use kiln_data::task::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, Task};
+pub use load::{read, unknown_key};
 pub use lora::LoraSection;
+pub use run_config::RunConfig;
 pub use sections::{DataSection, GenerationSection, ModelKind, ModelSection, TokenizerSection};
-use serde::{Deserialize, Serialize};
 pub use values::Validation;
 
 pub use crate::arguments::{
@@ -50,219 +49,3 @@ pub use crate::optim::arguments::{AdjustLr, OptimArgs, OptimizerName};
 pub use crate::optim::backward::ActivationCheckpointing;
 pub use crate::optim::loss::Accumulation;
 pub use crate::optim::scheduler::{Ramp, SchedulerKwargs, SchedulerType};
-
-/// A run as a config file describes it: the arguments of the Trainer, and the model, the data and
-/// the tokenizer that it trains with. Its serialised form is the file.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(from = "RunFile", into = "RunFile")]
-pub struct RunConfig {
-    /// `[model]`: which model, and where its weights come from.
-    pub model: ModelSection,
-    /// `[lora]`: adapters beside frozen weights. None: the whole model learns.
-    pub lora: Option<LoraSection>,
-    /// `[data]`: what is learned from.
-    pub data: DataSection,
-    /// `[tokenizer]`: how text becomes ids.
-    pub tokenizer: TokenizerSection,
-    /// The arguments of the Trainer: `[trainer]`, and the sections that say where, how and in which
-    /// folder it computes.
-    pub trainer: TrainingArguments,
-    /// `[generation]`: a sample of text at the end, if any.
-    pub generation: Option<GenerationSection>,
-}
-
-impl RunConfig {
-    /// Reads and checks a config file.
-    ///
-    /// # Errors
-    /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong
-    /// type or a value that makes no sense; an io error when the system refuses to read it.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
-        Self::load_with(path, &[])
-    }
-
-    /// [`load`](Self::load) with `section.key=value` overrides laid on top, later ones over earlier
-    /// ones. The value is TOML, so lists and tables work; what is not valid TOML is a string.
-    ///
-    /// # Errors
-    /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong
-    /// type, a value that makes no sense or an override of another form; an io error when the
-    /// system refuses to read the file.
-    pub fn load_with(path: impl AsRef<Path>, overrides: &[String]) -> Result<Self> {
-        Self::load_with_hf_args(path, None, overrides)
-    }
-
-    /// [`load_with`](Self::load_with) with the file `hf_args`, which
-    /// `TrainingArguments.to_json_string()` wrote, laid over the config file and under the
-    /// overrides. [`hugging_face_arguments`] says what becomes of each argument; one that is null
-    /// asks for nothing.
-    ///
-    /// # Errors
-    /// Any error of [`load_with`](Self::load_with); a config error for a file that is no JSON
-    /// object, that has a name which `TrainingArguments` has not, or that asks for something that
-    /// Kiln does not have.
-    pub fn load_with_hf_args(path: impl AsRef<Path>, hf_args: Option<&Path>, overrides: &[String]) -> Result<Self> {
-        let path = path.as_ref();
-        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        let text = read(path)?;
-        let args =
-            hf_args.map(|path| hf_args::read(path).map(|text| (text, path.display().to_string()))).transpose()?;
-        let args = args.as_ref().map(|(text, origin)| (text.as_str(), origin.as_str()));
-        Self::from_text(&text, &path.display().to_string(), stem.as_deref(), args, &[], overrides)
-    }
-
-    /// Reads and checks a config from text. `origin` stands for the file name in messages; there is
-    /// no file, so `run.output_dir` must be given.
-    ///
-    /// # Errors
-    /// A config error for text that is not TOML, an unknown key, a wrong type or a value that makes
-    /// no sense.
-    pub fn parse(text: &str, origin: &str) -> Result<Self> {
-        Self::from_text(text, origin, None, None, &[], &[])
-    }
-
-    /// Starts a config for people who write scripts; see [`RunConfigBuilder`].
-    pub fn builder(arguments: TrainingArguments) -> RunConfigBuilder {
-        RunConfigBuilder::new(arguments)
-    }
-
-    /// Checks the values and how they go together, as far as the config alone can tell.
-    ///
-    /// # Errors
-    /// A config error that names the key, what is expected and what was given.
-    pub fn validate(&self) -> Result<()> {
-        Ok(check::check(self)?)
-    }
-
-    /// The arguments of the Trainer, with those that a config has among the settings of the data.
-    pub fn arguments(&self) -> TrainingArguments {
-        let samples = match self.generation.as_ref().map(|generation| generation.every) {
-            None => Samples::Never,
-            Some(None) => Samples::AtEnd,
-            Some(Some(steps)) => Samples::Every(steps),
-        };
-        let DataSection { sampler, padding, test, .. } = &self.data;
-        TrainingArguments { sampler: *sampler, padding: *padding, test: test.clone(), samples, ..self.trainer.clone() }
-    }
-
-    /// The training of this run in the folder `output_dir` and nothing else
-    /// ([`TrainingArguments::training_only`]), without a sample of text.
-    #[must_use]
-    pub fn training_only(&self, output_dir: impl Into<PathBuf>, logging_steps: usize) -> Self {
-        let trainer = self.trainer.training_only(output_dir, logging_steps);
-        // The validation data stay: a part of the training data may be held out for them.
-        let data = DataSection { test: None, ..self.data.clone() };
-        Self { trainer, data, generation: None, ..self.clone() }
-    }
-
-    /// The config as a file: every key that has a value, defaults included. Reading it gives an
-    /// equal config.
-    ///
-    /// # Errors
-    /// A config error for a value that TOML cannot hold.
-    pub fn to_toml(&self) -> Result<String> {
-        let mut explicit = self.clone();
-        if let RunLength::Epochs(epochs) = self.trainer.length() {
-            explicit.trainer.num_train_epochs = Some(epochs);
-        }
-        let bad =
-            |error: &dyn std::fmt::Display| Error::config(format!("this config cannot be written as TOML: {error}"));
-        let text = toml::to_string(&explicit).map_err(|error| bad(&error))?;
-        document::escaped(text).map_err(|error| bad(&error))
-    }
-
-    fn from_text(
-        text: &str,
-        origin: &str,
-        stem: Option<&str>,
-        hf_args: Option<(&str, &str)>,
-        settings: &[settings::Setting],
-        overrides: &[String],
-    ) -> Result<Self> {
-        let document = Document::parse(text, origin, hf_args, settings, overrides)?;
-        let mut config = document.read()?;
-        if let Some(stem) = stem
-            && document.table.get("run").and_then(|run| run.get("output_dir")).is_none()
-        {
-            config.trainer.output_dir = Path::new("runs").join(stem);
-        }
-        if config.data.dataset_name.is_some()
-            && document.table.get("data").and_then(|data| data.get("format")).is_none()
-        {
-            let is_answering = config.data.task == Task::QuestionAnswering;
-            config.data.format = if is_answering {
-                DataFormat::Squad
-            } else if config.data.is_saved_dataset() {
-                DataFormat::Arrow
-            } else {
-                DataFormat::Parquet
-            };
-        }
-        check::check(&config).map_err(|complaint| document.locate(complaint))?;
-        config.trainer.no_effect = document.unused.lines();
-        Ok(config)
-    }
-}
-
-/// The error for a key that `[section]` does not have, with the nearest of the `known` names. The
-/// models use it for their fields in `[model]`.
-pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
-    document::unknown_key(section, key, known).into()
-}
-
-/// Reads a config file as text.
-///
-/// # Errors
-/// A config error for a file that is missing, a folder, too long or not UTF-8; the operating
-/// system's.
-pub fn read(path: &Path) -> Result<String> {
-    let shown = path.display();
-    if path.is_dir() {
-        return Err(with_neighbours(
-            Error::config(format!("{shown}: expected a config file, got a folder")),
-            path,
-            path,
-        ));
-    }
-    let bytes = read_given(path, MAX_CONFIG).map_err(|error| match error.kind() {
-        std::io::ErrorKind::InvalidData => Error::config(format!("{shown}: expected a config file, but {error}")),
-        std::io::ErrorKind::NotFound => {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            with_neighbours(Error::config(format!("{shown}: no such config file")), folder, path)
-        }
-        _ => Error::io(format!("read {shown}"), &error),
-    })?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let good = error.utf8_error().valid_up_to();
-        let line = error.as_bytes()[..good].iter().filter(|byte| **byte == b'\n').count() + 1;
-        let got = utf16(good, error.as_bytes()[good]);
-        let got = got.map_or_else(|| format!("other bytes at byte {good}"), str::to_owned);
-        Error::config(format!("{shown}:{line}: expected UTF-8 text, got {got}")).help("save the file as UTF-8")
-    })?;
-    Ok(without_mark(&text).to_owned())
-}
-
-/// Adds the config files of `folder` and of `configs/` in it as help, and the one whose name is
-/// nearest to that of `wanted`.
-fn with_neighbours(error: Error, folder: &Path, wanted: &Path) -> Error {
-    let entries = [folder.to_path_buf(), folder.join("configs")].map(|folder| std::fs::read_dir(folder).into_iter());
-    let entries = entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path());
-    let others = ["Cargo.toml", "rustfmt.toml", "clippy.toml"];
-    let is_config = |path: &PathBuf| {
-        path.extension().is_some_and(|extension| extension == "toml")
-            && !others.iter().any(|other| path.ends_with(other))
-    };
-    let mut files: Vec<String> = entries.filter(is_config).map(|path| path.display().to_string()).collect();
-    files.sort();
-    // Without the ending, which all of them share.
-    let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    let stems = files.iter().map(|file| stem(Path::new(file))).collect::<Vec<_>>();
-    let near = nearest(&stem(wanted), stems.iter().map(String::as_str));
-    let near = near.and_then(|near| files.iter().find(|file| stem(Path::new(file)) == near));
-    let near = near.map_or_else(String::new, |near| format!("did you mean {near}? "));
-    match files.len() {
-        0 => error.help(format!("there is no .toml file in {}", folder.display())),
-        count if count > 12 => error.help(format!("{near}there are {count} .toml files in {}", folder.display())),
-        _ => error.help(format!("{near}there are {}", files.join(", "))),
-    }
-}

@@ -7,11 +7,12 @@ use kiln_models::ModelType;
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use super::RunConfig;
 pub use super::document::sections;
 use super::document::{self, Document};
 use super::hf_args::toml_of;
 use super::hugging_face::{ARGUMENTS, Standing, argument};
+pub use super::origin::Setting;
+use super::run_config::RunConfig;
 use super::scripts::{self, Means};
 
 /// The key above the sections.
@@ -21,23 +22,7 @@ pub const PRECISION: &str = "precision";
 const MODEL_KEYS: [&str; 6] =
     ["kind", "from", "size", "ignore_mismatched_sizes", "resize_token_embeddings", "pad_to_multiple_of"];
 
-/// A key of the config with its value.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Setting {
-    /// The key: `[key]` above the sections, `[section, key]`, or a key in the table of a key.
-    pub path: Vec<String>,
-    /// The value.
-    pub value: Value,
-    /// The place that gives the value, for messages.
-    pub origin: String,
-}
-
 impl Setting {
-    /// The value of the key `path`, as `origin` gives it.
-    pub fn new(path: &str, value: impl Into<Value>, origin: &str) -> Self {
-        Self { path: path.split('.').map(str::to_owned).collect(), value: value.into(), origin: origin.to_owned() }
-    }
-
     /// Reads `given`, a JSON value or a text of one, as the value of the key `path`. None for null,
     /// which asks for nothing.
     ///
@@ -78,7 +63,7 @@ impl Setting {
             return first.map_err(|error| error.at("[model]").at(&self.origin));
         }
         let only = std::slice::from_ref(self);
-        Document::parse("data.task = \"clm\"", "", None, only, &[])?.read().map(drop)
+        Document::layered("data.task = \"clm\"", "", None, only, &[])?.read().map(drop)
     }
 }
 

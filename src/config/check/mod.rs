@@ -5,10 +5,21 @@
 mod data;
 
 use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, at_least, at_most, not_empty, two_ways};
+use kiln_core::error::Result;
 use kiln_models::LoraConfig;
 use toml::Value;
 
 use super::{DataFormat, EvalStrategy, GenerationSection, LoraSection, RunConfig, Task, TrainingArguments};
+
+impl RunConfig {
+    /// Checks the values and how they go together, as far as the config alone can tell.
+    ///
+    /// # Errors
+    /// A config error that names the key, what is expected and what was given.
+    pub fn validate(&self) -> Result<()> {
+        Ok(check(self)?)
+    }
+}
 
 /// The first rule that `config` breaks.
 pub(super) fn check(config: &RunConfig) -> Checked {

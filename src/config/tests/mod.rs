@@ -7,6 +7,9 @@ mod hf_args;
 mod refused;
 
 use std::fmt::Display;
+use std::path::Path;
+
+use kiln_core::error::Result;
 
 use super::*;
 use crate::messages::{Messages, messages};

@@ -6,9 +6,9 @@ use kiln_data::labels::LabelNames;
 use kiln_data::paths;
 use kiln_train::task::model_facts;
 
-use super::Use;
 use super::model::{model_config, with_vocabulary};
 use super::opening::{optional_tokenizer, with_dataset};
+use super::splits::Use;
 use crate::config::{RunConfig, Task, Validation};
 use crate::plan::{Architecture, Found};
 use crate::session::BuiltIn;

@@ -14,8 +14,9 @@ use kiln_data::stream::Streamed;
 use kiln_data::utf8::tell_replaced;
 use kiln_data::{Dataset, cache};
 
-use super::opening::Opening;
-use super::{Inputs, Splits, Use, shuffle};
+use super::opened::Inputs;
+use super::opening::{Opening, shuffle};
+use super::splits::{Splits, Use};
 
 /// Tokens that rows are cut to unless something else is asked for: TRL's.
 const DEFAULT_MAX_LENGTH: usize = 1024;

@@ -10,12 +10,14 @@ use kiln_core::variables::expand_text;
 use kiln_data::Dataset;
 use kiln_data::hub::{self, Split, Wanted};
 use kiln_data::store::OnProgress;
+use kiln_data::stream::Shuffle;
 use kiln_data::tokenizer::Tokenizer;
 use kiln_models::ModelConfig;
 
 use super::model::{model_config, with_vocabulary};
-use super::{Inputs, Splits, Use};
-use crate::config::{RunConfig, Validation};
+use super::opened::Inputs;
+use super::splits::{Splits, Use};
+use crate::config::{RunConfig, Sampler, Validation};
 use crate::session::BuiltIn;
 
 /// Opens the inputs of one form of data; each module of a form makes [`Inputs`] of it.
@@ -87,6 +89,15 @@ impl<'a> Opening<'a> {
             data,
         }
     }
+}
+
+/// The order in which data are streamed.
+pub(super) fn shuffle(config: &RunConfig) -> Shuffle {
+    let buffer = match config.data.sampler {
+        Sampler::Sequential => 1,
+        Sampler::Random | Sampler::GroupByLength => config.data.shuffle_buffer_size,
+    };
+    Shuffle { buffer, seed: config.trainer.data_seed() }
 }
 
 /// `config` with the files of the dataset that `data.dataset_name` names, as far as it is `used`.

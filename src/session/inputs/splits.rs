@@ -6,8 +6,17 @@ use kiln_core::error::Result;
 use kiln_data::Dataset;
 use kiln_data::subset::Subset;
 
-use super::Use;
 use crate::config::{RunConfig, Validation};
+
+/// The purpose for which inputs are opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// A run: on its training data, with evaluations on its validation data.
+    Training,
+    /// An evaluation alone. Training data is opened only where it has to be: validation data is a
+    /// share of it, or there is no other.
+    Evaluation,
+}
 
 /// Which part of the training data is validation data.
 #[derive(Debug, Clone, Copy)]

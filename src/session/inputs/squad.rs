@@ -8,8 +8,9 @@ use kiln_data::squad::{SpanOptions, SquadData, WindowEncoder};
 use kiln_data::{Dataset, cache, paths};
 use kiln_models::ModelConfig;
 
+use super::opened::Inputs;
 use super::opening::Opening;
-use super::{Inputs, Splits};
+use super::splits::Splits;
 use crate::config::DataSection;
 
 /// Opens the files in windows of at most `data.max_length` tokens.

@@ -15,8 +15,9 @@ use kiln_data::{Dataset, cache};
 use kiln_models::ModelConfig;
 
 use super::model::with_pad_id;
-use super::opening::Opening;
-use super::{Inputs, Splits, Use, shuffle};
+use super::opened::Inputs;
+use super::opening::{Opening, shuffle};
+use super::splits::{Splits, Use};
 use crate::config::{DataSection, RunConfig, Task};
 
 /// Opens the tables, with rows of at most `data.max_length` tokens; the model takes their labels.

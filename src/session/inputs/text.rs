@@ -16,9 +16,9 @@ use kiln_data::utf8::tell_replaced;
 use kiln_data::{Dataset, cache};
 use kiln_models::ModelConfig;
 
-use super::opening::Opening;
-use super::splits::Held;
-use super::{Inputs, Splits, Use, shuffle};
+use super::opened::Inputs;
+use super::opening::{Opening, shuffle};
+use super::splits::{Held, Splits, Use};
 use crate::config::{DEFAULT_TEXT_COLUMN, DataFormat, RunConfig, Task, Validation};
 
 /// Opens the text in blocks of `data.block_size` tokens; where nothing else names a tokenizer, one

@@ -11,9 +11,10 @@ use kiln_data::tokenizer::Tokenizer;
 use kiln_data::{Dataset, cache, paths};
 use kiln_models::ModelConfig;
 
+use super::opened::Inputs;
 use super::opening::Opening;
+use super::splits::{Splits, Use};
 use super::squad::span_labels;
-use super::{Inputs, Splits, Use};
 use crate::config::{RunConfig, Task};
 
 /// Opens the files; a model without stated labels takes as many as the data show.

@@ -1,0 +1,53 @@
+//! A run as a config file describes it.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::file::RunFile;
+use super::lora::LoraSection;
+use super::sections::{DataSection, GenerationSection, ModelSection, TokenizerSection};
+use crate::arguments::{Samples, TrainingArguments};
+
+/// A run as a config file describes it: the arguments of the Trainer, and the model, the data and
+/// the tokenizer that it trains with. Its serialised form is the file.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "RunFile", into = "RunFile")]
+pub struct RunConfig {
+    /// `[model]`: which model, and where its weights come from.
+    pub model: ModelSection,
+    /// `[lora]`: adapters beside frozen weights. None: the whole model learns.
+    pub lora: Option<LoraSection>,
+    /// `[data]`: what is learned from.
+    pub data: DataSection,
+    /// `[tokenizer]`: how text becomes ids.
+    pub tokenizer: TokenizerSection,
+    /// The arguments of the Trainer: `[trainer]`, and the sections that say where, how and in which
+    /// folder it computes.
+    pub trainer: TrainingArguments,
+    /// `[generation]`: a sample of text at the end, if any.
+    pub generation: Option<GenerationSection>,
+}
+
+impl RunConfig {
+    /// The arguments of the Trainer, with those that a config has among the settings of the data.
+    pub fn arguments(&self) -> TrainingArguments {
+        let samples = match self.generation.as_ref().map(|generation| generation.every) {
+            None => Samples::Never,
+            Some(None) => Samples::AtEnd,
+            Some(Some(steps)) => Samples::Every(steps),
+        };
+        let DataSection { sampler, padding, test, .. } = &self.data;
+        TrainingArguments { sampler: *sampler, padding: *padding, test: test.clone(), samples, ..self.trainer.clone() }
+    }
+
+    /// The training of this run in the folder `output_dir` and nothing else
+    /// ([`TrainingArguments::training_only`]), without a sample of text.
+    #[must_use]
+    pub fn training_only(&self, output_dir: impl Into<PathBuf>, logging_steps: usize) -> Self {
+        let trainer = self.trainer.training_only(output_dir, logging_steps);
+        // The validation data stay: a part of the training data may be held out for them.
+        let data = DataSection { test: None, ..self.data.clone() };
+        Self { trainer, data, generation: None, ..self.clone() }
+    }
+}
