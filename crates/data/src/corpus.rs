@@ -11,9 +11,8 @@ use kiln_core::files::{Decoded, ending, read_error, without_mark};
 use kiln_core::random::{seed_for, uniform};
 
 use super::paths;
-use super::stream::{PIECE_BYTES, Unit};
 use super::table::{Row, Table, has_rows};
-use super::text_chunks::{TextChunk, TextChunks, cut, not_utf8};
+use super::text_chunks::{PIECE_BYTES, TextChunk, TextChunks, Unit, cut, not_utf8};
 use super::text_lines::TextLines;
 use super::utf8::text_of;
 use crate::settings::{DataFormat, Documents, Errors};

@@ -14,6 +14,9 @@ use super::utf8::Utf8;
 use crate::cache::mapped::interrupted;
 use crate::settings::Errors;
 
+/// A document is tokenised in pieces of at most this many bytes; a core works on one at a time.
+pub(crate) const PIECE_BYTES: usize = 32 << 10;
+
 /// A part of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextChunk {
@@ -25,6 +28,9 @@ pub struct TextChunk {
     /// where they are read, which may be a chunk earlier.
     pub replaced: u64,
 }
+
+/// A part of a document: where it stands, whether the document begins with it, and its text.
+pub(crate) type Unit = (u64, bool, TextChunk);
 
 /// Reads one file; an iterator over at least one chunk.
 pub struct TextChunks {

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::corpus::Corpus;
 use super::store::{Column, Format, OnProgress, Store, Writer};
-use super::text_chunks::TextChunk;
+use super::text_chunks::{PIECE_BYTES, TextChunk};
 use super::tokenizer::Tokenizer;
 use crate::cache::mapped::Kind;
 use crate::cache::sources::Sources;
@@ -27,9 +27,6 @@ const REPLACED: Column = Column(1);
 /// Text is handed to the tokenizer in groups of about this many bytes, to use all cores while
 /// holding little at a time.
 const GROUP_BYTES: usize = 4 << 20;
-
-/// Each group is cut into pieces of at most this many bytes; a core works on one at a time.
-const PIECE_BYTES: usize = 32 << 10;
 
 /// Token ids of a corpus, each document followed by end-of-text where the corpus says so.
 #[derive(Debug)]

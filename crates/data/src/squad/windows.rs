@@ -9,6 +9,7 @@ use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirect
 
 use super::read::Question;
 use crate::guard::guarded;
+use crate::tokenizer::Tokenizer;
 
 /// One question with one piece of its context.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,42 +52,6 @@ impl WindowEncoder {
     /// 128, or less for a model that is too short for it.
     pub fn default_stride(max_length: usize) -> usize {
         128.min(max_length / 3)
-    }
-
-    /// Windows of at most `max_length` tokens of which `doc_stride` are those of the window before;
-    /// counted from the end of the context where the tokenizer cuts the left side, as that of
-    /// `transformers` does; with token types if the model has them. `tokenizer`, whose content has
-    /// the SHA-256 `hash`, does not truncate.
-    ///
-    /// # Errors
-    /// A stride that leaves nothing new for a window.
-    pub fn new(
-        tokenizer: &tokenizers::Tokenizer,
-        hash: [u8; 32],
-        max_length: usize,
-        doc_stride: usize,
-        direction: TruncationDirection,
-        token_types: bool,
-    ) -> Result<Self> {
-        if doc_stride >= max_length {
-            return Err(Error::config(format!(
-                "data.doc_stride = {doc_stride}: expected less than data.max_length = {max_length}"
-            ))
-            .help("a window must be longer than what it shares with the one before"));
-        }
-        let mut all = Sha256::new();
-        all.update(hash);
-        all.update(
-            format!("windows of {max_length} with offsets moved once, overlap {doc_stride}, types {token_types}")
-                .as_bytes(),
-        );
-        if direction == TruncationDirection::Left {
-            all.update(b", from the end");
-        }
-        let mut bare = tokenizer.clone();
-        bare.with_post_processor(None::<PostProcessorWrapper>);
-        let (tokenizer, hash) = (tokenizer.clone(), all.finalize().into());
-        Ok(Self { tokenizer, bare, max_length, doc_stride, direction, token_types, hash })
     }
 
     /// SHA-256 of everything that decides the windows of a question.
@@ -147,6 +112,38 @@ impl WindowEncoder {
             }
         };
         Ok(std::iter::once(&first).chain(&overflowing).map(window).collect())
+    }
+}
+
+impl Tokenizer {
+    /// Cuts questions and their contexts into windows of at most `max_length` tokens of which
+    /// `doc_stride` are those of the window before; counted from the end of the context where the
+    /// tokenizer cuts the left side, as that of `transformers` does; with token types if the model
+    /// has them.
+    ///
+    /// # Errors
+    /// A stride that leaves nothing new for a window.
+    pub fn window_encoder(&self, max_length: usize, doc_stride: usize, token_types: bool) -> Result<WindowEncoder> {
+        if doc_stride >= max_length {
+            return Err(Error::config(format!(
+                "data.doc_stride = {doc_stride}: expected less than data.max_length = {max_length}"
+            ))
+            .help("a window must be longer than what it shares with the one before"));
+        }
+        let mut all = Sha256::new();
+        all.update(self.content_hash());
+        all.update(
+            format!("windows of {max_length} with offsets moved once, overlap {doc_stride}, types {token_types}")
+                .as_bytes(),
+        );
+        let direction = self.truncation;
+        if direction == TruncationDirection::Left {
+            all.update(b", from the end");
+        }
+        let mut bare = self.inner.clone();
+        bare.with_post_processor(None::<PostProcessorWrapper>);
+        let (tokenizer, hash) = (self.inner.clone(), all.finalize().into());
+        Ok(WindowEncoder { tokenizer, bare, max_length, doc_stride, direction, token_types, hash })
     }
 }
 

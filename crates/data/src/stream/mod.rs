@@ -24,7 +24,6 @@ use kiln_core::files::{hex, read_error};
 use kiln_core::random::{seed_for, uniform};
 use kiln_core::words::json_words;
 pub use readers::{Encode, blocks, rows};
-pub(super) use readers::{PIECE_BYTES, Unit};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};

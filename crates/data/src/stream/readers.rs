@@ -10,7 +10,7 @@ use super::{Examples, Made, Mark};
 use crate::corpus::Corpus;
 use crate::settings::Errors;
 use crate::table::{Row, Table};
-use crate::text_chunks::{TextChunk, cut};
+use crate::text_chunks::{PIECE_BYTES, Unit, cut};
 use crate::tokenizer::Tokenizer;
 use crate::tokens::ends;
 use crate::utf8::tell_streamed;
@@ -21,9 +21,6 @@ const GROUP_BYTES: usize = 1 << 20;
 
 /// And in groups of at most so many.
 const GROUP: usize = 1024;
-
-/// A document is tokenised in pieces of at most this many bytes.
-pub(crate) const PIECE_BYTES: usize = 32 << 10;
 
 /// Blocks of `block_size` tokens of `corpus`, as [`Blocks`](crate::blocks::Blocks) cuts them.
 ///
@@ -54,9 +51,6 @@ pub fn blocks(corpus: Corpus, tokenizer: Arc<Tokenizer>, block_size: usize) -> R
     };
     Ok(Made { source: Box::new(source), files, settings, longest: block_size, is_exact: true })
 }
-
-/// A part of a document: where it stands, whether the document begins with it, and its text.
-pub(crate) type Unit = (u64, bool, TextChunk);
 
 /// Cuts the tokens of a corpus into blocks.
 struct BlockReader {

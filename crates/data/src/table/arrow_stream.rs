@@ -15,10 +15,11 @@ use kiln_core::error::{Error, Result};
 use kiln_core::files::read_error;
 use kiln_core::saved_dataset;
 
+use super::columns::Columns;
 use super::features::{self, METADATA, check};
 use super::flat_buffers::Table;
+use super::row::Rows;
 use super::typed::{Record, Value, of_rows};
-use super::{Columns, Rows};
 
 /// Fields of a schema; of what is deeper or has more, somebody means harm.
 const MAX_FIELDS: usize = 1 << 16;

@@ -9,9 +9,11 @@ use kiln_core::error::{Error, Result};
 use kiln_core::files::{Decoded, MARK_BYTES, read_error, utf16};
 use kiln_core::told::tell_once;
 
-use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, spaced, too_long};
+use super::columns::Columns;
+use super::row::{Cell, Place, Row, Rows, spaced};
 use crate::settings::Errors;
 use crate::text_chunks::not_utf8;
+use crate::text_lines::{MAX_ROW_BYTES, too_long};
 use crate::utf8::text_of;
 
 /// The rows of `file`, whose fields `delimiter` separates. Quotes mean something only in CSV.
@@ -72,7 +74,7 @@ pub(super) fn rows(file: &Path, delimiter: u8, columns: &Columns, errors: Errors
             });
             let text = of_kind(get(found.text)?);
             let (text, mut parts) = if words {
-                (String::new(), super::words(&names[found.text], spaced(text))?)
+                (String::new(), super::row::words(&names[found.text], spaced(text))?)
             } else {
                 (text, found.choices.iter().map(|at| get(*at).map(of_kind)).collect::<Result<_>>()?)
             };

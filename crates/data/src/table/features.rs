@@ -7,7 +7,8 @@ use kiln_core::error::{Error, Result};
 use kiln_core::names::{Answer, Name, NameTable, Unknown};
 use serde_json::{Map, Value};
 
-use super::{Cell, Columns};
+use super::columns::Columns;
+use super::row::Cell;
 
 /// The types of features, for columns that are read; the features of other columns change nothing.
 pub static FEATURES: NameTable = NameTable {

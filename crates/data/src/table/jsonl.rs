@@ -11,9 +11,10 @@ use kiln_core::files::{Decoded, MARK_BYTES, read_error, utf16, without_mark};
 use kiln_core::words::shortened;
 use serde_json::{Map, Value};
 
-use super::{Cell, Columns, MAX_ROW_BYTES, Place, Row, Rows, no_json, not_text, too_long, words};
+use super::columns::Columns;
+use super::row::{Cell, Place, Row, Rows, no_json, not_text, words};
 use crate::settings::Errors;
-use crate::text_lines::{TextLines, read_line};
+use crate::text_lines::{MAX_ROW_BYTES, TextLines, read_line, too_long};
 use crate::utf8::text_of;
 
 /// The rows of `file`; empty lines are skipped.

@@ -14,23 +14,27 @@
 //! Files of text may be archives of gzip or zstd.
 
 mod arrow_stream;
+mod columns;
 mod delimited;
 mod features;
 mod flat_buffers;
 mod jsonl;
 mod parquet_rows;
+mod row;
 mod typed;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+pub use columns::Columns;
 pub use features::FEATURES;
 pub(super) use jsonl::{cell, has_rows, malformed};
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::ending;
 use kiln_core::signals;
+use row::Rows;
+pub(super) use row::written_list;
+pub use row::{Cell, Place, Row};
 
 use super::paths;
 use super::text_lines::{MAX_ROW_BYTES, too_long};
@@ -58,161 +62,6 @@ pub fn column_names(file: &Path, format: DataFormat) -> Vec<String> {
         DataFormat::Text | DataFormat::Tokenized | DataFormat::Squad => Vec::new(),
     }
 }
-
-/// Which columns are read.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Columns {
-    /// The text.
-    pub text: String,
-    /// Whether the text, and so its labels, is a list of words.
-    pub words: bool,
-    /// Whether the texts are kept as JSON, whatever they are: lists of messages, for example.
-    pub json: bool,
-    /// The choices of a multiple choice.
-    pub choices: Vec<String>,
-    /// The second text of a pair.
-    pub text_pair: Option<String>,
-    /// The label.
-    pub label: Option<String>,
-    /// Whether ids of the label are read as the names that the features of `datasets` in a file
-    /// give them.
-    pub class_names: bool,
-    /// Columns that a file may have or not. Where there are any, the last part of a row is a JSON
-    /// object with their values, in which the other columns of the file stand with null.
-    pub beside: Vec<String>,
-}
-
-/// One row, only with the columns asked for.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Row {
-    /// Where it stands.
-    pub place: Place,
-    /// The text.
-    pub text: String,
-    /// The second text, when a column was named for it.
-    pub text_pair: Option<String>,
-    /// Its words, where the text is a list of them; else its choices, when columns were named for
-    /// them. See [`Columns::beside`].
-    pub parts: Vec<String>,
-    /// The label, when a column was named for it.
-    pub label: Option<Cell>,
-    /// Sequences of bytes that were not UTF-8 and are U+FFFD in the row.
-    pub replaced: u64,
-}
-
-impl Row {
-    /// Its texts.
-    pub fn texts(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(&self.text).chain(&self.text_pair).chain(&self.parts).map(String::as_str)
-    }
-}
-
-#[cfg(test)]
-impl Row {
-    /// The row of one or two texts, from no file.
-    pub(super) fn of(text: &str, pair: Option<&str>) -> Self {
-        Self {
-            place: Place::of_row(1),
-            text: text.into(),
-            text_pair: pair.map(String::from),
-            parts: Vec::new(),
-            label: None,
-            replaced: 0,
-        }
-    }
-}
-
-/// Where a row stands, for messages.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Place {
-    file: Arc<Path>,
-    /// `line` or `row`.
-    unit: &'static str,
-    number: u64,
-}
-
-#[cfg(test)]
-impl Place {
-    /// A row of no file.
-    pub(super) fn of_row(number: u64) -> Self {
-        Self { file: Path::new("rows").into(), unit: "row", number }
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.file.display(), self.unit, self.number)
-    }
-}
-
-/// A value of a table.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Cell {
-    /// Nothing, or JSON's and parquet's null.
-    Null,
-    /// Text; in CSV and TSV every value is.
-    Text(String),
-    /// True or false.
-    Boolean(bool),
-    /// A whole number.
-    Integer(i128),
-    /// Another number.
-    Number(f64),
-    /// Several values, of JSON and parquet, and of words in CSV and TSV.
-    List(Vec<Cell>),
-}
-
-impl fmt::Display for Cell {
-    /// Writes the cell as messages show it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Null => f.write_str("nothing"),
-            Self::Text(text) => write!(f, "{text:?}"),
-            Self::Boolean(value) => f.write_str(if *value { "True" } else { "False" }),
-            Self::Integer(number) => number.fmt(f),
-            Self::Number(number) => number.fmt(f),
-            Self::List(cells) => write!(f, "a list of {}", cells.len()),
-        }
-    }
-}
-
-/// The column `name` as a list of words.
-fn words(name: &str, cell: Cell) -> Result<Vec<String>> {
-    let got = match cell {
-        Cell::List(cells) => {
-            let word =
-                |cell| if let Cell::Text(text) = cell { Ok(text) } else { Err(not_text(name, &cell.to_string())) };
-            return cells.into_iter().map(word).collect();
-        }
-        Cell::Text(text) => format!("{text:?}"),
-        other => other.to_string(),
-    };
-    Err(Error::data(format!("column {name:?}: expected a list of words, got {got}"))
-        .help("words are a list in JSON and parquet; in CSV and TSV they are separated by spaces"))
-}
-
-/// The words of a field of CSV or TSV, or their labels. A list that another program has written as
-/// text stays text.
-fn spaced(text: String) -> Cell {
-    if written_list(text.trim()) {
-        Cell::Text(text)
-    } else {
-        Cell::List(text.split_whitespace().map(|word| Cell::Text(word.into())).collect())
-    }
-}
-
-/// Whether `text` is a list or an object as Python or JSON writes it, such as `['a', 'b']`, and no
-/// name or word in brackets.
-pub(super) fn written_list(text: &str) -> bool {
-    let inner = |open, close| text.strip_prefix(open).and_then(|rest| rest.strip_suffix(close)).map(str::trim_start);
-    let begins =
-        |inner: &str, more: &str| inner.starts_with(|first: char| more.contains(first) || first.is_ascii_digit());
-    inner('[', ']').is_some_and(|inner| inner.is_empty() || begins(inner, "'\"[{(-"))
-        || inner('{', '}').is_some_and(|inner| inner.is_empty() || begins(inner, "'\""))
-        || inner('(', ')').is_some_and(|inner| begins(inner, "'\""))
-}
-
-pub(super) type Rows = Box<dyn Iterator<Item = Result<Row>> + Send>;
 
 impl Table {
     /// The table that `patterns` name.
@@ -322,78 +171,6 @@ impl Table {
             }
         }))
     }
-}
-
-impl Columns {
-    /// Every column that is read.
-    fn names(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(&self.text).chain(&self.text_pair).chain(&self.choices).chain(&self.label).map(String::as_str)
-    }
-
-    /// Whether the column `name` is read.
-    fn has(&self, name: &str) -> bool {
-        self.names().any(|read| read == name) || self.beside.iter().any(|beside| beside == name)
-    }
-
-    /// The last part of a row: of the columns `existing` that are not read elsewhere, those of
-    /// `beside` with what `value` gives.
-    fn rest<'a>(
-        &self,
-        existing: impl Iterator<Item = &'a str>,
-        mut value: impl FnMut(&str) -> Result<serde_json::Value>,
-    ) -> Result<Option<String>> {
-        if self.beside.is_empty() {
-            return Ok(None);
-        }
-        let mut rest = serde_json::Map::new();
-        for name in existing.filter(|name| self.names().all(|read| read != *name)) {
-            let is_asked_for = self.beside.iter().any(|beside| beside == name);
-            rest.insert(name.to_owned(), if is_asked_for { value(name)? } else { serde_json::Value::Null });
-        }
-        Ok(Some(serde_json::Value::Object(rest).to_string()))
-    }
-
-    /// The error of a file that has the columns `existing`, but not the column `name`.
-    fn missing(&self, name: &str, existing: &[String]) -> Error {
-        let quoted = existing.iter().map(|column| format!("{column:?}")).collect::<Vec<_>>().join(", ");
-        // Texts that are kept as JSON are those of instructions.
-        Error::data(format!("there is no column {name:?}; there are {quoted}")).help(if self.json {
-            "name the columns with data.messages_column, or with data.prompt_column and data.completion_column"
-        } else {
-            "name the columns with data.text_column, data.text_pair_column and data.label_column"
-        })
-    }
-
-    /// Where each column stands among `existing`: text, pair, choices, label.
-    fn find(&self, existing: &[String], place: impl fmt::Display) -> Result<Found> {
-        let find = |name: &str| {
-            existing.iter().position(|column| column == name).ok_or_else(|| self.missing(name, existing).at(&place))
-        };
-        let optional = |name: &Option<String>| name.as_deref().map(&find).transpose();
-        let choices = self.choices.iter().map(|name| find(name)).collect::<Result<_>>()?;
-        Ok(Found {
-            text: find(&self.text)?,
-            text_pair: optional(&self.text_pair)?,
-            choices,
-            label: optional(&self.label)?,
-        })
-    }
-}
-
-/// Where columns stand.
-struct Found {
-    text: usize,
-    text_pair: Option<usize>,
-    choices: Vec<usize>,
-    label: Option<usize>,
-}
-
-fn no_json(name: &str, got: impl fmt::Display) -> Error {
-    Error::data(format!("column {name:?}: expected values of JSON, got {got}"))
-}
-
-fn not_text(name: &str, got: &str) -> Error {
-    Error::data(format!("column {name:?}: expected text, got {got}"))
 }
 
 #[cfg(test)]

@@ -13,9 +13,10 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::{Type, TypePtr};
 
+use super::columns::Columns;
 use super::features::{METADATA, check, features};
+use super::row::Rows;
 use super::typed::{Record, Value, of_rows};
-use super::{Columns, Rows};
 
 /// The rows of `file`. Values that do not fit together make the library panic.
 pub(super) fn rows(file: &Path, columns: &Columns) -> Result<Rows> {

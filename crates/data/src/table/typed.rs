@@ -8,8 +8,9 @@ use std::sync::Arc;
 use kiln_core::error::{Error, Result};
 use serde_json::Value as Json;
 
+use super::columns::Columns;
 use super::features::named;
-use super::{Cell, Columns, Place, Row, Rows, no_json, not_text, words};
+use super::row::{Cell, Place, Row, Rows, no_json, not_text, words};
 
 /// A value of a column.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,9 +7,10 @@ use tokenizers::AddedToken;
 use tokenizers::processors::PostProcessorWrapper;
 
 use super::classes::{Ends, Kind};
+use super::error::unreadable;
 use super::files::Stated;
 use super::names::{CONFIG, SPECIAL};
-use super::{guarded, unreadable};
+use crate::guard::guarded;
 
 /// The parts from the files around which a class builds its pipeline.
 #[derive(Debug, Default)]

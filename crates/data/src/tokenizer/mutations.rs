@@ -8,8 +8,10 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use kiln_core::error::Result;
 use kiln_core::model_config::{ModelConfig, ModelType};
 use serde_json::{Map, Value, json};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use super::*;
 use crate::masking::Masking;

@@ -5,10 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
+use kiln_core::error::Result;
 use serde::Deserialize;
-use serde_json::Map;
+use serde_json::{Map, Value, json};
 
 use super::classes::{CLASSES, Class};
 use super::*;

@@ -6,7 +6,9 @@ use tokenizers::parallelism::MaybeParallelIterator;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{EncodeInput, Encoding, PostProcessor, TruncationDirection, TruncationParams, truncate_encodings};
 
-use super::{Tokenizer, failed, guarded, vocab_size};
+use super::error::failed;
+use super::ids::{Tokenizer, vocab_size};
+use crate::guard::guarded;
 use crate::table::Row;
 use crate::text_chunks::{first_seam, seam};
 
