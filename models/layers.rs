@@ -83,7 +83,7 @@ fn activated<'a>(
 ) -> Operand<'a> {
     match (bias, lora) {
         (Some(bias), None) => pass.activated(x, weight, bias, activation),
-        (Some(bias), lora) => ops::gelu::operand(product(x, weight, None, lora, pass), bias, activation, pass.ops()),
+        (Some(bias), lora) => Operand::gelu(product(x, weight, None, lora, pass), bias, activation, pass.ops()),
         (None, lora) => activate(product(x, weight, None, lora, pass), activation).into(),
     }
 }
@@ -208,7 +208,7 @@ impl LayerNorm {
 
     /// Layer normalisation for the layer that reads it: `[n, features] -> [n, features]`
     pub fn operand(&self, x: Tensor<2>, ops: Ops) -> Operand<'static> {
-        ops::layer_norm::operand(x, self.weight.val(), self.bias.val(), self.eps, ops)
+        Operand::layer_norm(x, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 
     /// Layer normalisation of `x + residual`, both `[n, features]`.

@@ -29,14 +29,13 @@ use burn::module::Param;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use kiln_core::model_config::Activation;
 
-use super::attention::Attention;
+use super::attention::{Attention, Mask, Qkv};
 use super::copies::Copies;
 use super::device::DeviceKernels;
 use super::dropout::{DropoutRng, dropout};
-use super::gelu;
 use super::linear::{self, FeedForward};
 use super::products::Operands;
-use super::{Availability, Form, Operator, Ops};
+use super::{Availability, Form, Operator, Ops, gelu, layer_norm};
 
 /// The form of the operators and the type of matrix products. Default: plain operators in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,11 +144,7 @@ enum Source<'a> {
 
 impl<'a> Operand<'a> {
     /// The result of `operator` on `device`, which `write` computes.
-    pub(super) fn written(
-        operator: Operator,
-        device: Device,
-        write: impl FnOnce(FloatDType) -> Tensor<2> + 'a,
-    ) -> Self {
+    fn written(operator: Operator, device: Device, write: impl FnOnce(FloatDType) -> Tensor<2> + 'a) -> Self {
         Self(Source::Written { operator, device, write: Box::new(write) })
     }
 
@@ -184,6 +179,41 @@ impl<'a> Operand<'a> {
             Source::Activated { x, .. } => compute.operand_of(Operator::Gelu, &x.device()),
         };
         self.of_type(dtype)
+    }
+}
+
+impl Operand<'static> {
+    /// [`layer_norm`](layer_norm::layer_norm) of `x` for the matrix product that reads it, in whose
+    /// type it is written.
+    ///
+    /// # Panics
+    /// When it is read, as [`layer_norm`](layer_norm::layer_norm).
+    pub fn layer_norm(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64, ops: Ops) -> Self {
+        Self::written(Operator::LayerNorm, x.device(), move |dtype| {
+            layer_norm::written(dtype, x, weight, bias, eps, ops)
+        })
+    }
+
+    /// [`bias_gelu`](gelu::bias_gelu) for the matrix product that reads it, in whose type it is
+    /// written. `x` must be what a product gives, and nothing else may read it: in the fused form
+    /// on the CPU its gradient is also in that type.
+    ///
+    /// # Panics
+    /// When it is read, as [`bias_gelu`](gelu::bias_gelu).
+    pub fn gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Self {
+        Self::written(Operator::Gelu, x.device(), move |dtype| gelu::written(dtype, x, bias, kind, ops))
+    }
+}
+
+impl<'a> Attention<'a> {
+    /// [`forward`](Self::forward) for the matrix product that reads it: of inputs in f32 the fused
+    /// form on the CPU gives its result in the type of that product. All else gives the inputs'
+    /// type.
+    ///
+    /// # Panics
+    /// When it is read, as [`forward`](Self::forward).
+    pub fn operand(self, qkv: Qkv, mask: &'a Mask) -> Operand<'a> {
+        Operand::written(Operator::Attention, qkv.first().device(), move |dtype| self.written(dtype, qkv, mask))
     }
 }
 

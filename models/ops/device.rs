@@ -38,3 +38,9 @@ impl DeviceKernels {
         self.write.contains(&dtype)
     }
 }
+
+/// Bytes from one row of a matrix to the next in the result of a product on CUDA, for rows of
+/// `bytes` each.
+pub fn pitched(bytes: u64) -> u64 {
+    bytes.next_multiple_of(bytes.next_power_of_two().min(512))
+}

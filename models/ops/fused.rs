@@ -4,7 +4,45 @@
 
 use burn::tensor::FloatDType;
 
-use super::Operator;
+/// The operators that have a fused form, in the order in which a step meets them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operator {
+    /// Rows of a table, and the sum of their gradients ([`embedding`](super::embedding)).
+    Embedding,
+    /// Dropout, alone or with bias and residual ([`dropout`](super::dropout)).
+    Dropout,
+    /// LayerNorm with its residual ([`layer_norm`](super::layer_norm)).
+    LayerNorm,
+    /// Matrix product and bias ([`linear`](super::linear)).
+    Linear,
+    /// Attention without stored scores ([`attention`](super::attention)). Of rows of several
+    /// documents it is fused on the CPU alone; elsewhere they have the plain form with a mask.
+    Attention,
+    /// Bias and GELU or another activation ([`gelu`](super::gelu)).
+    Gelu,
+    /// Vocabulary projection and cross-entropy without stored logits
+    /// ([`cross_entropy`](super::cross_entropy)).
+    CrossEntropy,
+    /// AdamW's update in one pass, and the norm over all gradients ([`adamw`](super::adamw)).
+    AdamW,
+}
+
+/// Some of the operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Operators(u16);
+
+impl Operators {
+    /// Whether `operator` is among them.
+    pub fn contains(self, operator: Operator) -> bool {
+        self.0 & (1 << operator as u16) != 0
+    }
+}
+
+impl FromIterator<Operator> for Operators {
+    fn from_iter<I: IntoIterator<Item = Operator>>(operators: I) -> Self {
+        Self(operators.into_iter().fold(0, |bits, operator| bits | 1 << operator as u16))
+    }
+}
 
 /// A kind of device that the models run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -43,6 +43,7 @@ pub(crate) mod device;
 pub mod dropout;
 pub mod embedding;
 mod flex;
+mod forms;
 mod fused;
 pub mod gelu;
 #[cfg(feature = "compiler")]
@@ -57,74 +58,9 @@ pub mod threads;
 use burn::tensor::Device;
 pub use compute::{Compute, Operand, Pass};
 pub use copies::Copies;
-use device::DeviceKernels;
-pub use fused::{Availability, DTYPES, FUSED, FusedForm, Target};
-
-use crate::error::Result;
-
-/// The operators that have a fused form, in the order in which a step meets them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operator {
-    /// Rows of a table, and the sum of their gradients ([`embedding`]).
-    Embedding,
-    /// Dropout, alone or with bias and residual ([`dropout`]).
-    Dropout,
-    /// LayerNorm with its residual ([`layer_norm`]).
-    LayerNorm,
-    /// Matrix product and bias ([`linear`]).
-    Linear,
-    /// Attention without stored scores ([`attention`]). Of rows of several documents it is fused on
-    /// the CPU alone; elsewhere they have the plain form with a mask.
-    Attention,
-    /// Bias and GELU or another activation ([`gelu`]).
-    Gelu,
-    /// Vocabulary projection and cross-entropy without stored logits ([`cross_entropy`]).
-    CrossEntropy,
-    /// AdamW's update in one pass, and the norm over all gradients ([`adamw`]).
-    AdamW,
-}
-
-/// Some of the operators.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Operators(u16);
-
-impl Operators {
-    /// Whether `operator` is among them.
-    pub fn contains(self, operator: Operator) -> bool {
-        self.0 & (1 << operator as u16) != 0
-    }
-}
-
-impl FromIterator<Operator> for Operators {
-    fn from_iter<I: IntoIterator<Item = Operator>>(operators: I) -> Self {
-        Self(operators.into_iter().fold(0, |bits, operator| bits | 1 << operator as u16))
-    }
-}
-
-/// The form in which one operator computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// A composition of Burn's operations.
-    Plain,
-    /// Kiln's fused kernel.
-    Fused,
-}
-
-/// Which form of the operators computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Ops {
-    /// Compositions of Burn's operations, on every device and in every type.
-    #[default]
-    Plain,
-    /// Kiln's fused kernels, where [`FUSED`] has them, and in f32; attention and cross-entropy take
-    /// narrow factors as well, and on wgpu and CUDA GELU takes a narrow argument. LayerNorm, and on
-    /// the CPU GELU and attention of f32, can give a narrow result. Calling one with other tensors
-    /// panics: [`Ops::fused`] checks the device, [`Compute::new`](crate::Compute::new) the type.
-    Fused,
-    /// The fused kernels of these operators, under the conditions of [`Ops::Fused`]; compositions
-    /// for the others.
-    Chosen(Operators),
-}
+pub use device::pitched;
+pub use forms::{Form, Ops};
+pub use fused::{Availability, DTYPES, FUSED, FusedForm, Operator, Operators, Target};
 
 /// Bytes of attention's scores, and of the logits of cross-entropy, that a fused operator has at a
 /// time on `device`: a 64th of its memory, 1 GiB at the most, and 256 MiB where it does not tell
@@ -138,58 +74,4 @@ pub fn bytes_at_a_time(device: &Device) -> Option<u64> {
     }
     let _ = device;
     None
-}
-
-/// Bytes from one row of a matrix to the next in the result of a product on CUDA, for rows of
-/// `bytes` each.
-pub fn pitched(bytes: u64) -> u64 {
-    bytes.next_multiple_of(bytes.next_power_of_two().min(512))
-}
-
-impl Ops {
-    /// The fused form, if `device` has it.
-    ///
-    /// # Errors
-    /// A device without fused kernels in this build.
-    pub fn fused(device: &Device) -> Result<Self> {
-        let inner = device.clone().without_autodiff();
-        #[cfg(feature = "compiler")]
-        if matches!(inner.as_dispatch(), burn::backend::DispatchDevice::Cube(_)) {
-            return Ok(Self::Fused);
-        }
-        if DeviceKernels::on(&inner).are_on_host {
-            return Ok(Self::Fused);
-        }
-        Err(kiln_core::Error::config(format!(
-            "this build has Kiln's fused operators for the CPU only, and the device is {inner:?}; they are part of the \
-             compiled engine (feature `compiler`)"
-        ))
-        .into())
-    }
-
-    /// These forms, fused for `operators` alone; plain operators stay plain. [`Ops::Plain`] and
-    /// [`Ops::Fused`] where that leaves none or all of them.
-    #[must_use]
-    pub fn only(self, operators: impl IntoIterator<Item = Operator>) -> Self {
-        let kept = operators.into_iter().filter(|operator| self.form(*operator) == Form::Fused).collect::<Operators>();
-        match Operator::ALL.into_iter().filter(|operator| kept.contains(*operator)).count() {
-            0 => Self::Plain,
-            all if all == Operator::ALL.len() => Self::Fused,
-            _ => Self::Chosen(kept),
-        }
-    }
-
-    /// The form in which `operator` computes.
-    pub fn form(self, operator: Operator) -> Form {
-        match self {
-            Self::Fused => Form::Fused,
-            Self::Chosen(operators) if operators.contains(operator) => Form::Fused,
-            Self::Plain | Self::Chosen(_) => Form::Plain,
-        }
-    }
-
-    /// The operators that compute in the fused form, in the order of [`Operator::ALL`].
-    pub fn fused_operators(self) -> Vec<Operator> {
-        Operator::ALL.into_iter().filter(|operator| self.form(*operator) == Form::Fused).collect()
-    }
 }

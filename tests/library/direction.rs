@@ -253,8 +253,8 @@ fn an_import_that_goes_up_is_found() {
 }
 
 /// The crates whose files are in no circle of more than [`CIRCLE`].
-const FOLDERS: [&str; 6] =
-    ["src", "crates/cli/src", "crates/core/src", "crates/data/src", "crates/measure/src", "crates/train/src"];
+const FOLDERS: [&str; 7] =
+    ["src", "crates/cli/src", "crates/core/src", "crates/data/src", "crates/measure/src", "crates/train/src", "models"];
 
 /// A circle of so many files can still be read as one.
 const CIRCLE: usize = 3;

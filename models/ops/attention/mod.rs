@@ -16,7 +16,6 @@ use burn::backend::{Backend, Dispatch, ExtensionType, autodiff::Autodiff, backen
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 
 use super::autodiff::{Call, Differentiate};
-use super::compute::Operand;
 use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::dropout::DropoutRng;
@@ -43,7 +42,7 @@ pub enum Qkv {
 
 impl Qkv {
     /// The tensor with the queries.
-    fn first(&self) -> &Tensor<2> {
+    pub(super) fn first(&self) -> &Tensor<2> {
         match self {
             Self::Packed(qkv) | Self::Separate { query: qkv, .. } => qkv,
         }
@@ -234,17 +233,7 @@ impl<'a> Attention<'a> {
         self.written(qkv.dtype(), qkv, mask)
     }
 
-    /// [`forward`](Self::forward) for the matrix product that reads it: of inputs in f32 the fused
-    /// form on the CPU gives its result in the type of that product. All else gives the inputs'
-    /// type.
-    ///
-    /// # Panics
-    /// When it is read, as [`forward`](Self::forward).
-    pub fn operand(self, qkv: Qkv, mask: &'a Mask) -> Operand<'a> {
-        Operand::written(Operator::Attention, qkv.first().device(), move |dtype| self.written(dtype, qkv, mask))
-    }
-
-    fn written(self, dtype: FloatDType, qkv: Qkv, mask: &Mask) -> Tensor<2> {
+    pub(super) fn written(self, dtype: FloatDType, qkv: Qkv, mask: &Mask) -> Tensor<2> {
         let kernels = DeviceKernels::on(&self.check(&qkv, mask));
         match &mask.form {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone(), mask.unseen.clone()),

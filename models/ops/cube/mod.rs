@@ -15,6 +15,7 @@
 //! shared memory, so that no device needs subgroups.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
+mod contiguous;
 mod lists;
 pub(super) mod product;
 pub(super) mod rows;
@@ -26,14 +27,12 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, FloatDType, Shape};
 use burn_backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::CubeDevice;
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use cubecl::zspace::striding::has_pitched_row_major_strides;
 
-use super::in_place;
+pub(super) use contiguous::{overwrite, own, own_rows, rows_of};
 
 /// Burn's backend for wgpu and CUDA: fusion around CubeCL's.
 pub(super) use burn_cubecl::Cube;
@@ -97,39 +96,6 @@ pub(super) fn empty_in(x: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
 pub(super) fn addresses<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> AddressType {
     let of = |x: &CubeTensor| AddressType::from_len_signed(x.handle.size() as usize / x.dtype.size());
     tensors.into_iter().map(of).max().unwrap_or_default()
-}
-
-/// `x` row-major, in its own memory if nobody else holds that.
-pub(super) fn own(x: CubeTensor) -> CubeTensor {
-    if x.is_contiguous() && x.can_mut() { x } else { in_place::cube::copied(x) }
-}
-
-/// Elements from a row of `x` to the next, where all rows lie in order and equally far apart.
-fn pitch(x: &CubeTensor) -> Option<usize> {
-    let (shape, strides) = (x.meta.shape(), x.meta.strides());
-    has_pitched_row_major_strides(shape, strides).then(|| strides[strides.len() - 2])
-}
-
-/// `x` with rows in order, and the elements from one to the next; in its own memory if nobody else
-/// holds that.
-pub(super) fn own_rows(x: CubeTensor) -> (CubeTensor, usize) {
-    match pitch(&x) {
-        Some(pitch) if x.can_mut() => (x, pitch),
-        _ => dense_rows(in_place::cube::copied(x)),
-    }
-}
-
-/// `x` to be read with rows in order, and the elements from one to the next.
-pub(super) fn rows_of(x: CubeTensor) -> (CubeTensor, usize) {
-    match pitch(&x) {
-        Some(pitch) => (x, pitch),
-        None => dense_rows(into_contiguous(x)),
-    }
-}
-
-fn dense_rows(x: CubeTensor) -> (CubeTensor, usize) {
-    let width = x.shape()[x.shape().num_dims() - 1];
-    (x, width)
 }
 
 /// The type of the elements of `x`, as a kernel is told it.

@@ -16,7 +16,6 @@ use kiln_core::model_config::Activation;
 use rayon::prelude::*;
 
 use super::autodiff::{Call, Differentiate};
-use super::compute::Operand;
 use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
@@ -46,16 +45,6 @@ pub fn activate<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 /// tensors on different devices.
 pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
     written(x.dtype().into(), x, bias, kind, ops)
-}
-
-/// [`bias_gelu`] for the matrix product that reads it, in whose type it is written. `x` must be
-/// what a product gives, and nothing else may read it: in the fused form on the CPU its gradient is
-/// also in that type.
-///
-/// # Panics
-/// When it is read, as [`bias_gelu`].
-pub fn operand(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Operand<'static> {
-    Operand::written(Operator::Gelu, x.device(), move |dtype| written(dtype, x, bias, kind, ops))
 }
 
 /// [`bias_gelu`] with the result in `dtype`. Kernels of other devices than the CPU write the type

@@ -1,21 +1,16 @@
 //! Kernels that write into a tensor's own memory, whoever else holds it, and give it back as their
 //! result.
-#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata, backend_extension};
-use burn::tensor::{BoolStore, DType};
+use burn::backend::{Backend, backend_extension};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
-use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
-use half::{bf16, f16};
 
 use super::InPlaceOp;
 use crate::ops::adamw::cube::{UpdateKernels, updated};
 use crate::ops::adamw::{Inputs, State};
-use crate::ops::cube::{Cube, FusedInts, FusedTensor, addresses, by_element, empty};
+use crate::ops::cube::{Cube, FusedInts, FusedTensor, overwrite};
 use crate::ops::list::TensorList;
 
 impl InPlaceOp for Cube {
@@ -80,49 +75,4 @@ impl WriteKernels for CubeBackend {
     fn overwrite_bools(target: CubeTensor, values: CubeTensor) -> CubeTensor {
         overwrite(target, values)
     }
-}
-
-pub(in crate::ops) fn overwrite(target: CubeTensor, values: CubeTensor) -> CubeTensor {
-    match target.dtype {
-        DType::F32 => write::<f32>(target, values),
-        DType::F16 => write::<f16>(target, values),
-        DType::BF16 => write::<bf16>(target, values),
-        DType::I32 => write::<i32>(target, values),
-        DType::Bool(BoolStore::U32) => write::<u32>(target, values),
-        DType::Bool(BoolStore::U8) => write::<u8>(target, values),
-        other => panic!("tensors of f32, f16, bf16, i32 and bool are overwritten, not of {other:?}"),
-    }
-}
-
-/// `x` row-major in memory of its own. Burn's copy would have rows with a pitch where the device's
-/// allocator gives them one.
-pub(in crate::ops) fn copied(x: CubeTensor) -> CubeTensor {
-    overwrite(empty(&x, x.shape()), x)
-}
-
-fn write<E: Numeric + CubeElement>(target: CubeTensor, values: CubeTensor) -> CubeTensor {
-    let n = target.shape().num_elements();
-    let (count, dim) = by_element(&target, n);
-    // SAFETY: both tensors have `n` elements, which the views find by the strides; a unit touches
-    // its own one, if there is one.
-    unsafe {
-        overwrite_each::launch_unchecked::<E>(
-            &target.client,
-            count,
-            dim,
-            addresses([&target, &values]),
-            target.clone().into_linear_view(),
-            values.into_linear_view(),
-            n,
-        );
-    }
-    target
-}
-
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn overwrite_each<E: Numeric>(mut target: LinearViewMut<'_, E>, values: LinearView<'_, E>, n: usize) {
-    if ABSOLUTE_POS >= n {
-        terminate!();
-    }
-    target.write(ABSOLUTE_POS, values.read(ABSOLUTE_POS));
 }

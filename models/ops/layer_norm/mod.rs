@@ -17,7 +17,6 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use rayon::prelude::*;
 
 use super::autodiff::{Call, Differentiate};
-use super::compute::Operand;
 use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
@@ -46,17 +45,21 @@ pub fn layer_norm(
     normalised(FloatDType::F32, x, residual, weight, bias, eps, ops)
 }
 
-/// [`layer_norm`] of `x` for the matrix product that reads it, in whose type it is written.
-///
-/// # Panics
-/// When it is read, as [`layer_norm`].
-pub fn operand(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64, ops: Ops) -> Operand<'static> {
-    let (kernels, form) = (DeviceKernels::on(&x.device()), ops.form(Operator::LayerNorm));
-    Operand::written(Operator::LayerNorm, x.device(), move |dtype| match (form, dtype) {
-        (_, FloatDType::F32) => layer_norm(x, None, weight, bias, eps, ops),
-        (Form::Fused, dtype) if kernels.write(dtype) => normalised(dtype, x, None, weight, bias, eps, ops),
-        (_, dtype) => layer_norm(x, None, weight, bias, eps, ops).cast(dtype),
-    })
+/// [`layer_norm`] of `x` with the result in `dtype`.
+pub(super) fn written(
+    dtype: FloatDType,
+    x: Tensor<2>,
+    weight: Tensor<1>,
+    bias: Tensor<1>,
+    eps: f64,
+    ops: Ops,
+) -> Tensor<2> {
+    let is_written = ops.form(Operator::LayerNorm) == Form::Fused && DeviceKernels::on(&x.device()).write(dtype);
+    if is_written || dtype == FloatDType::F32 {
+        normalised(dtype, x, None, weight, bias, eps, ops)
+    } else {
+        layer_norm(x, None, weight, bias, eps, ops).cast(dtype)
+    }
 }
 
 fn normalised(

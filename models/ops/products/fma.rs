@@ -6,9 +6,9 @@
 
 use std::arch::asm;
 
-use super::pack::F32_STEP;
-use super::panels::{Panels, Start, Target, has_avx512};
-use super::units::Count;
+use super::blocks::{Panels, Start, Target};
+use super::pack::{F32_STEP, has_avx512};
+use super::timing::Count;
 
 /// Rows of a block of the result.
 pub(super) const ROWS: usize = 12;

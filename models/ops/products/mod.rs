@@ -15,7 +15,13 @@
 #![allow(unsafe_code)] // kernels: vector and tile instructions, memory that is not filled first or written by several threads
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod blocks;
+mod destination;
+#[cfg(target_arch = "x86_64")]
 mod fma;
+mod matrix;
 #[cfg(target_arch = "x86_64")]
 mod pack;
 mod packed;
@@ -25,153 +31,20 @@ mod panels;
 mod tests;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+#[cfg(target_arch = "x86_64")]
+mod timing;
 mod units;
+#[cfg(target_arch = "x86_64")]
+mod whole;
 
-use burn::tensor::FloatDType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use destination::Destination;
+pub(super) use destination::{BLOCK_ROWS, Finish, Output, Shared, Sums};
+pub(super) use matrix::{Factor, Matrix, Rounding};
 pub use packed::{Operands, Packed};
 pub use units::{Unit, VARIABLE, peak_gflops, slower_unit, unit};
-
-/// A matrix within a slice.
-#[derive(Clone, Copy)]
-pub(super) struct Matrix<'a, T = f32> {
-    data: &'a [T],
-    rows: usize,
-    cols: usize,
-    row_stride: usize,
-    col_stride: usize,
-}
-
-impl<'a, T> Matrix<'a, T> {
-    /// Row-major, without gaps.
-    pub fn new(data: &'a [T], rows: usize, cols: usize) -> Self {
-        Self::strided(data, rows, cols, cols)
-    }
-
-    /// Row-major; a row starts `row_stride` after the one before it.
-    ///
-    /// # Panics
-    /// When `data` is too short.
-    pub fn strided(data: &'a [T], rows: usize, cols: usize, row_stride: usize) -> Self {
-        assert!(rows == 0 || cols == 0 || (rows - 1) * row_stride + cols <= data.len(), "matrix beyond its data");
-        Self { data, rows, cols, row_stride, col_stride: 1 }
-    }
-
-    /// Element `(r, c)` is at `r * row_stride + c * col_stride`; one of the strides must be 1.
-    ///
-    /// # Panics
-    /// When `data` is too short, or no stride is 1.
-    pub fn with_strides(data: &'a [T], [rows, cols]: [usize; 2], [row_stride, col_stride]: [usize; 2]) -> Self {
-        match (row_stride, col_stride) {
-            (_, 1) => Self::strided(data, rows, cols, row_stride),
-            (1, _) => Self::strided(data, cols, rows, col_stride).t(),
-            _ => panic!("a matrix of which neither rows nor columns are contiguous"),
-        }
-    }
-
-    /// The transpose, without moving anything.
-    pub fn t(self) -> Self {
-        let Self { data, rows, cols, row_stride, col_stride } = self;
-        Self { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
-    }
-}
-
-/// A factor of a product.
-#[derive(Clone, Copy)]
-pub(super) enum Factor<'a> {
-    F32(Matrix<'a>),
-    Bf16(Matrix<'a, bf16>),
-    F16(Matrix<'a, f16>),
-    /// A right factor of which all panels are there ([`Packed`]), for products of bf16.
-    #[cfg(target_arch = "x86_64")]
-    Packed(&'a panels::Whole),
-}
-
-impl Factor<'_> {
-    fn size(self) -> (usize, usize) {
-        match self {
-            Self::F32(x) => (x.rows, x.cols),
-            Self::Bf16(x) => (x.rows, x.cols),
-            Self::F16(x) => (x.rows, x.cols),
-            #[cfg(target_arch = "x86_64")]
-            Self::Packed(x) => x.size(),
-        }
-    }
-}
-
-impl Factor<'_> {
-    /// The transpose, without moving anything.
-    ///
-    /// # Panics
-    /// For packed panels.
-    pub fn t(self) -> Self {
-        match self {
-            Self::F32(x) => Self::F32(x.t()),
-            Self::Bf16(x) => Self::Bf16(x.t()),
-            Self::F16(x) => Self::F16(x.t()),
-            #[cfg(target_arch = "x86_64")]
-            Self::Packed(_) => panic!("panels of a right factor have no transpose"),
-        }
-    }
-}
-
-impl<'a> From<Matrix<'a>> for Factor<'a> {
-    fn from(matrix: Matrix<'a>) -> Self {
-        Self::F32(matrix)
-    }
-}
-
-/// The type to which the operands of a product are rounded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rounding {
-    /// None: all is f32.
-    F32,
-    Bf16,
-    F16,
-}
-
-impl From<FloatDType> for Rounding {
-    fn from(dtype: FloatDType) -> Self {
-        match dtype {
-            FloatDType::BF16 => Self::Bf16,
-            FloatDType::F16 => Self::F16,
-            _ => Self::F32,
-        }
-    }
-}
-
-/// How a product writes its destination.
-#[derive(Clone, Copy)]
-pub(super) enum Output<'a> {
-    /// Overwrites it.
-    Overwrite,
-    /// Is added to it.
-    Add,
-    /// Overwrites it, with a number for each column added.
-    Bias(&'a [f32]),
-}
-
-/// Rows of a product that one block of [`Sums`] has at most, the first being a multiple of it.
-pub(super) const BLOCK_ROWS: usize = 32;
-
-/// A block of a product whose sums are complete.
-pub(super) struct Sums<'a> {
-    /// Its first row and column in the product.
-    pub row: usize,
-    pub col: usize,
-    /// Its size: [`BLOCK_ROWS`] rows or those that are left, and columns.
-    pub rows: usize,
-    pub cols: usize,
-    /// Its rows, `stride` elements each. Those behind the columns are no part of the product.
-    pub values: &'a mut [f32],
-    pub stride: usize,
-}
-
-/// Takes the blocks of a product, each once, on the threads that compute them. It must not wait for
-/// other tasks.
-pub(super) type Finish<'a> = dyn Fn(Sums<'_>) + Sync + 'a;
 
 /// Products with fewer multiplications stay on one thread, as in Burn Flex.
 const PARALLEL_FROM: usize = 192 * 192 * 192;
@@ -256,19 +129,6 @@ pub(super) fn finished<'a>(
     values.par_chunks_mut(BLOCK_ROWS * cols).enumerate().for_each(|(block, values)| {
         finish(Sums { row: block * BLOCK_ROWS, col: 0, rows: values.len() / cols, cols, values, stride: cols });
     });
-}
-
-/// Where a product goes: its first element, and how far its rows are apart.
-#[derive(Clone, Copy)]
-struct Destination {
-    at: Shared,
-    row_stride: usize,
-}
-
-impl Destination {
-    fn new(at: *mut f32, row_stride: usize) -> Self {
-        Self { at: Shared(at), row_stride }
-    }
 }
 
 /// The product over all threads where it is large enough and `threads` is set, else on this one.
@@ -392,33 +252,5 @@ fn in_f32<'a>(factor: Factor<'a>, rounding: Rounding, memory: &'a mut Vec<f32>, 
         (Factor::F16(x), _) => converted(x, memory, threads, f16::to_f32),
         #[cfg(target_arch = "x86_64")]
         (Factor::Packed(_), _) => unreachable!("`Method::of` gives a product of packed panels their own method"),
-    }
-}
-
-/// A destination that several threads write to, each its own elements.
-pub(super) struct Shared<T = f32>(pub *mut T);
-
-impl<T> Clone for Shared<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Shared<T> {}
-
-// SAFETY: it is a pointer and nothing more; whoever writes through it must see to it that no two
-// threads touch one element.
-unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    /// The address of element `index`.
-    ///
-    /// # Safety
-    /// `index` must lie within (or just behind) the buffer.
-    pub unsafe fn at(self, index: usize) -> *mut T {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.add(index) }
     }
 }

@@ -7,6 +7,11 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
+/// Whether the CPU has AVX-512 and the operating system saves its registers.
+pub(super) fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")
+}
+
 /// Memory that starts at a page and grows when it must; never filled.
 pub(super) struct Buffer {
     at: *mut u8,

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use burn::tensor::FloatDType;
 
-use super::{Factor, Rounding};
+use super::matrix::{Factor, Rounding};
 
 /// How products take their operands.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ impl From<FloatDType> for Operands {
 pub struct Packed(Arc<Panels>);
 
 #[cfg(target_arch = "x86_64")]
-type Panels = OnceLock<super::panels::Whole>;
+type Panels = OnceLock<super::whole::Whole>;
 #[cfg(not(target_arch = "x86_64"))]
 type Panels = ();
 
@@ -46,7 +46,7 @@ impl Packed {
     /// no packed form.
     pub fn bytes(&self) -> usize {
         #[cfg(target_arch = "x86_64")]
-        return self.0.get().map_or(0, super::panels::Whole::bytes);
+        return self.0.get().map_or(0, super::whole::Whole::bytes);
         #[cfg(not(target_arch = "x86_64"))]
         return 0;
     }

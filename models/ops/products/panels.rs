@@ -3,13 +3,17 @@
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
-use std::time::Instant;
 
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::pack::{self, Buffer, Exact, F32_STEP, Part, Side, ToBf16, ToF16, View, Wide};
-use super::{Destination, Factor, Finish, Matrix, Output, Rounding, Shared, Unit, fma, tiles, units};
+use super::blocks::{Panels, Target, even};
+use super::destination::{Destination, Finish, Output, Shared};
+use super::matrix::{Factor, Matrix, Rounding};
+use super::pack::{self, Buffer, Exact, F32_STEP, Part, Side, ToBf16, ToF16, View, Wide, has_avx512};
+use super::units::{self, Unit};
+use super::whole::Whole;
+use super::{amx, fma, tiles};
 
 /// The kernel, and with it the form of the panels.
 #[derive(Clone, Copy)]
@@ -22,11 +26,6 @@ pub(super) enum Method {
         /// Whether it needs tiles to be configured.
         is_amx: bool,
     },
-}
-
-/// Whether the CPU has AVX-512 and the operating system saves its registers.
-pub(super) fn has_avx512() -> bool {
-    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")
 }
 
 impl Method {
@@ -122,7 +121,7 @@ impl Method {
             match self {
                 Self::F32 => fma::run(target, a, b, steps, is_first),
                 Self::Tiles { kernel, is_amx } => {
-                    let _tiles = is_amx.then(|| tiles::amx::Tiles::configured());
+                    let _tiles = is_amx.then(|| amx::Tiles::configured());
                     tiles::run(kernel, target, a, b, steps, is_first);
                 }
             }
@@ -139,7 +138,7 @@ impl Method {
         let Self::Tiles { kernel, is_amx } = self else { unreachable!("`finished` is called for tiles") };
         // SAFETY: the caller's promise.
         unsafe {
-            let _tiles = is_amx.then(|| tiles::amx::Tiles::configured());
+            let _tiles = is_amx.then(|| amx::Tiles::configured());
             tiles::finish(kernel, size, a, b, steps, finish);
         }
     }
@@ -179,90 +178,6 @@ unsafe fn wide<E: Wide>(view: View<E::Of>, side: Side, part: Part, to: *mut u8, 
     }
 }
 
-/// The values that sums begin with: 0 where `at` is null, else those at `at`, in rows `stride`
-/// elements apart; a stride of 0 repeats one row (a bias).
-#[derive(Clone, Copy)]
-pub(super) struct Start {
-    pub at: *const f32,
-    pub stride: usize,
-}
-
-impl Start {
-    pub const ZERO: Self = Self { at: std::ptr::null(), stride: 0 };
-}
-
-/// Panels next to each other: where the first of them starts, how far apart they are, which they
-/// are.
-#[derive(Clone, Copy)]
-pub(super) struct Panels {
-    pub at: *const u8,
-    pub stride: usize,
-    pub first: usize,
-    pub count: usize,
-}
-
-/// Where a product goes, and what its sums begin with.
-#[derive(Clone, Copy)]
-pub(super) struct Target {
-    out: Destination,
-    pub rows: usize,
-    pub cols: usize,
-    /// Whether it is added to what is there.
-    add: bool,
-    /// The bias, with as many numbers as whole panels have columns, or null.
-    bias: *const f32,
-}
-
-// SAFETY: the bias is only read, and `out` is shared as `Shared` says.
-unsafe impl Send for Target {}
-// SAFETY: as above.
-unsafe impl Sync for Target {}
-
-impl Target {
-    /// Calls `kernel` for the block of `size` at `(row, col)` with what its sums begin with, its
-    /// address and how far its rows are apart. A block that is not `whole` for the kernel is one in
-    /// `edge`, whose rows are `width` long.
-    ///
-    /// # Safety
-    /// The block must lie within the target and be accessed by nobody else, and be initialised
-    /// unless it `is_first` and nothing is added to.
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    pub(super) unsafe fn block(
-        &self,
-        (row, col): (usize, usize),
-        (rows, cols): (usize, usize),
-        whole: bool,
-        is_first: bool,
-        edge: &mut [f32],
-        width: usize,
-        kernel: impl FnOnce(Start, (*mut f32, usize)),
-    ) {
-        let fresh = is_first && !self.add;
-        let bias = if self.bias.is_null() { Start::ZERO } else { Start { at: self.bias.wrapping_add(col), stride: 0 } };
-        let Destination { at, row_stride } = self.out;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let c = at.at(row * row_stride + col);
-            if whole {
-                let start = if fresh { bias } else { Start { at: c, stride: row_stride } };
-                kernel(start, (c, row_stride));
-                return;
-            }
-            let sums = edge.as_mut_ptr();
-            if !fresh {
-                for r in 0..rows {
-                    std::ptr::copy_nonoverlapping(c.add(r * row_stride), sums.add(r * width), cols);
-                }
-            }
-            kernel(if fresh { bias } else { Start { at: sums, stride: width } }, (sums, width));
-            for r in 0..rows {
-                std::ptr::copy_nonoverlapping(sums.add(r * width), c.add(r * row_stride), cols);
-            }
-        }
-    }
-}
-
 thread_local! {
     /// The panels that a thread packs for its own task.
     static OWN: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
@@ -276,11 +191,6 @@ const OWN_BYTES: usize = 768 << 10;
 const SHARED_BYTES: usize = 4 << 20;
 /// Rows, or columns, of a task, at most.
 const TASK: usize = 528;
-
-/// Parts of about the same size, at most `most`, that `count` is split into.
-pub(super) fn even(count: usize, most: usize) -> usize {
-    count.div_ceil(count.div_ceil(most))
-}
 
 /// Calls `f` for each number below `n`, over all threads if it is `parallel`.
 fn for_each(parallel: bool, n: usize, f: impl Fn(usize) + Send + Sync) {
@@ -500,46 +410,20 @@ unsafe fn pack_all(
     });
 }
 
-/// All panels of a right factor in bf16, each with all steps of the inner dimension.
-pub(in crate::ops) struct Whole {
-    at: Shared<u8>,
-    _memory: Buffer,
-    inner: usize,
-    cols: usize,
-}
-
-impl Whole {
-    /// # Safety
-    /// `method`, which is of tiles, must have been asked of the CPU.
-    unsafe fn new(method: Method, matrix: Factor<'_>) -> Self {
-        let (inner, cols) = matrix.size();
-        let steps = inner.div_ceil(pack::TILE_STEP);
-        let stride = steps * pack::TILE_BYTES;
-        let mut memory = Buffer::new();
-        let at = Shared(memory.at_least(cols.div_ceil(pack::TILES) * stride));
-        let parallel = inner * cols >= PACK_PARALLEL_FROM;
-        // SAFETY: the memory holds all panels; the caller's promise.
-        unsafe { pack_all(method, matrix, Rounding::Bf16, Side::Right, (0, steps), at, stride, parallel) };
-        Self { at, _memory: memory, inner, cols }
-    }
-
-    pub(super) fn size(&self) -> (usize, usize) {
-        (self.inner, self.cols)
-    }
-
-    /// The first panel. Nobody writes there.
-    fn at(&self) -> Shared<u8> {
-        self.at
-    }
-
-    /// Bytes of a panel.
-    fn stride(&self) -> usize {
-        self.inner.div_ceil(pack::TILE_STEP) * pack::TILE_BYTES
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.cols.div_ceil(pack::TILES) * self.stride()
-    }
+/// All panels of `matrix`.
+///
+/// # Safety
+/// `method`, which is of tiles, must have been asked of the CPU.
+unsafe fn whole(method: Method, matrix: Factor<'_>) -> Whole {
+    let (inner, cols) = matrix.size();
+    let steps = inner.div_ceil(pack::TILE_STEP);
+    let stride = steps * pack::TILE_BYTES;
+    let mut memory = Buffer::new();
+    let at = Shared(memory.at_least(cols.div_ceil(pack::TILES) * stride));
+    let parallel = inner * cols >= PACK_PARALLEL_FROM;
+    // SAFETY: the memory holds all panels; the caller's promise.
+    unsafe { pack_all(method, matrix, Rounding::Bf16, Side::Right, (0, steps), at, stride, parallel) };
+    Whole { at, _memory: memory, inner, cols }
 }
 
 /// Elements from which a matrix is packed by all threads.
@@ -561,24 +445,10 @@ pub(super) fn packed<'a>(kept: &'a OnceLock<Whole>, matrix: Factor<'_>, rounding
         None => {
             // Not within `get_or_init`: a thread that waits for others may run a task that asks for
             // the same panels. SAFETY: the unit of the process is permitted.
-            let made = unsafe { Whole::new(method, matrix) };
+            let made = unsafe { whole(method, matrix) };
             kept.get_or_init(|| made)
         }
     };
     assert_eq!(whole.size(), (inner, cols), "packed panels of another matrix");
     Some(whole)
-}
-
-/// Seconds of a call of `f`: the quickest of some.
-pub(super) fn quickest(mut f: impl FnMut()) -> f64 {
-    const CALLS: u32 = 8;
-    let mut quickest = f64::INFINITY;
-    for _ in 0..24 {
-        let start = Instant::now();
-        for _ in 0..CALLS {
-            f();
-        }
-        quickest = quickest.min(start.elapsed().as_secs_f64() / f64::from(CALLS));
-    }
-    quickest
 }

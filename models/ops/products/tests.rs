@@ -3,6 +3,8 @@
 //! packing, blocks and edges are right.
 #![allow(clippy::unwrap_used)]
 
+use burn::tensor::FloatDType;
+
 use super::*;
 
 /// Numbers in `[-1, 1)`.
@@ -35,7 +37,7 @@ unsafe fn emulated(
     b: *const u8,
     steps: usize,
     rows: usize,
-    start: panels::Start,
+    start: blocks::Start,
     c: *mut f32,
     c_stride: usize,
 ) {
@@ -289,12 +291,12 @@ fn tall_gradients_and_products_with_a_transpose_are_made_in_own_panels_in_f32() 
     let (x, dy) = (noise(tokens * rows, 7), noise(tokens * cols, 8));
     let (x, dy) = (Matrix::new(&x, tokens, rows), Matrix::new(&dy, tokens, cols));
     let has = |a: Matrix<'_>, b: Matrix<'_>| panels::Method::of(a.into(), b.into(), Rounding::F32, true).is_some();
-    assert_eq!(has(x.t(), dy), panels::has_avx512());
+    assert_eq!(has(x.t(), dy), pack::has_avx512());
     assert!(!has(dy.t(), x), "it is wide");
     let (y, weight) = (noise(rows * tokens, 9), noise(tokens * cols, 10));
     let (y, weight) = (Matrix::new(&y, rows, tokens), Matrix::new(&weight, tokens, cols));
     assert!(!has(y, weight), "its left factor does not lie transposed");
-    assert_eq!(has(dy, weight.t()), panels::has_avx512(), "its right factor does");
+    assert_eq!(has(dy, weight.t()), pack::has_avx512(), "its right factor does");
     let (mut own, mut crates) = (vec![1.0; rows * cols], vec![1.0; rows * cols]);
     multiply(&mut own, x.t(), dy, Output::Add, Rounding::F32);
     // SAFETY: the destination is exclusively borrowed and as large as the product.

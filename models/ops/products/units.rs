@@ -11,9 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Is given the operations of a product, and the product.
-pub(super) type Count<'a> = dyn FnMut(usize, &mut dyn FnMut()) + 'a;
-
 /// The environment variable that names a lower unit than the best one: for comparisons and tests.
 pub const VARIABLE: &str = "KILN_CPU_PRODUCTS";
 
@@ -120,12 +117,10 @@ fn is_permitted(unit: Unit) -> bool {
     match unit {
         Unit::F32 => true,
         Unit::Avx512Bf16 => {
-            super::panels::has_avx512()
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512bf16")
+            super::pack::has_avx512() && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512bf16")
         }
         // Every CPU with AMX has AVX512_BF16, with which operands are packed.
-        Unit::AmxBf16 => is_permitted(Unit::Avx512Bf16) && super::tiles::amx::is_permitted(),
+        Unit::AmxBf16 => is_permitted(Unit::Avx512Bf16) && super::amx::is_permitted(),
     }
 }
 
@@ -166,7 +161,7 @@ fn operations_a_second(unit: Unit) -> f64 {
     };
     #[cfg(target_arch = "x86_64")]
     match unit {
-        Unit::F32 if !super::panels::has_avx512() => count(lanes::OPERATIONS, &mut lanes::product()),
+        Unit::F32 if !super::pack::has_avx512() => count(lanes::OPERATIONS, &mut lanes::product()),
         // The unit of the process is permitted, and f32 has been asked of the CPU.
         Unit::F32 => super::fma::with_product(&mut count),
         Unit::Avx512Bf16 | Unit::AmxBf16 => super::tiles::with_product(unit, &mut count),
@@ -213,9 +208,9 @@ mod lanes {
 /// both keeps the choice the same in every process.
 #[cfg(target_arch = "x86_64")]
 fn avx512_bf16_pays() -> bool {
-    let seconds = |with_product: fn(&mut Count<'_>)| {
+    let seconds = |with_product: fn(&mut super::timing::Count<'_>)| {
         let mut seconds = f64::INFINITY;
-        with_product(&mut |operations, product| seconds = super::panels::quickest(product) / operations as f64);
+        with_product(&mut |operations, product| seconds = super::timing::quickest(product) / operations as f64);
         seconds
     };
     seconds(|count| super::tiles::with_product(Unit::Avx512Bf16, count)) * 1.25 < seconds(super::fma::with_product)

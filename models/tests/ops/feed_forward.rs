@@ -2,7 +2,7 @@
 //! against the composition of Burn's operations. It has a fused form on the CPU in bf16.
 
 use burn::tensor::{FloatDType, Tensor};
-use kiln_models::ops::gelu;
+use kiln_models::ops::Operand;
 use kiln_models::ops::linear::{FeedForward, feed_forward, is_fused, linear};
 use kiln_models::ops::products::{Operands, Packed};
 use kiln_models::{Activation, Ops};
@@ -31,7 +31,7 @@ fn joined(kind: Activation, inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
 fn one_by_one(kind: Activation, mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let bias = (inputs.len() == 5).then(|| vector(inputs.pop().unwrap()));
     let [x, first, inner_bias, second] = inputs.try_into().unwrap();
-    let inner = gelu::operand(linear(x, first, None, BF16, ops), vector(inner_bias), kind, ops).of_type(BF16);
+    let inner = Operand::gelu(linear(x, first, None, BF16, ops), vector(inner_bias), kind, ops).of_type(BF16);
     vector(linear(inner, second, bias, BF16, ops))
 }
 

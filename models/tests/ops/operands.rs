@@ -2,10 +2,10 @@
 //! such a product rounds its operands.
 
 use burn::tensor::{FloatDType, Tensor};
+use kiln_models::ops::Operand;
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::ops::linear::linear;
-use kiln_models::ops::{gelu, layer_norm};
 use kiln_models::{Activation, Ops};
 
 use crate::skip::skip;
@@ -17,7 +17,7 @@ const BF16: FloatDType = FloatDType::BF16;
 /// operators write.
 fn attention(operand: FloatDType, [seq, heads]: [usize; 2], mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let [x, weight, bias, qkv, to_qkv, out] = std::array::from_fn(|_| inputs.remove(0));
-    let x = layer_norm::operand(x, vector(weight), vector(bias), 1e-5, ops).of_type(operand);
+    let x = Operand::layer_norm(x, vector(weight), vector(bias), 1e-5, ops).of_type(operand);
     assert_eq!(FloatDType::from(x.dtype()), operand);
     let qkv = linear(x, qkv, Some(vector(to_qkv)), BF16, ops);
     let batch = qkv.dims()[0] / seq;
@@ -31,7 +31,7 @@ fn attention(operand: FloatDType, [seq, heads]: [usize; 2], mut inputs: Vec<Tens
 /// The feed-forward block from its normalised input.
 fn feed_forward(operand: FloatDType, kind: Activation, mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let [x, up, bias, down] = std::array::from_fn(|_| inputs.remove(0));
-    let x = gelu::operand(linear(x, up, None, BF16, ops), vector(bias), kind, ops).of_type(operand);
+    let x = Operand::gelu(linear(x, up, None, BF16, ops), vector(bias), kind, ops).of_type(operand);
     assert_eq!(FloatDType::from(x.dtype()), operand);
     vector(linear(x, down, None, BF16, ops))
 }

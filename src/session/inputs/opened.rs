@@ -133,7 +133,7 @@ impl Inputs {
     }
 
     /// The validation data that `config` wants, if any.
-    pub(in crate::session) fn validation(&self, config: &RunConfig) -> Option<Arc<dyn Dataset>> {
+    pub(crate) fn validation(&self, config: &RunConfig) -> Option<Arc<dyn Dataset>> {
         let (trainer, validation) = (&config.trainer, self.data.validation.clone()?);
         let one_batch = trainer.fast_dev_run.then_some(trainer.per_device_eval_batch_size);
         Some(match one_batch.or(config.data.max_eval_samples) {

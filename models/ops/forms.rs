@@ -1,0 +1,81 @@
+//! The switch between the plain and the fused form of the operators.
+
+use burn::tensor::Device;
+
+use super::device::DeviceKernels;
+use super::fused::{Operator, Operators};
+use crate::error::Result;
+
+/// The form in which one operator computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A composition of Burn's operations.
+    Plain,
+    /// Kiln's fused kernel.
+    Fused,
+}
+
+/// Which form of the operators computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ops {
+    /// Compositions of Burn's operations, on every device and in every type.
+    #[default]
+    Plain,
+    /// Kiln's fused kernels, where [`FUSED`](super::FUSED) has them, and in f32; attention and
+    /// cross-entropy take narrow factors as well, and on wgpu and CUDA GELU takes a narrow
+    /// argument. LayerNorm, and on the CPU GELU and attention of f32, can give a narrow result.
+    /// Calling one with other tensors panics: [`Ops::fused`] checks the device,
+    /// [`Compute::new`](crate::Compute::new) the type.
+    Fused,
+    /// The fused kernels of these operators, under the conditions of [`Ops::Fused`]; compositions
+    /// for the others.
+    Chosen(Operators),
+}
+
+impl Ops {
+    /// The fused form, if `device` has it.
+    ///
+    /// # Errors
+    /// A device without fused kernels in this build.
+    pub fn fused(device: &Device) -> Result<Self> {
+        let inner = device.clone().without_autodiff();
+        #[cfg(feature = "compiler")]
+        if matches!(inner.as_dispatch(), burn::backend::DispatchDevice::Cube(_)) {
+            return Ok(Self::Fused);
+        }
+        if DeviceKernels::on(&inner).are_on_host {
+            return Ok(Self::Fused);
+        }
+        Err(kiln_core::Error::config(format!(
+            "this build has Kiln's fused operators for the CPU only, and the device is {inner:?}; they are part of the \
+             compiled engine (feature `compiler`)"
+        ))
+        .into())
+    }
+
+    /// These forms, fused for `operators` alone; plain operators stay plain. [`Ops::Plain`] and
+    /// [`Ops::Fused`] where that leaves none or all of them.
+    #[must_use]
+    pub fn only(self, operators: impl IntoIterator<Item = Operator>) -> Self {
+        let kept = operators.into_iter().filter(|operator| self.form(*operator) == Form::Fused).collect::<Operators>();
+        match Operator::ALL.into_iter().filter(|operator| kept.contains(*operator)).count() {
+            0 => Self::Plain,
+            all if all == Operator::ALL.len() => Self::Fused,
+            _ => Self::Chosen(kept),
+        }
+    }
+
+    /// The form in which `operator` computes.
+    pub fn form(self, operator: Operator) -> Form {
+        match self {
+            Self::Fused => Form::Fused,
+            Self::Chosen(operators) if operators.contains(operator) => Form::Fused,
+            Self::Plain | Self::Chosen(_) => Form::Plain,
+        }
+    }
+
+    /// The operators that compute in the fused form, in the order of [`Operator::ALL`].
+    pub fn fused_operators(self) -> Vec<Operator> {
+        Operator::ALL.into_iter().filter(|operator| self.form(*operator) == Form::Fused).collect()
+    }
+}
