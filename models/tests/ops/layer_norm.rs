@@ -2,7 +2,8 @@
 
 use burn::tensor::{FloatDType, Tensor};
 use kiln_models::Ops;
-use kiln_models::ops::layer_norm::{layer_norm, operand};
+use kiln_models::ops::Operand;
+use kiln_models::ops::layer_norm::layer_norm;
 
 use crate::{Input, agrees_with_host, agrees_with_plain, input, vector};
 
@@ -61,7 +62,7 @@ fn a_result_for_a_narrow_product() {
         }
         let narrow = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
             let (bias, weight) = (vector(inputs.pop().unwrap()), vector(inputs.pop().unwrap()));
-            let y = operand(inputs.pop().unwrap(), weight, bias, EPS, ops).of_type(dtype);
+            let y = Operand::layer_norm(inputs.pop().unwrap(), weight, bias, EPS, ops).of_type(dtype);
             assert_eq!(y.dtype(), dtype.into());
             vector(y.cast(FloatDType::F32))
         };
