@@ -177,8 +177,8 @@ fn an_evaluation_has_a_name_for_each_output() {
     // them.
     rows("some.csv", &["z", "x"]);
     let own = succeeds(&mut eval("three", "some.csv", &[]));
-    let matrix = |text: &str| text.lines().take(4).map(str::to_owned).collect::<Vec<_>>();
-    assert!(matrix(&own)[0].split_whitespace().eq(["label", "x", "y", "z"]), "{own}");
+    let matrix = |text: &str| text.lines().take(5).map(str::to_owned).collect::<Vec<_>>();
+    assert!(matrix(&own)[1].split_whitespace().eq(["label", "x", "y", "z"]), "{own}");
     let named = succeeds(&mut eval("three", "some.csv", &["data.label_names=[\"z\", \"x\"]"]));
     assert_eq!(matrix(&named), matrix(&own));
 
@@ -187,7 +187,7 @@ fn an_evaluation_has_a_name_for_each_output() {
     fails(&mut eval("three", "two.csv", &[]), 3, &parts);
     let names = "data.label_names=[\"up\", \"other\", \"down\"]";
     let text = succeeds(&mut eval("three", "two.csv", &[names]));
-    assert!(matrix(&text)[0].split_whitespace().eq(["label", "up", "other", "down"]), "{text}");
+    assert!(matrix(&text)[1].split_whitespace().eq(["label", "up", "other", "down"]), "{text}");
 
     // Nobody has named the outputs of this one.
     let unnamed = path.join("unnamed");
