@@ -187,7 +187,9 @@ fn peers_take_turns_and_their_end_is_told() {
     ] {
         let peer = format!("{name}={}", script(folder.path(), &format!("{name}.sh"), lines).display());
         let mut command = bench(folder.path(), &ONE);
-        fails(command.args(["--answer-within", "2s", "--peer", &peer]), code, &[&format!("{name}: {part}")]);
+        // A busy machine holds up peers that answer, too.
+        let patience = if part.contains("silent") { "2s" } else { "60s" };
+        fails(command.args(["--answer-within", patience, "--peer", &peer]), code, &[&format!("{name}: {part}")]);
     }
 }
 
