@@ -430,8 +430,8 @@ fn kind(value: &Json) -> &'static str {
     }
 }
 
-/// The complaint about an argument that `TrainingArguments` has not, in a file with the arguments of
-/// scripts that `of_scripts` tells of.
+/// The complaint about an argument that `TrainingArguments` has not, in a file with the arguments
+/// of scripts that `of_scripts` tells of.
 fn unknown(name: &str, of_scripts: &[String]) -> Error {
     let error = Error::config(format!("`{name}` is no argument of TrainingArguments, as far as this version knows"));
     if scripts::meaning(name).is_some() {

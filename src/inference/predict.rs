@@ -2,6 +2,7 @@
 //! or answers. Rows are read as they are needed, so the input may be larger than memory (SQuAD's
 //! JSON is read whole).
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor};
@@ -41,7 +42,7 @@ pub struct PredictOptions {
     pub text_pair_column: Option<String>,
     /// The columns with the choices of a multiple choice.
     pub choice_columns: Vec<String>,
-    /// Columns of the table whose values stand in the predictions.
+    /// Columns of the table whose values stand in the predictions, each once.
     pub keep: Vec<String>,
     /// Rows of a forward pass.
     pub batch_size: usize,
@@ -87,8 +88,9 @@ impl PredictOptions {
 /// - question answering: `{"id", "answer", "score", "start", "end"}`, the last two in characters of
 ///   the context, null for no answer
 ///
-/// The columns to [keep](PredictOptions::keep) follow the first of these, `input_` before a name
-/// that the prediction has itself.
+/// The columns to [keep](PredictOptions::keep) follow the first of these, each once. Before a name
+/// that the prediction has itself, and before `probabilities` and `probabilities.NAME` for every
+/// task, `input_` is put until no other column has the name.
 ///
 /// Returns how many there were.
 ///
@@ -119,13 +121,16 @@ pub fn predict(
         ))
         .help(format!("set data.max_length to at most {positions}")));
     }
+    let mut options = options.clone();
+    let mut seen = BTreeSet::new();
+    options.keep.retain(|name| seen.insert(name.clone()));
     let predictor = Predictor {
         folder,
         tokenizer: folder.tokenizer()?,
         task,
         format,
         max_length,
-        options,
+        options: &options,
         device,
         copies: Copies::default(),
     };
@@ -412,10 +417,13 @@ impl PredictOptions {
         };
         let mut kept = Kept::new();
         for name in &self.keep {
-            let Some(value) = of_texts(name).or_else(|| rest.remove(name)) else {
+            let Some(value) = of_texts(name).or_else(|| rest.get_mut(name).map(Value::take)) else {
                 let there = rest.keys().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
-                return Err(Error::data(format!("{}: there is no column {name:?} to keep", row.place))
-                    .help(format!("beside the texts there are {there}")));
+                let error = Error::data(format!("{}: there is no column {name:?} to keep", row.place));
+                return Err(match there.is_empty() {
+                    true => error.help("the row has no column beside the texts"),
+                    false => error.help(format!("beside the texts there are {there}")),
+                });
             };
             kept.insert(name.clone(), value);
         }
@@ -423,16 +431,22 @@ impl PredictOptions {
     }
 }
 
-/// `prediction` with the values `kept` behind its first one.
+/// `prediction` with the values `kept` behind its first one, `input_` before names that it has.
+/// `probabilities`, and the columns that a table makes of it, are the prediction's for every task.
 fn with(kept: Kept, prediction: Value) -> Value {
     let Value::Object(prediction) = prediction else { return prediction };
-    let names = prediction.keys().cloned().collect::<Vec<_>>();
+    let is_predicted = |name: &str| prediction.contains_key(name) || name.split('.').next() == Some("probabilities");
+    let free = |name: &String| {
+        let mut free = name.clone();
+        while is_predicted(&free) || (free != *name && kept.contains_key(&free)) {
+            free.insert_str(0, "input_");
+        }
+        free
+    };
+    let names = kept.keys().map(free).collect::<Vec<_>>();
     let mut fields = prediction.into_iter();
     let mut all = fields.by_ref().take(1).collect::<Kept>();
-    for (name, value) in kept {
-        let is_taken = names.contains(&name);
-        all.insert(if is_taken { format!("input_{name}") } else { name }, value);
-    }
+    all.extend(names.into_iter().zip(kept.into_values()));
     all.extend(fields);
     Value::Object(all)
 }

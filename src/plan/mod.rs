@@ -218,7 +218,12 @@ fn documents(config: &RunConfig, facts: &Facts, device: DeviceKind) -> Option<St
     let split = match data.validation {
         Some(Validation::Share(share)) if facts.examples.split_at_block => {
             let percent = (share * 1e6).round() / 1e4;
-            format!("; the last {percent} % of the blocks of the one file are the validation data")
+            let learned = if config.tokenizer.train_vocab_size.is_some() {
+                ", and the tokenizer is learned from all of it"
+            } else {
+                ""
+            };
+            format!("; the last {percent} % of the blocks of the one file are the validation data{learned}")
         }
         _ => String::new(),
     };

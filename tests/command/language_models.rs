@@ -201,7 +201,11 @@ fn one_file_is_split_at_a_block() {
         let data = planned(&[&format!("data.validation={share}")]);
         let last = (all as f64 * percent).round() as u64;
         assert_eq!((count(&data, "train_examples"), count(&data, "validation_examples")), (all - last, last));
-        let said = format!("; the last {} % of the blocks of the one file are the validation data", percent * 100.0);
+        let said = format!(
+            "; the last {} % of the blocks of the one file are the validation data, and the tokenizer is learned from all \
+             of it",
+            percent * 100.0
+        );
         assert!(data["documents"].as_str().unwrap().ends_with(&said), "{data}");
     }
     // Two files are split by documents: one is left for each side.

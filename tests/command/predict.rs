@@ -83,7 +83,8 @@ fn labels() {
     let of_one = ["eval", "config.toml", "--set", "data.validation=one.csv", "--out", "one.json"];
     let said = succeeds(kiln(folder.path()).args(of_one));
     assert!(said.contains("\nthe label of no row, so that the recall is 0 / 0, shown as 0: blame\n"), "{said}");
-    // `classification_report(["praise"] * 2, ["praise", "blame"], output_dict=True, zero_division=0)`.
+    // `classification_report(["praise"] * 2, ["praise", "blame"], output_dict=True,
+    // zero_division=0)`.
     let found = json(&folder.path().join("one.json"));
     let scores = |precision: f64, recall: f64, f1: f64, support: u64| json!({ "precision": precision, "recall": recall, "f1": f1, "support": support });
     let [mut blame, mut praise] = [scores(0.0, 0.0, 0.0, 0), scores(1.0, 0.5, 2.0 / 3.0, 2)];
@@ -197,6 +198,29 @@ fn numbers() {
     let mse = squares.sum::<f64>() / 8.0;
     // f32 rounding of errors of order 1.
     assert!((mse - again["eval_mse"].as_f64().unwrap()).abs() < 1e-5, "{mse}: {again}");
+
+    // A column that is called as what other tasks predict stays one column of the table.
+    let shares = [json!({ "x": 1 }), json!({ "y": 2 })];
+    let rows = shares.iter().map(|shares| json!({ "text": "a good film", "probabilities": shares }).to_string() + "\n");
+    std::fs::write(folder.path().join("new.jsonl"), rows.collect::<String>()).unwrap();
+    let keep = ["--input", "new.jsonl", "--keep", "probabilities"];
+    for (prediction, shares) in predictions(folder.path(), &keep).iter().zip(&shares) {
+        assert_eq!((&prediction["input_probabilities"], &prediction["probabilities"]), (shares, &Value::Null));
+    }
+    predict_csv(folder.path(), &keep);
+    let csv = std::fs::read_to_string(folder.path().join("out.csv")).unwrap();
+    let lines = csv.lines().collect::<Vec<_>>();
+    assert_eq!((lines.len(), lines[0]), (3, "index,input_probabilities,value"), "{csv}");
+    assert!(lines[1].starts_with("0,\"{\"\"x\"\":1}\",") && lines[2].starts_with("1,\"{\"\"y\"\":2}\","), "{csv}");
+    std::fs::write(folder.path().join("new.jsonl"), "{\"text\": \"a good film\"}\n").unwrap();
+    let missing = ["predict", "run", "--input", "new.jsonl", "--keep", "k"];
+    let says = ["line 1", "no column \"k\" to keep", "the row has no column beside the texts"];
+    fails(kiln(folder.path()).args(missing), 3, &says);
+}
+
+/// Writes predictions to `out.csv`.
+fn predict_csv(folder: &Path, args: &[&str]) {
+    succeeds(kiln(folder).args(["predict", "--compiler", "native", "run/model", "--out", "out.csv"]).args(args));
 }
 
 #[test]
@@ -295,6 +319,35 @@ fn rows_and_answers_come_and_go_as_people_have_them() {
         3,
         &["new.csv line 2", "no column \"none\" to keep", "\"id\""],
     );
+
+    assert_eq!(succeeds(&mut predict(&["--input", "new.csv", "--out", "-"])), written);
+    assert!(!folder.path().join("-").exists());
+
+    // Names that are taken, and a column that is named twice.
+    let labelled =
+        "text,label,input_label,probabilities.blame\n\"a good, film\",one,two,three\na bad play,one,two,three\n";
+    std::fs::write(folder.path().join("taken.csv"), labelled).unwrap();
+    let keep = "label,input_label,label,probabilities.blame";
+    let mut expected = found.clone();
+    for row in &mut expected {
+        (row["input_input_label"], row["input_label"]) = ("one".into(), "two".into());
+        row["input_probabilities.blame"] = "three".into();
+    }
+    assert_eq!(predictions_of(&mut predict(&["--input", "taken.csv", "--keep", keep])), expected);
+    succeeds(&mut predict(&["--input", "taken.csv", "--keep", keep, "--out", "taken-out.csv"]));
+    let csv = std::fs::read_to_string(folder.path().join("taken-out.csv")).unwrap();
+    let names = "index,input_input_label,input_label,input_probabilities.blame,label,score,probabilities.blame,";
+    assert!(csv.starts_with(names) && csv.contains("\n0,one,two,three,"), "{csv}");
+
+    // Bytes that are not UTF-8 are treated as in the run, in lines of text too.
+    let errors = ["--set", "data.errors=replace", "--set", "run.output_dir=replacing"];
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]).args(errors));
+    std::fs::write(folder.path().join("new.txt"), b"a good\xff film\n\na bad play\n").unwrap();
+    let lines = ["--input", "new.txt", "--format", "text"];
+    let replacing = |args: &[&str]| predictions_of(kiln(folder.path()).args(["predict", "replacing"]).args(args));
+    let texts = ["--text", "a good\u{fffd} film", "--text", "a bad play"];
+    assert_eq!(replacing(&lines), replacing(&texts));
+    fails(&mut predict(&lines), 3, &["new.txt", "0xff at offset 6"]);
 
     // Texts in place of a file.
     let texts = ["--text", "a good, film", "--text", "a bad play"];

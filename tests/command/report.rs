@@ -189,6 +189,15 @@ fn of_two_runs_the_better_one_is_named_first() {
     let out = succeeds(&mut report(&place, &["slow", "short", "other", "--out", "three"]));
     assert!(out.contains("Which is better? slow, by the validation loss at the end: slow "), "{out}");
     assert!(out.contains("Left out: other against slow: their validation data differ"), "{out}");
+    // The loss of another label smoothing does not compare: a score of all decides.
+    train("smooth", &["trainer.label_smoothing_factor=0.1"]);
+    let out = succeeds(&mut report(&place, &["slow", "short", "smooth", "--out", "three"]));
+    let said = out.lines().find(|line| line.starts_with("Which is better? ")).unwrap_or_else(|| panic!("{out}"));
+    let (_, ranked) = said.split_once(", by the validation accuracy at the end: ").unwrap_or_else(|| panic!("{out}"));
+    assert!(
+        ["slow ", "short ", "smooth "].iter().all(|run| ranked.contains(run)) && !said.contains("Left out"),
+        "{out}"
+    );
     train("blind", &["trainer.eval_strategy=no"]);
     let out = succeeds(&mut report(&place, &["slow", "blind"]));
     assert!(out.contains("This cannot be said: blind was not evaluated."), "{out}");

@@ -9,6 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory};
 use kiln::config::settings::keys_called;
 use kiln_core::error::nearest;
+use kiln_core::process::shell_quoted;
 
 use super::Cli;
 
@@ -63,11 +64,12 @@ fn text(told: &clap::Error, kind: ContextKind) -> String {
 fn of_word(told: &mut clap::Error, root: &Command, name: &str) -> Option<String> {
     told.remove(ContextKind::SuggestedSubcommand);
     let path = Path::new(name);
+    let word = shell_quoted(name);
     if path.is_dir() {
-        return Some(format!("`kiln describe {name}` tells how a run stands"));
+        return Some(format!("`kiln describe {word}` tells how a run stands"));
     }
     if path.is_file() || path.extension().is_some_and(|ending| ending == "toml") {
-        return Some(format!("`kiln train {name}` trains what a config describes"));
+        return Some(format!("`kiln train {word}` trains what a config describes"));
     }
     if name == "resume" {
         return Some("`kiln train FILE --resume` continues a run".into());
@@ -89,7 +91,7 @@ fn command_takes_no(command: &Command, option: &str, args: &[OsString]) -> Optio
         None => keys_called(&name),
     };
     let value = value_of(option, args).unwrap_or_else(|| "VALUE".into());
-    let set = keys.iter().map(|key| format!("'--set {key}={value}'")).collect::<Vec<_>>();
+    let set = keys.iter().map(|key| format!("`--set {}`", shell_quoted(&format!("{key}={value}")))).collect::<Vec<_>>();
     Some(format!("keys of the config are set by {}", set.join(" or "))).filter(|_| !set.is_empty())
 }
 

@@ -249,8 +249,8 @@ fn fill(out: &mut String, first: &mut String, paragraph: &mut String, width: usi
     }
 }
 
-/// Appends the words of `text` in lines of at most `width` columns, where no word is longer; `first`
-/// stands before the first line, `rest` before the others.
+/// Appends the words of `text` in lines of at most `width` columns, where no word is longer;
+/// `first` stands before the first line, `rest` before the others.
 fn wrap(out: &mut String, first: &str, rest: &str, text: &str, width: usize) {
     let mut line = first.to_owned();
     let mut is_begun = false;

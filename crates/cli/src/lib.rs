@@ -135,7 +135,8 @@ enum Command {
     /// leaves the page, not the run
     #[cfg(unix)]
     Watch {
-        /// The run folder, or the folder of a comparison; the newest run in `runs` if it is left out
+        /// The run folder, or the folder of a comparison; the newest run in `runs` if it is left
+        /// out
         run: Option<PathBuf>,
     },
     /// Train as the entry point of a container: hyperparameters, channels and results of a job

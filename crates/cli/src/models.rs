@@ -1,6 +1,7 @@
 //! `kiln forward`, `kiln generate`, `kiln predict`, `kiln merge` and `kiln export`: what takes a
 //! model folder.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use clap::Args;
 use kiln::config::{
-    CompilerMode, DataFormat, DeviceKind, GenerateOptions, GenerationSection, Precision, RunConfig, Task,
+    CompilerMode, DataFormat, DeviceKind, Errors, GenerateOptions, GenerationSection, Precision, RunConfig, Task,
     TrainingCompilerConfig,
 };
 use kiln::engine::device;
@@ -129,7 +130,8 @@ pub(super) struct PredictArgs {
     /// A model folder in Hugging Face's form, a run folder, or a Hub id
     model: String,
     /// The rows: .csv, .tsv, .jsonl, .json, .parquet, SQuAD's .json, or a folder that save_to_disk
-    /// of `datasets` wrote; - is standard input, which is read to its end first
+    /// of `datasets` wrote; - is standard input, which is read to its end first. Blank lines are
+    /// left out
     #[arg(long, required_unless_present = "text")]
     input: Option<PathBuf>,
     /// A text, or a question, in place of a file; given again, another one. Words are separated by
@@ -139,7 +141,8 @@ pub(super) struct PredictArgs {
     /// The second text of each --text, or the context of each question
     #[arg(long, requires = "text", allow_hyphen_values = true)]
     text_pair: Vec<String>,
-    /// Columns whose values stand in the predictions, separated by commas
+    /// Columns whose values stand in the predictions, separated by commas; `input_` is put before a
+    /// name that a prediction has itself
     #[arg(long, value_name = "COLUMNS", value_delimiter = ',', conflicts_with = "text")]
     keep: Vec<String>,
     /// Any task but clm and mlm, such as token-classification; what the model was trained for when
@@ -147,11 +150,11 @@ pub(super) struct PredictArgs {
     #[arg(long)]
     task: Option<String>,
     /// The file to write: CSV where its name ends in .csv, else lines of JSON; stdout when it is
-    /// left out
+    /// left out or -
     #[arg(long)]
     out: Option<PathBuf>,
-    /// csv, tsv, jsonl, parquet, arrow or squad, when the ending of the file does not tell, or text:
-    /// each line is a text
+    /// csv, tsv, jsonl, parquet, arrow or squad, when the ending of the file does not tell, or
+    /// text: each line is a text, and blank lines are left out
     #[arg(long)]
     format: Option<String>,
     /// The column with the text, or with the question; that of the run (as all settings below),
@@ -431,7 +434,9 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     // Nothing is taken of a run of another task.
     let run = run_of(&args.model)?.filter(|(_, config)| config.data.task == task);
     let config = run.as_ref().map(|(_, config)| config);
-    let input = Input::of(args, task, config.is_some_and(|config| config.data.text_pair_column.is_some()))?;
+    let is_paired = config.is_some_and(|config| config.data.text_pair_column.is_some());
+    let errors = config.map_or(Errors::Strict, |config| config.data.errors);
+    let input = Input::of(args, task, is_paired, errors)?;
     let file = input.path.display().to_string();
     let in_terms = |error: Error| match input.name {
         Some(name) => error.in_terms_of(&[(&file, name)]),
@@ -444,7 +449,7 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     }
     let (device, compute) = device(&args.device, CompilerMode::Auto, precision)?;
     let folder = ModelFolder::open(&args.model, task, &device)?.with_compute(compute);
-    let Some(out) = &args.out else {
+    let Some(out) = args.out.as_ref().filter(|out| out.as_os_str() != "-") else {
         let mut table = is_seen(&std::io::stdout()).then(Aligned::default);
         let mut show = |prediction: &Value| match &mut table {
             Some(table) => table.lines(prediction).iter().try_for_each(say),
@@ -470,8 +475,9 @@ struct Input {
 }
 
 impl Input {
-    /// The rows that `args` name for `task`; `is_paired` where the run's texts are pairs.
-    fn of(args: &PredictArgs, task: Task, is_paired: bool) -> Result<Self> {
+    /// The rows that `args` name for `task`; `is_paired` where the run's texts are pairs. Bytes of
+    /// lines of text that are not UTF-8 are treated as `errors` says.
+    fn of(args: &PredictArgs, task: Task, is_paired: bool, errors: Errors) -> Result<Self> {
         let is_text = args.format.as_deref() == Some("text");
         let path = match &args.input {
             Some(path) if path.as_os_str() != "-" && !is_text => {
@@ -501,7 +507,7 @@ impl Input {
             None => args.text.clone(),
             Some(path) => {
                 let path = if is_stdin { &file } else { path };
-                let lines = TextLines::open(path)?;
+                let lines = TextLines::open(path)?.with_errors(errors);
                 lines.map(|line| Ok(line?.text)).collect::<Result<_>>()?
             }
         };
@@ -655,8 +661,8 @@ fn trained_task(model: &str) -> Result<Task> {
     }
 }
 
-/// Writes predictions to the file `out`, which appears when it is whole: CSV where its name ends so,
-/// else lines of JSON. Returns how many there were.
+/// Writes predictions to the file `out`, which appears when it is whole: CSV where its name ends
+/// so, else lines of JSON. Returns how many there were.
 pub(super) fn predict_to_file(
     folder: &ModelFolder,
     task: Task,
@@ -667,25 +673,32 @@ pub(super) fn predict_to_file(
     let io = |error: std::io::Error| Error::io(format!("write {}", out.display()), &error);
     let mut writer = BufWriter::new(WholeFile::create(out).map_err(io)?);
     let is_csv = ending(out).as_deref() == Some("csv");
-    let mut has_names = false;
+    let mut names = Vec::<String>::new();
     let count = predict(folder, task, options, device, &mut |prediction| {
         if !is_csv {
             // Labels and answers are foreign text, and the file is for terminals too.
             return writeln!(writer, "{}", printable(&prediction.to_string())).map_err(io);
         }
-        let (names, cells) = cells(prediction, &Value::to_string).into_iter().unzip::<_, _, Vec<_>, Vec<_>>();
-        if !std::mem::replace(&mut has_names, true) {
+        let cells = cells(prediction, &Value::to_string);
+        if names.is_empty() {
+            names.extend(cells.iter().map(|(name, _)| name.clone()));
             writeln!(writer, "{}", csv_row(&names)).map_err(io)?;
         }
-        writeln!(writer, "{}", csv_row(&cells)).map_err(io)
+        let mut cells = cells.into_iter().collect::<BTreeMap<_, _>>();
+        let row = names.iter().map(|name| cells.remove(name).unwrap_or_default()).collect::<Vec<_>>();
+        if let Some(name) = cells.keys().next() {
+            return Err(Error::data(format!("{}: the first row has no column {name:?}", out.display()))
+                .help("write lines of JSON: give --out a name that does not end in .csv"));
+        }
+        writeln!(writer, "{}", csv_row(&row)).map_err(io)
     })?;
     writer.into_inner().map_err(|error| io(error.into_error()))?.commit().map_err(io)?;
     Ok(count)
 }
 
 /// The values of a prediction as the cells of a row, with the names of their columns:
-/// `probabilities.NAME` for the values of an object, JSON for a list, nothing for null, and a number
-/// as `number` writes it.
+/// `probabilities.NAME` for the prediction's own probabilities by name (no kept column is called
+/// so), JSON for other objects and lists, nothing for null, and a number as `number` writes it.
 fn cells(prediction: &Value, number: &dyn Fn(&Value) -> String) -> Vec<(String, String)> {
     let cell = |value: &Value| match value {
         Value::Null => String::new(),

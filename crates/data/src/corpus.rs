@@ -300,7 +300,7 @@ impl Corpus {
         let mut bytes = Vec::new();
         let read = Decoded::open(file).and_then(|mut opened| opened.read_to_end(&mut bytes));
         read.map_err(|error| read_error(file, &error))?;
-        let (text, _) = text_of(&bytes, self.errors)
+        let (text, _) = text_of(&bytes, true, self.errors)
             .map_err(|error| not_utf8(file, error.valid_up_to(), bytes[error.valid_up_to()]))?;
         Ok(without_mark(&text).to_owned())
     }

@@ -119,7 +119,7 @@ impl TextLines {
             let start = self.offset;
             self.offset += read;
             self.number += 1;
-            let (text, replaced) = text_of(&bytes, self.errors)
+            let (text, replaced) = text_of(&bytes, start == 0, self.errors)
                 .map_err(|error| not_utf8(&self.path, start + error.valid_up_to(), bytes[error.valid_up_to()]))?;
             let text = if start == 0 { without_mark(&text) } else { &*text };
             let line = text.strip_suffix('\n').unwrap_or(text);

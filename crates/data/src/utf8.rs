@@ -15,14 +15,15 @@ use crate::settings::Errors;
 const PART: usize = 1 << 16;
 
 /// The text of `bytes`, and how many sequences of them are not UTF-8. A byte-order mark of UTF-16
-/// says that all of them are none, so they are refused.
+/// at the beginning of a file says that all of them are none, so they are refused where these bytes
+/// are the `first` of their file.
 ///
 /// # Errors
 /// Bytes that are not UTF-8 and are not to be replaced.
-pub(super) fn text_of(bytes: &[u8], errors: Errors) -> Result<(Cow<'_, str>, u64), Utf8Error> {
+pub(super) fn text_of(bytes: &[u8], first: bool, errors: Errors) -> Result<(Cow<'_, str>, u64), Utf8Error> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok((text.into(), 0)),
-        Err(error) if errors == Errors::Strict || has_mark_of_utf16(bytes) => Err(error),
+        Err(error) if errors == Errors::Strict || first && has_mark_of_utf16(bytes) => Err(error),
         Err(_) => {
             let replaced = bytes.utf8_chunks().filter(|chunk| !chunk.invalid().is_empty()).count();
             Ok((String::from_utf8_lossy(bytes), replaced as u64))
@@ -160,9 +161,9 @@ mod tests {
             // One stands in the bytes themselves.
             let own = bytes.windows(3).filter(|three| *three == b"\xef\xbf\xbd").count();
             let count = (expected.matches('\u{fffd}').count() - own) as u64;
-            let (text, replaced) = text_of(bytes, Errors::Replace).unwrap();
+            let (text, replaced) = text_of(bytes, true, Errors::Replace).unwrap();
             assert_eq!((&*text, replaced), (expected, count), "{bytes:?}");
-            assert_eq!(text_of(bytes, Errors::Strict).is_ok(), count == 0);
+            assert_eq!(text_of(bytes, true, Errors::Strict).is_ok(), count == 0);
             // Wherever the parts of a file end.
             for before in PART - 5..PART + 2 {
                 let whole = [&b"a".repeat(before)[..], bytes].concat();
@@ -178,7 +179,9 @@ mod tests {
     #[test]
     fn utf16_is_not_replaced() {
         let bytes = b"\xff\xfea\0\n\0";
-        assert_eq!(text_of(bytes, Errors::Replace).unwrap_err().valid_up_to(), 0);
+        assert_eq!(text_of(bytes, true, Errors::Replace).unwrap_err().valid_up_to(), 0);
+        // Within a file these are bytes like any other.
+        assert_eq!(text_of(bytes, false, Errors::Replace).unwrap(), ("\u{fffd}\u{fffd}a\0\n\0".into(), 2));
         let mut read = Vec::new();
         Utf8::new(&bytes[..], Errors::Replace).read_to_end(&mut read).unwrap();
         assert_eq!(read, bytes);

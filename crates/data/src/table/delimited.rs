@@ -287,7 +287,7 @@ impl Records {
 
     fn text(&self, index: usize, what: &str) -> Result<String> {
         let bytes = self.field(index);
-        let (text, replaced) = text_of(bytes, self.errors).map_err(|error| {
+        let (text, replaced) = text_of(bytes, self.start == 1 && index == 0, self.errors).map_err(|error| {
             let at = error.valid_up_to();
             let byte = bytes[at];
             Error::data(format!("{what}: expected UTF-8 text, got the byte 0x{byte:02x} at byte {at} of the field"))

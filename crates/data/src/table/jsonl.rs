@@ -99,7 +99,7 @@ pub(crate) fn has_rows(file: &Path) -> bool {
 /// The value that is written in `bytes`, and how many sequences of them are replaced as `errors`
 /// says; of an element of a list, with the line at which it begins.
 fn value(bytes: &[u8], line: Option<u64>, is_first: bool, errors: Errors) -> Result<(Value, u64)> {
-    let (text, replaced) = text_of(bytes, errors).map_err(|error| {
+    let (text, replaced) = text_of(bytes, is_first, errors).map_err(|error| {
         let at = error.valid_up_to();
         let got = utf16(at, bytes[at]).filter(|_| is_first);
         Error::data(format!(

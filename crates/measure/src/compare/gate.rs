@@ -99,8 +99,8 @@ impl Clause {
         }
     }
 
-    /// `value`, for which the condition does not hold, with as many digits as show that it does not:
-    /// three at least.
+    /// `value`, for which the condition does not hold, with as many digits as show that it does
+    /// not: three at least.
     fn shown(&self, value: f64) -> String {
         let mut rounded = (2..17).filter_map(|digits| format!("{value:.digits$e}").parse::<f64>().ok());
         let rounded = rounded.find(|rounded| !self.holds(*rounded)).unwrap_or(value);

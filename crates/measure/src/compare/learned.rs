@@ -37,6 +37,14 @@ pub struct Figure {
     pub greater_is_better: Option<bool>,
 }
 
+impl Learned {
+    /// The figures at the end of which it is known whether more is better, in the order in which
+    /// they decide: the validation loss first, where losses compare.
+    pub fn deciding(&self) -> impl Iterator<Item = &Figure> {
+        self.end.iter().flat_map(Evaluated::deciding)
+    }
+}
+
 impl Figure {
     /// Which of the two is better: 0 or 1; none where they are equal, or where that is not known.
     /// A value that is no number is worse than any.
@@ -55,7 +63,12 @@ impl Evaluated {
     /// The figure that decides, the first of which it is known whether more is better: the
     /// validation loss, where losses compare.
     pub fn decisive(&self) -> Option<&Figure> {
-        self.figures.iter().find(|figure| figure.greater_is_better.is_some())
+        self.deciding().next()
+    }
+
+    /// The figures of which it is known whether more is better.
+    fn deciding(&self) -> impl Iterator<Item = &Figure> {
+        self.figures.iter().filter(|figure| figure.greater_is_better.is_some())
     }
 
     fn of(rows: [&Record; 2], has_losses: bool) -> Self {
@@ -106,18 +119,21 @@ pub(super) fn learned([run, other]: [&MeasuredRun; 2], names: [&str; 2]) -> Lear
         return because(reason);
     }
     const SMOOTHING: &str = "trainer.label_smoothing_factor";
-    let has_losses = run.settings.get(SMOOTHING) == other.settings.get(SMOOTHING);
+    let smoothing = [run, other].map(|run| run.settings.get(SMOOTHING).map_or("not given", String::as_str));
+    let has_losses = smoothing[0] == smoothing[1];
     let step = |row: &Record| row.get("step");
     let both = run.evaluations.iter().rev().find_map(|row| {
         let same = other.evaluations.iter().rev().find(|of_other| step(of_other) == step(row));
         same.map(|same| [row, same]).filter(|_| step(row).is_some_and(|step| step > 0.0))
     });
     let both = both.filter(|[row, same]| [step(row), step(same)] != [step(end), step(end_of_other)]);
-    Learned {
-        reason: None,
-        equal_steps: both.map(|rows| Evaluated::of(rows, has_losses)),
-        end: Some(Evaluated::of([end, end_of_other], has_losses)),
+    let end = Evaluated::of([end, end_of_other], has_losses);
+    if !has_losses && end.decisive().is_none() {
+        let [of_run, of_other] = smoothing;
+        let why = format!("{SMOOTHING} {of_run} against {of_other}");
+        return because(format!("their losses do not compare ({why}), and they have no score that does"));
     }
+    Learned { reason: None, equal_steps: both.map(|rows| Evaluated::of(rows, has_losses)), end: Some(end) }
 }
 
 /// Settings of `[data]` that change nothing about the validation data.
@@ -174,7 +190,51 @@ fn validation_differs(a: &MeasuredRun, b: &MeasuredRun) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
     use super::*;
+
+    /// A run whose evaluation had these figures.
+    fn run(smoothing: &str, figures: &[(&str, f64)]) -> MeasuredRun {
+        let row = Record::default().with("step", 7);
+        MeasuredRun {
+            folder: PathBuf::new(),
+            settings: BTreeMap::from([("trainer.label_smoothing_factor".to_string(), smoothing.to_string())]),
+            provenance: None,
+            steps: Vec::new(),
+            steady: Vec::new(),
+            warmup: (0.0, 0),
+            late_steps: 0,
+            losses: Vec::new(),
+            samples: 0,
+            seconds: 0.0,
+            day: String::new(),
+            plan: Ok(None),
+            summary: Record::default(),
+            evaluations: Vec::new(),
+            evaluation: Some(figures.iter().fold(row, |row, (name, value)| row.with(name, *value))),
+        }
+    }
+
+    #[test]
+    fn of_runs_with_other_label_smoothing_scores_decide_or_nothing_does() {
+        let both = [("eval_loss", 0.5), ("eval_accuracy", 0.9)];
+        let deciding = |smoothing: [&str; 2], figures: &[(&str, f64)]| {
+            let [a, b] = smoothing.map(|smoothing| run(smoothing, figures));
+            let learned = learned([&b, &a], ["b", "a"]);
+            let names = learned.deciding().map(|figure| figure.name.clone()).collect::<Vec<_>>();
+            (names, learned.reason)
+        };
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(deciding(["0.0", "0.0"], &both), (names(&["eval_loss", "eval_accuracy"]), None));
+        assert_eq!(deciding(["0.0", "0.1"], &both), (names(&["eval_accuracy"]), None));
+        let (none, reason) = deciding(["0.0", "0.1"], &both[..1]);
+        assert!(none.is_empty(), "{none:?}");
+        let why = "trainer.label_smoothing_factor 0.1 against 0.0";
+        let said = format!("their losses do not compare ({why}), and they have no score that does");
+        assert_eq!(reason, Some(said));
+    }
 
     fn figure(name: &str, values: [f64; 2]) -> Figure {
         Figure { name: name.into(), values, greater_is_better: direction(name) }

@@ -226,33 +226,57 @@ fn best(report: &Report) -> Option<Statement> {
         Some(format!("{} against {}: {}", comparison.arm, comparison.against, learned.reason.as_ref()?))
     });
     let reasons = reasons.collect::<Vec<_>>();
-    let figures = learned.iter().filter_map(|(comparison, learned)| {
-        let figure = learned.end.as_ref()?.decisive()?;
-        Some((comparison, &figure.name, figure.greater_is_better?, figure.values))
-    });
-    let figures = figures.collect::<Vec<_>>();
-    let Some((first, name, greater, [_, of_reference])) = figures.first().copied() else {
+    let left_out = if reasons.is_empty() { String::new() } else { format!(". Left out: {}", reasons.join("; ")) };
+    let compared = learned.into_iter().filter(|(_, learned)| learned.reason.is_none()).collect::<Vec<_>>();
+    let Some((first, figures)) = compared.first() else {
         let sentence = format!("{QUESTION} This cannot be said: {}.", reasons.join("; "));
         return Some(Statement::new(Tone::Doubtful, sentence));
     };
-    let same = figures.iter().filter(|(_, other, ..)| *other == name);
-    let mut ranked = same.map(|(comparison, .., [value, _])| (&comparison.arm, *value)).collect::<Vec<_>>();
-    ranked.push((&first.against, of_reference));
-    let worth = |value: f64| {
-        if value.is_nan() {
-            f64::INFINITY
-        } else if greater {
-            -value
-        } else {
-            value
-        }
+    // The first figure that all have, with the value of each.
+    let common = figures.deciding().find_map(|figure| {
+        let value = |(comparison, learned): &(&Comparison, &Learned)| {
+            let own = learned.deciding().find(|own| own.name == figure.name)?;
+            Some((comparison.arm.clone(), own.values[0]))
+        };
+        let values = compared.iter().map(value).collect::<Option<Vec<_>>>()?;
+        Some((figure, figure.greater_is_better?, values))
+    });
+    let Some((figure, greater, values)) = common else {
+        let each = compared.iter().map(|(comparison, learned)| {
+            let names = learned.deciding().map(|figure| validation(&figure.name)).collect::<Vec<_>>();
+            let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+            format!("{} against {}: {names}", comparison.arm, comparison.against)
+        });
+        let each = each.collect::<Vec<_>>().join("; ");
+        let sentence = format!("{QUESTION} This cannot be said: no figure compares in all of them ({each}){left_out}.");
+        return Some(Statement::new(Tone::Doubtful, sentence));
     };
-    ranked.sort_by(|(_, a), (_, b)| worth(*a).total_cmp(&worth(*b)));
-    let list = ranked.iter().map(|(arm, value)| format!("{arm} {}", significant(*value))).collect::<Vec<_>>();
-    let left_out = if reasons.is_empty() { String::new() } else { format!(". Left out: {}", reasons.join("; ")) };
-    let sentence =
-        format!("{QUESTION} {}, by the {} at the end: {}{left_out}.", ranked[0].0, validation(name), list.join(", "));
-    Some(Statement::new(if reasons.is_empty() { Tone::Good } else { Tone::Doubtful }, sentence))
+    let mut ranked = vec![(first.against.clone(), figure.values[1])];
+    ranked.extend(values);
+    // A value that is no number is worse than any.
+    let worth = |value: f64| if greater { -value } else { value };
+    ranked.sort_by(|(_, a), (_, b)| a.is_nan().cmp(&b.is_nan()).then(worth(*a).total_cmp(&worth(*b))));
+    let best = ranked[0].1;
+    let tied = ranked.iter().filter(|(_, value)| *value == best || best.is_nan());
+    let tied = tied.map(|(arm, _)| arm.as_str()).collect::<Vec<_>>();
+    let winner = match &tied[..] {
+        [winner] => (*winner).to_string(),
+        several if best.is_nan() => format!("neither {}", several.join(" nor ")),
+        several => format!("neither {}, which are equal", several.join(" nor ")),
+    };
+    let tone = match tied.len() {
+        _ if !reasons.is_empty() => Tone::Doubtful,
+        1 => Tone::Good,
+        _ => Tone::Plain,
+    };
+    let list = ranked.iter().map(|(arm, value)| {
+        let short = significant(*value);
+        let longer = ranked.iter().map(|(_, other)| apart([*value, *other])).find(|[text, _]| *text != short);
+        format!("{arm} {}", longer.map_or(short, |[text, _]| text))
+    });
+    let list = list.collect::<Vec<_>>().join(", ");
+    let by = validation(&figure.name);
+    Some(Statement::new(tone, format!("{QUESTION} {winner}, by the {by} at the end: {list}{left_out}.")))
 }
 
 /// Which of two finished runs is better, after as many steps and at the end.
@@ -546,7 +570,7 @@ pub(super) fn own(it: &Provenance) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::compare::{Derived, WholeRun};
+    use crate::compare::{Derived, Evaluated, Figure, WholeRun};
     use crate::loss_parity::Parity;
     use crate::stats::Interval;
 
@@ -619,5 +643,71 @@ mod tests {
         assert!(tone == Tone::Doubtful && text.contains("more --repeats"), "{text}");
         let (tone, text) = of(Verdict::NotComparable, [1.0; 3], None, None);
         assert!(tone == Tone::Doubtful && text.contains("not comparable (the losses differ)"), "{text}");
+    }
+
+    /// The names of figures with the values of a run and of run `a`, or the reason why the two do
+    /// not compare.
+    type Figures<'a> = Result<&'a [(&'a str, [f64; 2])], &'a str>;
+
+    /// The answer about run `a` and others.
+    fn best_of(others: &[(&str, Figures)]) -> (Tone, String) {
+        let mut report = compared(Verdict::NotComparable, [1.0; 3], None, None);
+        let pattern = report.comparisons.remove(0);
+        report.comparisons.extend(others.iter().map(|(name, figures)| {
+            let figure = |(name, values): &(&str, [f64; 2])| Figure {
+                name: (*name).into(),
+                values: *values,
+                greater_is_better: Some(*name != "eval_loss"),
+            };
+            let learned = match figures {
+                Ok(figures) => {
+                    let figures = figures.iter().map(figure).collect();
+                    Learned { end: Some(Evaluated { steps: [7, 7], figures }), ..Learned::default() }
+                }
+                Err(reason) => Learned { reason: Some((*reason).into()), ..Learned::default() },
+            };
+            Comparison { arm: (*name).into(), against: "a".into(), learned: Some(learned), ..pattern.clone() }
+        }));
+        let best = best(&report).unwrap();
+        (best.tone, best.sentence)
+    }
+
+    #[test]
+    fn of_many_runs_a_figure_of_all_names_the_best() {
+        let loss = |value: f64| ("eval_loss", [value, 0.5]);
+        let accuracy = |value: f64| ("eval_accuracy", [value, 0.8]);
+        // The loss of c is of other label smoothing.
+        let (b, c) = ([loss(0.4), accuracy(0.7)], [accuracy(0.9)]);
+        let (of_b, of_c): (Figures, Figures) = (Ok(&b[..]), Ok(&c[..]));
+        for order in [[("b", of_b), ("c", of_c)], [("c", of_c), ("b", of_b)]] {
+            let said = "Which is better? c, by the validation accuracy at the end: c 0.9000, a 0.8000, b 0.7000.";
+            assert_eq!(best_of(&order), (Tone::Good, said.to_string()));
+        }
+        let said = "Which is better? b, by the validation loss at the end: b 0.4000, a 0.5000. Left out: c against a: no data.";
+        assert_eq!(best_of(&[("c", Err("no data")), ("b", of_b)]), (Tone::Doubtful, said.to_string()));
+        let said = "Which is better? This cannot be said: no figure compares in all of them (b against a: validation loss; c \
+                    against a: validation accuracy).";
+        assert_eq!(best_of(&[("b", Ok(&b[..1])), ("c", of_c)]), (Tone::Doubtful, said.to_string()));
+        let said = "Which is better? This cannot be said: b against a: no data; c against a: no labels.";
+        assert_eq!(best_of(&[("b", Err("no data")), ("c", Err("no labels"))]), (Tone::Doubtful, said.to_string()));
+    }
+
+    #[test]
+    fn equal_runs_have_no_best_one() {
+        let of = |[a, b, c]: [f64; 3]| {
+            let [b, c] = [b, c].map(|value| [("eval_loss", [value, a])]);
+            let (tone, text) = best_of(&[("b", Ok(&b[..])), ("c", Ok(&c[..]))]);
+            (tone, text.replace("Which is better? ", "").replace(", by the validation loss at the end", ""))
+        };
+        let cases = [
+            ([0.5; 3], Tone::Plain, "neither a nor b nor c, which are equal: a 0.5000, b 0.5000, c 0.5000."),
+            ([0.6, 0.5, 0.5], Tone::Plain, "neither b nor c, which are equal: b 0.5000, c 0.5000, a 0.6000."),
+            ([f64::NAN; 3], Tone::Plain, "neither a nor b nor c: a NaN, b NaN, c NaN."),
+            ([f64::NAN, f64::INFINITY, 0.5], Tone::Good, "c: c 0.5000, b inf, a NaN."),
+            ([0.123_451, 0.123_452, 0.7], Tone::Good, "a: a 0.123451, b 0.123452, c 0.7000."),
+        ];
+        for (values, tone, text) in cases {
+            assert_eq!(of(values), (tone, text.to_string()), "{values:?}");
+        }
     }
 }

@@ -136,11 +136,19 @@ impl Content {
         let refused = |error: Error| Err(error.help("set run.output_dir to another folder"));
         match (self, how) {
             (Self::Free, _) | (Self::Unlisted, OnExisting::Resume) => Ok(()),
-            (_, OnExisting::Fail) => Err(Error::config(format!("run.output_dir: {path} exists and is not empty"))
-                .help(
-                    "set run.output_dir to another folder, --resume to continue the run in it, or run.on_existing = \
-                     \"overwrite\" to replace it",
-                )),
+            (_, OnExisting::Fail) => Err(Error::config(format!("run.output_dir: {path} exists and is not empty")).help(
+                match self {
+                    Self::Foreign => "set run.output_dir to another folder",
+                    _ if self.has_work(folder) => {
+                        "set run.output_dir to another folder, --resume to continue the run in it, or run.on_existing = \
+                         \"overwrite\" to replace it"
+                    }
+                    _ => {
+                        "set run.output_dir to another folder, or run.on_existing = \"overwrite\" to replace the run in it, \
+                         which holds no checkpoint"
+                    }
+                },
+            )),
             (Self::Foreign, how) => refused(Error::config(format!(
                 "run.on_existing = \"{how}\": {path} holds no run of Kiln's, so nothing in it is touched"
             ))),

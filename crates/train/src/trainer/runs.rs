@@ -60,7 +60,11 @@ impl Run {
             evaluation: status.evaluation(rows.iter()).cloned(),
             summary: last("train_runtime"),
             model_folder: model.is_dir().then_some(model),
-            continued_by: if can_go_on { continue_command(folder, limit_that_is_over(folder, &status)) } else { None },
+            continued_by: if can_go_on {
+                continue_command(folder, limit_that_is_over(folder, status.seconds))
+            } else {
+                None
+            },
             folder: folder.into(),
             status,
             checkpoints,
@@ -78,7 +82,10 @@ pub fn continue_command(folder: &Path, limit: Option<Duration>) -> Option<String
 /// The command that makes the run in `folder` once more, into a folder of its own; none for the run
 /// of a program.
 pub fn repeat_command(folder: &Path) -> Option<String> {
-    let output_dir = format!("run.output_dir={}-again", folder.display());
+    // Without a separator at the end, and with a name: `.` and `..` have none.
+    let whole = folder.components().collect::<PathBuf>();
+    let whole = if whole.file_name().is_some() { whole } else { folder.canonicalize().ok()? };
+    let output_dir = format!("run.output_dir={}-again", whole.display());
     Some(format!("kiln train {} --set {}", plan_of(folder)?, shell_quoted(&output_dir)))
 }
 
@@ -100,11 +107,11 @@ fn plan_of(folder: &Path) -> Option<String> {
     plan.is_file().then(|| shell_quoted(&plan.display().to_string()).into_owned())
 }
 
-/// `trainer.max_minutes` of the run in `folder`, where that time is over.
-fn limit_that_is_over(folder: &Path, status: &Status) -> Option<Duration> {
+/// `trainer.max_minutes` of the run in `folder`, where that time is over after so many seconds.
+fn limit_that_is_over(folder: &Path, seconds: f64) -> Option<Duration> {
     let mut plan = read_json_if_there::<serde_json::Value>(&folder.join(crate::plan::FILE)).ok()??;
-    let limit: Duration = serde_json::from_value(plan["steps"]["max_duration"].take()).ok()?;
-    (status.seconds >= limit.as_secs_f64()).then_some(limit)
+    let limit: Duration = serde_json::from_value(plan.pointer_mut("/steps/max_duration")?.take()).ok()?;
+    (seconds >= limit.as_secs_f64()).then_some(limit)
 }
 
 /// Paths may hold what is no text.
@@ -146,4 +153,33 @@ pub fn list(folder: &Path) -> Result<Vec<(PathBuf, Result<Run>)>> {
 pub fn rows(folder: &Path) -> Vec<Record> {
     let text = read_regular_text(&folder.join(metrics::FILE)).unwrap_or_default();
     text.lines().filter_map(Record::from_json).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_command_names_a_folder_beside_the_run() {
+        let place = tempfile::tempdir().unwrap();
+        let run = place.path().join("run");
+        std::fs::create_dir(&run).unwrap();
+        std::fs::write(run.join("plan.toml"), "").unwrap();
+        let beside = format!("--set run.output_dir={}-again", run.display());
+        for folder in [run.clone(), run.join(""), run.join("."), run.join("x/..")] {
+            std::fs::create_dir_all(run.join("x")).unwrap();
+            let command = repeat_command(&folder).unwrap();
+            assert!(command.ends_with(&beside), "{command}");
+        }
+    }
+
+    #[test]
+    fn a_plan_that_is_another_object_has_no_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        for plan in ["[]", "{\"steps\": 5}", "{}", "no JSON"] {
+            std::fs::write(folder.path().join(crate::plan::FILE), plan).unwrap();
+            assert_eq!(limit_that_is_over(folder.path(), 9.0), None, "{plan}");
+        }
+    }
 }

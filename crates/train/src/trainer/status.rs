@@ -67,7 +67,8 @@ pub struct Status {
     pub step: u64,
     /// Optimizer steps that the plan wants.
     pub total_steps: u64,
-    /// The model that was kept; none where it is that of the last step, and before the end.
+    /// The model that `trainer.load_best_model_at_end` kept, also where it is that of the last
+    /// step; none without that setting, before the end, and where the best checkpoint is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best_model: Option<BestModel>,
     /// When this process took the run up, in seconds since 1970.
