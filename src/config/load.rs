@@ -8,7 +8,7 @@ use kiln_data::settings::DataFormat;
 use kiln_data::task::Task;
 
 use super::check::check;
-use super::document::{self, Document, escaped};
+use super::document::{Document, escaped};
 use super::hf_args;
 use super::origin::Setting;
 use super::run_config::RunConfig;
@@ -111,12 +111,6 @@ impl RunConfig {
         config.trainer.no_effect = document.unused.lines();
         Ok(config)
     }
-}
-
-/// The error for a key that `[section]` does not have, with the nearest of the `known` names. The
-/// models use it for their fields in `[model]`.
-pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> Error {
-    document::unknown_key(section, key, known).into()
 }
 
 /// Reads a config file as text.

@@ -32,7 +32,7 @@ pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
 pub use kiln_data::settings::{DataFormat, DocumentEnd, Documents, Errors, PaddingStrategy, Sampler};
 pub use kiln_data::task::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, Task};
-pub use load::{read, unknown_key};
+pub use load::read;
 pub use lora::LoraSection;
 pub use run_config::RunConfig;
 pub use sections::{DataSection, GenerationSection, ModelKind, ModelSection, TokenizerSection};

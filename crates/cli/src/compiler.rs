@@ -137,15 +137,15 @@ pub(super) enum Worth {
 const fn measured_on_cpu(precision: Precision) -> Option<&'static str> {
     match precision {
         Precision::F32 => Some("2.1 to 5.0"),
-        Precision::Bf16 => Some("3.5 to 9.9"),
+        Precision::Bf16 => Some("2.1 to 9.9"),
         Precision::F16 | Precision::Auto => None,
     }
 }
 
 /// The time of a native step in bf16 in times of one in f32, on CPUs (`benches/results`:
 /// 2026-11-23-pytorch-cpu-epyc, 2026-11-23-pytorch-cpu, 2026-11-24-gpt2-12x768-epyc,
-/// 2026-11-25-pytorch-cpu-zen4).
-const NATIVE_BF16: &str = "1.05 to 1.3";
+/// 2026-11-25-pytorch-cpu-zen4, 2026-11-26-zen3).
+const NATIVE_BF16: &str = "1.0 to 1.3";
 
 /// The worth of the switch for the run of `engine`; none where it is compiled, where a trial has
 /// chosen native, and where there is nothing that compiles.

@@ -56,7 +56,10 @@ fn unknown_keys_and_sections() {
     refused.file(&["precison = \"bf16\"", "run = 3"]);
     refused.lines(&["[device]\nkinds = \"cpu\"", "lr_scheduler_kwargs = { pwer = 2 }"]);
     refused.file(&["[run]\noutput = 1", "[tokenizer]\nvocab = 1", "[data]\nwords = 1", "[generation]\nprompts = 1"]);
-    refused.add("n_layers, of n_layer and n_head", Err(unknown_key("model", "n_layers", &["n_layer", "n_head"])));
+    refused.add(
+        "n_layers, of n_layer and n_head",
+        Err(document::unknown_key("model", "n_layers", &["n_layer", "n_head"]).into()),
+    );
 }
 
 #[test]
