@@ -227,6 +227,7 @@ impl BertModel {
     pub fn layer(&self, index: usize, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let is_last = index + 1 == self.num_layers();
         let only = rows.last_layer.as_ref().filter(|_| is_last);
+        let pass = rows.pass(pass, is_last);
         let BertEncoder { layer, num_layers } = &self.encoder;
         layer[if layer.len() == *num_layers { index } else { 0 }].forward(x, rows, only, pass)
     }

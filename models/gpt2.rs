@@ -255,6 +255,7 @@ impl Gpt2Block {
 
     /// `[batch * seq, n_embd]` -> the same, of whole sequences.
     pub fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+        let pass = rows.pass(pass, false);
         let normalised = self.ln_1.operand(x.clone(), pass.ops());
         let x = self.attn.forward(normalised, x, rows, pass);
         self.mlp.forward(self.ln_2.operand(x.clone(), pass.ops()), x, pass)

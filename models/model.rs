@@ -407,8 +407,9 @@ impl Model {
                     Body::Bert(_) => None,
                 };
                 let local_mask = window.map(|window| Mask::local(shape[1], window, mask.clone(), &device, self.ops()));
-                let all = Rows::all(shape, matches!(self.body, Body::Gpt2(_)), mask, &device, self.ops());
-                Rows { local_mask, ..all }
+                let all = Rows::all(shape, matches!(self.body, Body::Gpt2(_)), mask.clone(), &device, self.ops());
+                let all = Rows { local_mask, ..all };
+                if reads_first_tokens { all.numbered_as_first_tokens(shape, mask, &device) } else { all }
             }
         }
     }

@@ -15,7 +15,10 @@
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
 use crate::ops::attention::{Mask, Unseen};
+use crate::ops::compute::Pass;
 use crate::ops::device::DeviceKernels;
+use crate::ops::dropout::DropoutRng;
+use crate::ops::dropout::masks::{Numbered, RowNumbers};
 use crate::ops::embedding::embedding;
 use crate::ops::{Form, Operator, Ops};
 
@@ -34,6 +37,16 @@ pub struct Rows {
     pub(crate) tokens: Option<Tensor<1, Int>>,
     /// The rows that the last layer computes; none where it computes all.
     pub(crate) last_layer: Option<FirstTokens>,
+    /// The numbers that the rows have for dropout; none where each has that of its place.
+    pub(crate) numbers: Option<LayerNumbers>,
+}
+
+/// The numbers of the rows for dropout where the plain form computes rows that the fused form does
+/// not, or in other places.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerNumbers {
+    layers: RowNumbers,
+    last_layer: RowNumbers,
 }
 
 /// Where the first token of each sequence is among the rows: `[batch]`; none where all sequences
@@ -52,7 +65,7 @@ impl Rows {
         ops: Ops,
     ) -> Self {
         let mask = Mask::new(seq, causal, attention_mask, device, ops);
-        Self { batch, mask, local_mask: None, tokens: None, last_layer: None }
+        Self { batch, mask, local_mask: None, tokens: None, last_layer: None, numbers: None }
     }
 
     /// All rows of sequences that are several documents: `position_ids [batch, seq]` are the
@@ -71,11 +84,11 @@ impl Rows {
     ) -> Self {
         let ([batch, seq], device) = (position_ids.dims(), position_ids.device());
         let is_fused = ops.form(Operator::Attention) == Form::Fused;
-        let by_document = is_fused && DeviceKernels::on(&device).are_on_host;
+        let is_on_host = DeviceKernels::on(&device).are_on_host;
         // Read, which is no transfer on the CPU.
         let mut lens = Vec::<usize>::new();
         let mut hides_a_part = false;
-        if by_document {
+        if is_on_host {
             let shown = attention_mask.clone().map(|mask| mask.into_data().iter::<bool>().collect::<Vec<_>>());
             let shown = |place: usize| shown.as_ref().is_none_or(|shown| shown[place]);
             // In a row that is hidden whole, `unseen` says what a token attends to.
@@ -91,17 +104,19 @@ impl Rows {
             }
         }
         let longest = lens.iter().copied().max().unwrap_or(1);
-        if !by_document || hides_a_part || window.is_some_and(|window| longest > window) {
+        let by_document = is_on_host && !hides_a_part && window.is_none_or(|window| longest <= window);
+        if !(is_fused && by_document) {
+            let numbers = by_document.then(|| LayerNumbers::evenly(RowNumbers::new(lens, |_| true)));
             let documents = position_ids.equal_scalar(0).int().cumsum(1);
             let mask = Mask::of_documents(documents.clone(), attention_mask.clone(), None, unseen);
             let local_mask = window.map(|window| Mask::of_documents(documents, attention_mask, Some(window), unseen));
-            return Self { batch, mask, local_mask, tokens: None, last_layer: None };
+            return Self { batch, mask, local_mask, tokens: None, last_layer: None, numbers };
         }
         let shown = lens.iter().flat_map(|len| (0..longest).map(move |place| place < *len)).collect::<Vec<_>>();
         let shown = Tensor::from_data(TensorData::new(shown, [lens.len(), longest]), &device);
         let mask = Mask::unpadded(shown, true);
         let local_mask = window.map(|_| mask.clone());
-        Self { batch: lens.len(), mask, local_mask, tokens: None, last_layer: None }
+        Self { batch: lens.len(), mask, local_mask, tokens: None, last_layer: None, numbers: None }
     }
 
     /// All rows of `batch` sequences of `seq` tokens without causal mask, of which the last layer
@@ -150,7 +165,42 @@ impl Rows {
             local_mask: None,
             tokens: Some(ids(tokens)),
             last_layer,
+            numbers: None,
         })
+    }
+
+    /// These rows of a batch `[batch, seq]`, which are all rows, with the numbers that they have for
+    /// dropout in [`first_tokens`](Self::first_tokens) on the CPU; as they are elsewhere.
+    pub(crate) fn numbered_as_first_tokens(
+        self,
+        [batch, seq]: [usize; 2],
+        attention_mask: Option<Tensor<2, Bool>>,
+        device: &Device,
+    ) -> Self {
+        if !DeviceKernels::on(device).are_on_host {
+            return self;
+        }
+        let mut shown = vec![true; batch * seq];
+        if let Some(mask) = attention_mask {
+            let values = mask.into_data().iter::<bool>().collect::<Vec<_>>();
+            if values.iter().step_by(seq).all(|first| *first) {
+                shown = values;
+            }
+        }
+        let of = |is_computed: &dyn Fn(usize) -> bool| RowNumbers::new(vec![seq; batch], is_computed);
+        let numbers = LayerNumbers { layers: of(&|place| shown[place]), last_layer: of(&|place| place % seq == 0) };
+        Self { numbers: Some(numbers), ..self }
+    }
+
+    /// `pass` for a layer, with the numbers that the rows have in it for dropout.
+    pub(crate) fn pass<'a>(&'a self, pass: Pass<'a>, is_last: bool) -> Pass<'a> {
+        match (&self.numbers, pass.rng) {
+            (Some(LayerNumbers { layers, last_layer }), DropoutRng::Device) => {
+                let rows = if is_last { last_layer } else { layers };
+                Pass { rng: DropoutRng::Numbered(Numbered { rows, keys: layers }), ..pass }
+            }
+            _ => pass,
+        }
     }
 
     /// The rows that are computed of all of a batch: `[batch * seq, width] -> [rows, width]`
@@ -159,6 +209,13 @@ impl Rows {
             Some(tokens) => embedding(x, tokens.clone(), None, ops),
             None => x,
         }
+    }
+}
+
+impl LayerNumbers {
+    /// The same numbers in every layer.
+    fn evenly(rows: RowNumbers) -> Self {
+        Self { layers: rows.clone(), last_layer: rows }
     }
 }
 

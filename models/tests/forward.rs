@@ -4,8 +4,11 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use kiln_models::{Head, KvCache, Model, ModelConfig, ModelInput, ModelType};
+use kiln_models::lora::{LoraConfig, LoraInit};
+use kiln_models::{Head, KvCache, Model, ModelConfig, ModelInput, ModelType, Ops};
 use serde_json::json;
 
 /// Tests run in threads of one process, which share Flex's random state: whoever draws holds this.
@@ -18,7 +21,8 @@ fn hold_random() -> MutexGuard<'static, ()> {
 /// Equal sums of f32 in another order, of values of order 1.
 const ROUNDING: f32 = 2e-6;
 
-fn model(kind: ModelType, head: Head) -> Model {
+/// A config of `kind`, with transformers' names.
+fn fields(kind: ModelType) -> serde_json::Map<String, serde_json::Value> {
     let fields = match kind {
         ModelType::Gpt2 => json!({"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 12, "vocab_size": 40}),
         ModelType::GptNeo => json!({"num_layers": 2, "num_heads": 2, "hidden_size": 16, "max_position_embeddings": 12,
@@ -36,10 +40,14 @@ fn model(kind: ModelType, head: Head) -> Model {
     };
     let mut fields = fields.as_object().unwrap().clone();
     fields.insert("initializer_range".into(), json!(0.3)); // large enough that every token matters
+    fields
+}
+
+fn model(kind: ModelType, head: Head) -> Model {
     let device = Device::flex();
     let _held = hold_random();
     device.seed(3);
-    let model = Model::new(&ModelConfig::from_fields(kind, &fields).unwrap(), head, &device).unwrap();
+    let model = Model::new(&ModelConfig::from_fields(kind, &fields(kind)).unwrap(), head, &device).unwrap();
     model.forward(input(&[&[1, 2, 3]]), false); // weights are drawn when they are first used
     model
 }
@@ -196,5 +204,114 @@ fn dropout_is_for_training_only() {
             run(true)
         };
         assert_eq!(seeded(), seeded());
+    }
+}
+
+/// The probabilities of dropout that a config of `kind` has.
+fn dropouts(kind: ModelType) -> &'static [&'static str] {
+    match kind {
+        ModelType::Gpt2 => &["resid_pdrop", "embd_pdrop", "attn_pdrop"],
+        ModelType::GptNeo => &["resid_dropout", "embed_dropout", "attention_dropout"],
+        ModelType::DistilBert => &["dropout", "attention_dropout", "seq_classif_dropout", "qa_dropout"],
+        _ => &["hidden_dropout_prob", "attention_probs_dropout_prob"],
+    }
+}
+
+struct Gradients<'a>(&'a GradientsParams, Vec<Vec<f32>>);
+
+impl ModuleVisitor for Gradients<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.1.extend(self.0.get::<D>(param.id).map(|gradient| gradient.try_into_vec_as::<f32>().unwrap()));
+    }
+}
+
+/// The logits of `model` in training, with the masks of one seed, and the gradients of the sum of
+/// their squares.
+fn trained(model: &Model, input: &ModelInput) -> (Vec<f32>, Vec<Vec<f32>>) {
+    Device::flex().seed(23);
+    let logits = model.forward(input.clone(), true);
+    let grads = GradientsParams::from_grads(logits.clone().powf_scalar(2.0).sum().backward(), model);
+    let mut gradients = Gradients(&grads, Vec::new());
+    model.visit(&mut gradients);
+    (logits.try_into_vec_as::<f32>().unwrap(), gradients.1)
+}
+
+/// The largest difference of two lists, by the largest of their numbers.
+fn relative(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let largest = b.iter().fold(1e-12f32, |most, x| most.max(x.abs()));
+    a.iter().zip(b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / largest
+}
+
+/// Both forms of every family, with rows of padding, gaps, packed documents and adapters.
+#[test]
+fn both_forms_drop_the_same_elements() {
+    use ModelType::{Albert, Bert, DistilBert, Electra, Gpt2, GptNeo, Roberta};
+    let _held = hold_random();
+    let device = Device::flex().autodiff();
+    let rows: [&[i32]; 3] = [&[1, 2, 3, 4, 5, 6], &[7, 8, 9], &[4, 3, 2, 1]];
+    let mut gaps = input(&[&[1, 2, 3, 4, 5], &[6, 7, 8, 9, 10]]);
+    let mask = |mask: [bool; 10]| Some(Tensor::<2, Bool>::from_data(TensorData::new(mask.to_vec(), [2, 5]), &device));
+    gaps.attention_mask = mask([true, true, false, true, false, true, true, true, false, false]);
+    let hidden = mask([false, true, true, true, true, true, true, false, false, false]);
+    let first_hidden = ModelInput { attention_mask: hidden, ..gaps.clone() };
+    let positions = Tensor::from_data(TensorData::new([0, 1, 2, 0, 1, 0, 1, 0, 1, 2].to_vec(), [2, 5]), &device);
+    let documents = ModelInput { attention_mask: None, position_ids: Some(positions), ..gaps.clone() };
+    let inputs = [padded(&rows, 39), gaps, first_hidden, input(&[&[1, 2, 3, 4]])];
+    let cases = [
+        (Gpt2, Head::CausalLm),
+        (Gpt2, Head::SequenceClassification),
+        (GptNeo, Head::CausalLm),
+        (Bert, Head::MaskedLm),
+        (Bert, Head::SequenceClassification),
+        (Bert, Head::MultipleChoice),
+        (Bert, Head::TokenClassification),
+        (Bert, Head::QuestionAnswering),
+        (Roberta, Head::SequenceClassification),
+        (Electra, Head::SequenceClassification),
+        (Albert, Head::SequenceClassification),
+        (DistilBert, Head::SequenceClassification),
+        (DistilBert, Head::QuestionAnswering),
+    ];
+    for (kind, head) in cases {
+        let target_modules = match kind {
+            Gpt2 => ["c_attn", "c_proj"],
+            DistilBert => ["q_lin", "lin1"],
+            GptNeo => ["q_proj", "c_fc"],
+            Albert => ["query", "ffn"],
+            _ => ["query", "dense"],
+        };
+        let adapters = LoraConfig {
+            lora_dropout: 0.3,
+            target_modules: target_modules.map(String::from).to_vec(),
+            init_lora_weights: LoraInit::Random,
+            ..LoraConfig::default()
+        };
+        let mut fields = fields(kind);
+        for name in dropouts(kind) {
+            fields.insert((*name).into(), json!(0.3));
+        }
+        let config = ModelConfig::from_fields(kind, &fields).unwrap();
+        device.seed(3);
+        let whole = Model::new(&config, head, &device).unwrap();
+        whole.forward(input(&[&[1, 2, 3]]), false); // weights are drawn when they are first used
+        let adapted = whole.clone().with_lora(&adapters).unwrap();
+        adapted.forward(input(&[&[1, 2, 3]]), false);
+        let documents = matches!(kind, Gpt2 | GptNeo).then_some(&documents);
+        for (plain, input) in [&whole, &adapted].iter().flat_map(|model| {
+            let model = *model;
+            inputs.iter().chain(documents).map(move |input| (model, input))
+        }) {
+            let fused = plain.clone().with_ops(Ops::fused(&device).unwrap());
+            let (expected, expected_gradients) = trained(plain, input);
+            let (logits, gradients) = trained(&fused, input);
+            let place = format!("{kind} {head:?} {input:?}");
+            let without = plain.forward(input.clone(), false).try_into_vec_as::<f32>().unwrap();
+            assert!(relative(&expected, &without) > 1e-2, "nothing was dropped: {place}");
+            // A few dozen sums in another order; one element dropped otherwise is some 1e-2.
+            assert!(relative(&logits, &expected) < 1e-5, "{place}: {}", relative(&logits, &expected));
+            let [all, all_expected] = [gradients, expected_gradients].map(|gradients| gradients.concat());
+            assert!(relative(&all, &all_expected) < 2e-5, "{place}: {}", relative(&all, &all_expected));
+        }
     }
 }

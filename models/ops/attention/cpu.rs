@@ -184,7 +184,7 @@ impl<'a> Call<'a> {
         });
         let sequences = sequences.collect();
         let keys = (settings.rows == Rows::Padded).then(|| flex::booleans(&inputs.keys));
-        let keep = (settings.dropout > 0.0).then(|| Keep::new(&inputs.seed, settings.dropout));
+        let keep = (settings.dropout > 0.0).then(|| Keep::new(&flex::integers(&inputs.seed), settings.dropout));
         Self { sizes, sequences, settings, query, key, value, keys, keep }
     }
 

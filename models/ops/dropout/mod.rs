@@ -2,12 +2,13 @@
 //!
 //! Whether an element is kept is a function of a seed and of the element's place (`Keep`), so the
 //! backward computes the mask again instead of reading it. The seed is drawn on the device from its
-//! generator: `Device::seed` rules dropout here as it rules the plain composition, though the masks
-//! of the two forms differ.
+//! generator, which `Device::seed` seeds. On the CPU the plain composition draws the same seeds and
+//! has the same masks (`masks`); elsewhere it draws masks of its own from the device's generator.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
+pub(crate) mod masks;
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -15,14 +16,16 @@ use std::mem::MaybeUninit;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
-use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
+use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::simd::{fma, vectorised};
 use super::{Form, Operator, Ops};
+use masks::Numbered;
 
 /// Where the dropout of a forward pass takes its random numbers from.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,9 +35,12 @@ pub enum DropoutRng<'a> {
     Off,
     /// The generator of the device, which `Device::seed` seeds.
     Device,
+    /// The generator of the device. Rows have the numbers that they have in the fused form, so that
+    /// the plain form on the CPU drops what that drops.
+    Numbered(Numbered<'a>),
     /// Seeds that are computed from a tensor on the device. A captured step replays the same
     /// launches and draws anew once other numbers have been written into that tensor. The plain
-    /// form of dropout draws from the device's generator.
+    /// form of dropout draws from the device's generator, except on the CPU.
     Seeds(&'a DropoutSeeds),
 }
 
@@ -55,7 +61,9 @@ impl DropoutRng<'_> {
         let device = device.clone().without_autodiff();
         match self {
             Self::Seeds(seeds) if p > 0.0 => seeds.next(),
-            Self::Device if p > 0.0 => Tensor::random([2], Distribution::Uniform(0.0, f64::from(i32::MAX)), &device),
+            Self::Device | Self::Numbered(_) if p > 0.0 => {
+                Tensor::random([2], Distribution::Uniform(0.0, f64::from(i32::MAX)), &device)
+            }
             _ => Tensor::zeros([2], &device),
         }
     }
@@ -150,18 +158,34 @@ pub fn bias_dropout_residual(
 
 /// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the
 /// others are scaled by `1 / (1 - p)`. The identity where `rng` is off. A composition of Burn's
-/// operations, on a tensor of any shape.
+/// operations, on a tensor of any shape. On the CPU it drops what the fused kernels drop.
 pub fn plain<const D: usize>(x: Tensor<D>, p: f64, rng: DropoutRng<'_>) -> Tensor<D> {
     if rng.probability(p) == 0.0 {
         return x;
     }
     let keep = 1.0 - p;
-    let mask = x.random_like(Distribution::Bernoulli(keep));
+    let mask = mask(&x, p, rng);
     match FloatDType::from(x.dtype()) {
         FloatDType::F32 => x * (mask * (1.0 / keep)),
         // The factor itself would be rounded to a narrow type, and all of `x` scaled by the error.
         dtype => ((x * mask).cast(FloatDType::F32) * (1.0 / keep)).cast(dtype),
     }
+}
+
+/// 1 where an element of `x` is kept, else 0, in the type of `x`.
+fn mask<const D: usize>(x: &Tensor<D>, p: f64, rng: DropoutRng<'_>) -> Tensor<D> {
+    let device = x.device();
+    if !DeviceKernels::on(&device).are_on_host {
+        return x.random_like(Distribution::Bernoulli(1.0 - p));
+    }
+    let numbers = match rng {
+        DropoutRng::Numbered(numbers) => Some(numbers),
+        _ => None,
+    };
+    let seed = rng.seed(p, &device).into_data().iter::<i64>().collect::<Vec<_>>();
+    let keep = Keep { scale: 1.0, ..Keep::new(&seed, p) };
+    let values = masks::factors(keep, &x.dims(), numbers);
+    Tensor::from_data(TensorData::new(values, x.dims()), (&device, x.dtype()))
 }
 
 /// Decides for every element whether dropout keeps it: a counter-based generator, so any element
@@ -180,10 +204,9 @@ pub(super) struct Keep {
 }
 
 impl Keep {
-    /// From a seed tensor `[2]` and the probability of zeroing, in `[0, 1)`.
-    pub fn new(seed: &FlexTensor, p: f64) -> Self {
-        let halves = flex::integers(seed);
-        let seed = ((halves[0] as u64) << 32) ^ halves[1] as u64;
+    /// From the two numbers of a seed and the probability of zeroing, in `[0, 1)`.
+    pub fn new(seed: &[i64], p: f64) -> Self {
+        let seed = ((seed[0] as u64) << 32) ^ seed[1] as u64;
         let threshold = (p * 4_294_967_296.0).round().min(f64::from(u32::MAX)) as u32;
         Self { seed, threshold, scale: (1.0 / (1.0 - p)) as f32 }
     }
@@ -300,7 +323,7 @@ impl<B: DropoutKernel> Differentiate<B> for Saved<IntTensor<B>> {
 
 impl DropoutKernel for Flex {
     fn masked(x: FlexTensor, seed: FlexTensor, p: f64) -> FlexTensor {
-        let keep = Keep::new(&seed, p);
+        let keep = Keep::new(&flex::integers(&seed), p);
         let x = flex::row_major(x);
         let [rows, width] = flex::dims2(&x);
         let block = flex::block_rows(width);
@@ -318,7 +341,7 @@ impl DropoutKernel for Flex {
         let (bias, residual) = (flex::row_major(bias), flex::row_major(residual));
         let [_, width] = flex::dims2(&x);
         let block = flex::block_rows(width);
-        let keep = (p > 0.0).then(|| Keep::new(&seed, p));
+        let keep = (p > 0.0).then(|| Keep::new(&flex::integers(&seed), p));
         flex::overwritten(x, |x| {
             let blocks = x.par_chunks_mut(block * width).zip(flex::values(&residual).par_chunks(block * width));
             blocks.enumerate().for_each(|(i, (x, residual))| match keep {
