@@ -11,6 +11,7 @@ use kiln_models::Ops;
 use serde::{Deserialize, Serialize};
 
 use crate::build_info::{BURN_VERSION, COMMIT};
+use crate::engine::operators;
 use crate::engine::settings::{CompilerMode, DeviceKind, Precision};
 use crate::session::Session;
 use crate::task::TrainingTask;
@@ -59,8 +60,10 @@ pub struct Provenance {
     /// Kiln.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_sha256: Option<String>,
-    /// Whether training drops out anything, so that two forms of a model draw different masks.
-    pub dropout: bool,
+    /// Whether training drops out anything of which each mode draws masks of its own, so that the
+    /// losses of two modes differ by more than rounding.
+    #[serde(alias = "dropout")]
+    pub own_masks: bool,
     /// Parameters of the model, tied ones counted once.
     pub parameters: u64,
     /// Floating-point operations that training on a token takes. None for a model that Kiln does
@@ -101,7 +104,7 @@ impl Provenance {
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             config_sha256: description.sha256,
             validation_sha256: None,
-            dropout: session.task.drops(),
+            own_masks: session.task.drops() && !operators::drop_alike(plan.engine.device.kind),
             parameters: plan.model.num_parameters as u64,
             flops_per_token: description.flops_per_token,
         })

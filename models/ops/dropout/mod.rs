@@ -50,6 +50,13 @@ impl DropoutRng<'_> {
         if train { Self::Device } else { Self::Off }
     }
 
+    /// The form of an operator that `ops` has in the form `form`. Rows with numbers of their own are
+    /// those of plain attention, beside which a fused dropout numbers them by their places: its plain
+    /// form takes its place.
+    pub(in crate::ops) fn form(self, form: Form) -> Form {
+        if matches!(self, Self::Numbered(_)) { Form::Plain } else { form }
+    }
+
     /// The probability with which an element is zeroed where the configuration says `p`.
     pub(in crate::ops) fn probability(self, p: f64) -> f64 {
         if matches!(self, Self::Off) { 0.0 } else { p }
@@ -108,7 +115,7 @@ impl DropoutSeeds {
 /// For a `p` outside `[0, 1)` and an `x` without features; in the fused form for another type than
 /// f32.
 pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2> {
-    let form = ops.form(Operator::Dropout);
+    let form = rng.form(ops.form(Operator::Dropout));
     let contract = Contract::new("dropout", form, x.device());
     let dims = contract.matrix("x", &x);
     contract.floats("x", &x, dims, DType::F32);
@@ -137,7 +144,7 @@ pub fn bias_dropout_residual(
     rng: DropoutRng<'_>,
     ops: Ops,
 ) -> Tensor<2> {
-    let form = ops.form(Operator::Dropout);
+    let form = rng.form(ops.form(Operator::Dropout));
     let contract = Contract::new("bias_dropout_residual", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
     contract.floats("x", &x, [rows, width], DType::F32);

@@ -46,7 +46,7 @@ pub struct Adapted {
 pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2> {
     let Adapted { weight, a, b, scaling, dropout, operands } = layer;
     let dtype = operands.dtype;
-    let form = super::form(dtype, &x, ops);
+    let form = rng.form(super::form(dtype, &x, ops));
     let contract = Contract::new("adapted", form, x.device());
     let width = super::factors(&contract, FloatDType::F32, &x, &weight);
     let ([_, inner], [_, rank]) = (x.dims(), contract.matrix("a", &a));

@@ -19,7 +19,7 @@ pub(super) fn judge(report: &mut CaseReport) -> Result<()> {
         return Ok(());
     };
     let kiln = report.arms.iter().filter_map(kiln_provenance).collect::<Vec<_>>();
-    let by_mean = kiln.iter().any(|it| it.dropout);
+    let by_mean = kiln.iter().any(|it| it.own_masks);
     let against = &report.arms[reference];
     let checks = report.arms.iter().skip(reference + 1).filter_map(|arm| {
         let losses = [(against.losses().collect(), arm.losses().collect())];

@@ -221,12 +221,12 @@ fn compare(
 
 /// Compares what two arms learn repeat by repeat.
 fn parity(a: &[MeasuredRun], b: &[MeasuredRun]) -> Option<Parity> {
-    let dropout = |run: &MeasuredRun| run.provenance.as_ref().is_none_or(|it| it.dropout);
+    let own_masks = |run: &MeasuredRun| run.provenance.as_ref().is_none_or(|it| it.own_masks);
     let losses = |run: &MeasuredRun| run.losses.iter().map(|row| (row.step, row.loss)).collect::<Vec<_>>();
     let repeats = a.iter().zip(b).map(|(a, b)| (losses(a), losses(b))).collect::<Vec<_>>();
     let both = || a.iter().chain(b);
     let precisions = both().filter_map(|run| run.provenance.as_ref().map(|it| it.precision));
-    Parity::of(&repeats, both().any(dropout), precisions)
+    Parity::of(&repeats, both().any(own_masks), precisions)
 }
 
 fn few_windows() -> String {

@@ -30,6 +30,7 @@ use kiln_core::process::scratch;
 use kiln_models::weights::{ADAPTER_FILE, Depth, MODEL_FILE, safetensors_words};
 use safetensors::SafeTensors;
 
+use kiln_train::engine::operators;
 use kiln_train::trial::figures::{self, Limits, StepFigures, TensorFigures};
 
 /// Figures of a training row that say something about the run, not about the machine.
@@ -59,7 +60,8 @@ pub struct Part {
     pub config: RunConfig,
     /// Whether this is the part before the stop.
     pub before_stop: bool,
-    /// Whether nothing is dropped out, whatever the config says.
+    /// Whether nothing is dropped out, whatever the config says: the parts are of two modes, each of
+    /// which draws masks of its own.
     pub without_dropout: bool,
 }
 
@@ -109,7 +111,8 @@ fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) 
         let mut config = config.training_only(folder.path().join(name), 1);
         config.trainer.set_compiler(mode);
         config.trainer.on_existing = OnExisting::Resume;
-        runner(&Part { config, before_stop, without_dropout: modes[0] != modes[1] })?;
+        let without_dropout = modes[0] != modes[1] && !operators::drop_alike(config.trainer.device.kind);
+        runner(&Part { config, before_stop, without_dropout })?;
         let saved = checkpoint::list(&folder.path().join(name).join(checkpoint::FOLDER))?;
         Ok(saved.into_iter().map(|(step, _)| step).max().unwrap_or_default())
     };

@@ -8,6 +8,12 @@ use kiln_models::ops::{Availability, DTYPES, Target};
 use crate::engine::compiler::settings::FusedOps;
 use crate::engine::settings::{DeviceKind, Switch};
 
+/// Whether both modes zero the same elements in dropout, so that a run may change its mode without a
+/// change of masks: on the CPU. On a GPU each mode draws masks of its own.
+pub fn drop_alike(kind: DeviceKind) -> bool {
+    kind == DeviceKind::Cpu
+}
+
 /// The operators that `fused_ops` fuses on a device of kind `kind` in a run whose matrix products
 /// are in `dtype`.
 pub fn fused(fused_ops: &FusedOps, kind: DeviceKind, dtype: FloatDType) -> Vec<Operator> {

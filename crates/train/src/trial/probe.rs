@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::engine::operators;
 use crate::engine::settings::{DeviceKind, Precision};
 use crate::session::Session;
 use crate::task::TrainingTask;
@@ -25,10 +26,10 @@ use super::figures::{StepFigures, Weights, gradients};
 /// The kind of measurement that a probe makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// Loss, gradients and weight changes of every step, without dropout, which the modes draw
-    /// differently. Reading them takes time, so nothing is timed, and no step is captured.
+    /// Loss, gradients and weight changes of every step, without dropout where each mode draws masks
+    /// of its own. Reading them takes time, so nothing is timed, and no step is captured.
     Figures,
-    /// Loss and weight changes of every step, without dropout, where the steps are captured if the
+    /// Loss and weight changes of every step, as under `Figures`, where the steps are captured if the
     /// run's are. The gradients are left out: captured steps keep them to themselves.
     Captured,
     /// Loss and time of every step, as the run makes it, but all of the first one's examples: a
@@ -83,7 +84,8 @@ pub fn run<T: TrainingTask>(session: &Session<T>, ops: Ops, steps: usize, look: 
     let captures = plan.captures().is_ok();
     let seen = Arc::new(Mutex::new(Seen::default()));
     let trainer = Trainer::build(session)?.with_purpose(Purpose::Rehearsal);
-    let trainer = if look == Look::Times { trainer } else { trainer.without_dropout() };
+    let drops = look == Look::Times || operators::drop_alike(device);
+    let trainer = if drops { trainer } else { trainer.without_dropout() };
     let weights = if look == Look::Times { None } else { Some(Weights::read(trainer.model())?) };
     let recorder = Recorder { look, weights, seen: seen.clone() };
     trainer.with_callback(recorder).with_callback(StopAfter(steps as u64)).train()?;

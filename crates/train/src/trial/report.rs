@@ -5,6 +5,7 @@ use kiln_core::error::{Error, Result};
 
 use super::figures::{Difference, Distance, Limits, compare};
 use super::probe::Probe;
+use crate::engine::operators;
 use crate::engine::settings::Precision;
 
 /// The comparison that was made.
@@ -16,6 +17,8 @@ pub struct Report {
     pub precision: Precision,
     /// Whether products of f32 may be in TF32 on the device, which decides the limits too.
     pub in_tf32: bool,
+    /// Whether nothing was dropped out in them, since each mode draws masks of its own on the device.
+    pub without_dropout: bool,
     /// Gradients that were compared in each of them.
     pub tensors: usize,
     /// The operators that were fused in the compiled runs.
@@ -40,13 +43,14 @@ impl Report {
         let (steps, tensors, precision) = (self.steps, self.tensors, self.precision);
         let in_tf32 = self.in_tf32 && precision == Precision::F32;
         let tf32 = if in_tf32 { " (products in TF32 where such a kernel wins)" } else { "" };
+        let dropout = if self.without_dropout { " without dropout" } else { "" };
         let fused = if self.fused.is_empty() { "nothing".into() } else { self.fused.join(", ") };
         let captured = self.captured.map(|Distance { loss, change, .. }| {
             format!("native against captured loss {loss:.1e}, weight change {change:.1e}")
         });
         let mut lines = vec![
             format!(
-                "{steps} steps without dropout, {precision}{tf32}: the loss, {tensors} gradients, every layer's weight change"
+                "{steps} steps{dropout}, {precision}{tf32}: the loss, {tensors} gradients, every layer's weight change"
             ),
             format!("fused in compiled       {fused}"),
             format!("native against native   {}", self.noise),
@@ -89,6 +93,7 @@ pub fn report(native: &Probe, again: &Probe, (compiled, captured): &Compiled) ->
         steps: native.steps.len(),
         precision: native.precision,
         in_tf32: native.in_tf32,
+        without_dropout: !operators::drop_alike(native.device),
         tensors: tensors(native),
         fused: compiled.fused.clone(),
         noise,
