@@ -169,8 +169,8 @@ impl Rows {
         })
     }
 
-    /// These rows of a batch `[batch, seq]`, which are all rows, with the numbers that they have for
-    /// dropout in [`first_tokens`](Self::first_tokens) on the CPU; as they are elsewhere.
+    /// These rows of a batch `[batch, seq]`, which are all rows, with the numbers that they have
+    /// for dropout in [`first_tokens`](Self::first_tokens) on the CPU; as they are elsewhere.
     pub(crate) fn numbered_as_first_tokens(
         self,
         [batch, seq]: [usize; 2],

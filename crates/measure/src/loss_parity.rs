@@ -11,9 +11,9 @@ use kiln::config::Precision;
 /// updates.
 const LIMIT: f64 = 1e-3;
 
-/// Relative difference of a loss that is allowed, with the same masks, with matrix products in f16 (in
-/// bf16: [`LIMIT_BF16`]). Their last digits are 2^-11 and 2^-8 of a number; a loss is a mean over
-/// many numbers, so a few last digits are enough.
+/// Relative difference of a loss that is allowed, with the same masks, with matrix products in f16
+/// (in bf16: [`LIMIT_BF16`]). Their last digits are 2^-11 and 2^-8 of a number; a loss is a mean
+/// over many numbers, so a few last digits are enough.
 const LIMIT_F16: f64 = 5e-3;
 
 /// See [`LIMIT_F16`].
@@ -50,7 +50,8 @@ type Losses = (Vec<(u64, f64)>, Vec<(u64, f64)>);
 
 impl Parity {
     /// Compares the losses of two arms, a pair of lists a repeat; `by_mean` where each
-    /// draws masks of dropout of its own. The widest limit of `precisions` holds. None when there is no step that both have.
+    /// draws masks of dropout of its own. The widest limit of `precisions` holds. None when there
+    /// is no step that both have.
     pub(crate) fn of(repeats: &[Losses], by_mean: bool, precisions: impl Iterator<Item = Precision>) -> Option<Self> {
         let (mut max_delta, mut worst, mut losses) = (0.0f64, 0.0f64, 0);
         for (a, b) in repeats {

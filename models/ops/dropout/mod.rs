@@ -50,9 +50,9 @@ impl DropoutRng<'_> {
         if train { Self::Device } else { Self::Off }
     }
 
-    /// The form of an operator that `ops` has in the form `form`. Rows with numbers of their own are
-    /// those of plain attention, beside which a fused dropout numbers them by their places: its plain
-    /// form takes its place.
+    /// The form of an operator that is to compute in `form`. Rows with numbers of their own are
+    /// those of plain attention; a fused dropout beside it would number them by their places, so it
+    /// has the plain form there.
     pub(in crate::ops) fn form(self, form: Form) -> Form {
         if matches!(self, Self::Numbered(_)) { Form::Plain } else { form }
     }

@@ -60,8 +60,8 @@ pub struct Part {
     pub config: RunConfig,
     /// Whether this is the part before the stop.
     pub before_stop: bool,
-    /// Whether nothing is dropped out, whatever the config says: the parts are of two modes, each of
-    /// which draws masks of its own.
+    /// Whether nothing is dropped out, whatever the config says: the parts are of two modes, each
+    /// of which draws masks of its own.
     pub without_dropout: bool,
 }
 

@@ -8,8 +8,8 @@ use kiln_models::ops::{Availability, DTYPES, Target};
 use crate::engine::compiler::settings::FusedOps;
 use crate::engine::settings::{DeviceKind, Switch};
 
-/// Whether both modes zero the same elements in dropout, so that a run may change its mode without a
-/// change of masks: on the CPU. On a GPU each mode draws masks of its own.
+/// Whether both modes zero the same elements in dropout, so that a run may change its mode without
+/// a change of masks: on the CPU. On a GPU each mode draws masks of its own.
 pub fn drop_alike(kind: DeviceKind) -> bool {
     kind == DeviceKind::Cpu
 }

@@ -63,8 +63,8 @@ pub struct Trainer<T: TrainingTask> {
     /// With autodiff.
     pub(super) device: Device,
     pub(super) purpose: Purpose,
-    /// Whether dropout drops anything. It is no matter of the purpose: where each mode draws masks of
-    /// its own, checks of the modes compare rehearsals and whole runs without dropout, and other
+    /// Whether dropout drops anything. It is no matter of the purpose: where each mode draws masks
+    /// of its own, checks of the modes compare rehearsals and whole runs without dropout, and other
     /// rehearsals drop as the run does.
     pub(super) drops: bool,
     pub(super) callbacks: Vec<Box<dyn Callback<T::Model>>>,

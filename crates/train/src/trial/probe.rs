@@ -26,11 +26,11 @@ use super::figures::{StepFigures, Weights, gradients};
 /// The kind of measurement that a probe makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// Loss, gradients and weight changes of every step, without dropout where each mode draws masks
-    /// of its own. Reading them takes time, so nothing is timed, and no step is captured.
+    /// Loss, gradients and weight changes of every step, without dropout where each mode draws
+    /// masks of its own. Reading them takes time, so nothing is timed, and no step is captured.
     Figures,
-    /// Loss and weight changes of every step, as under `Figures`, where the steps are captured if the
-    /// run's are. The gradients are left out: captured steps keep them to themselves.
+    /// Loss and weight changes of every step, as under `Figures`, where the steps are captured if
+    /// the run's are. The gradients are left out: captured steps keep them to themselves.
     Captured,
     /// Loss and time of every step, as the run makes it, but all of the first one's examples: a
     /// shape that is new takes longer.

@@ -17,7 +17,8 @@ pub struct Report {
     pub precision: Precision,
     /// Whether products of f32 may be in TF32 on the device, which decides the limits too.
     pub in_tf32: bool,
-    /// Whether nothing was dropped out in them, since each mode draws masks of its own on the device.
+    /// Whether nothing was dropped out in them, since each mode draws masks of its own on the
+    /// device.
     pub without_dropout: bool,
     /// Gradients that were compared in each of them.
     pub tensors: usize,
