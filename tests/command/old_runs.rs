@@ -10,8 +10,9 @@ use crate::common::{json, kiln, succeeds};
 
 /// Figures of another processor, whose sums have another order: losses near 3.5 after 7 steps in
 /// f32; in f16 and bf16 a factor that rounds the other way moves losses and norms by about its eps.
-/// The run `lora` is native and has dropout, of which native runs have other masks since then: its
-/// adapters have learnt little, so that masks move its losses by some 1e-3.
+/// The run `lora` is native and has dropout, of which native runs draw other masks since then: its
+/// adapters have learnt little, so that masks move its losses by some 1e-3, and its gradients, which
+/// are masked themselves, are not compared.
 fn tolerance(case: &str) -> f64 {
     match case {
         "f16" | "bf16" => 5e-3,
@@ -25,7 +26,8 @@ fn assert_close(case: &str, place: &str, ours: &Value, theirs: &Value) {
         (Value::Object(ours), Value::Object(theirs)) => {
             let names = |object: &serde_json::Map<String, Value>| object.keys().cloned().collect::<Vec<_>>();
             assert_eq!(names(ours), names(theirs), "{case}: {place}");
-            for (name, theirs) in theirs {
+            let is_compared = |name: &str| case != "lora" || name != "grad_norm";
+            for (name, theirs) in theirs.iter().filter(|(name, _)| is_compared(name)) {
                 assert_close(case, &format!("{place}.{name}"), &ours[name], theirs);
             }
         }
