@@ -213,7 +213,7 @@ impl Rows {
 }
 
 impl LayerNumbers {
-    /// The same numbers in every layer.
+    /// These numbers in every layer.
     fn evenly(rows: RowNumbers) -> Self {
         Self { layers: rows.clone(), last_layer: rows }
     }

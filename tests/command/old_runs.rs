@@ -11,8 +11,8 @@ use crate::common::{json, kiln, succeeds};
 /// Figures of another processor, whose sums have another order: losses near 3.5 after 7 steps in
 /// f32; in f16 and bf16 a factor that rounds the other way moves losses and norms by about its eps.
 /// The run `lora` is native and has dropout, of which native runs draw other masks since then: its
-/// adapters have learnt little, so that masks move its losses by some 1e-3, and its gradients, which
-/// are masked themselves, are not compared.
+/// adapters have learnt little, so that masks move its losses by some 1e-3. Its gradients are not
+/// compared, since each is masked itself.
 fn tolerance(case: &str) -> f64 {
     match case {
         "f16" | "bf16" => 5e-3,

@@ -48,9 +48,9 @@ impl RowNumbers {
 /// The numbers of the rows of one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Numbered<'a> {
-    /// Of the queries of attention, and of the rows of every other operator.
+    /// The numbers of the queries of attention, and of the rows of every other operator.
     pub rows: &'a RowNumbers,
-    /// Of the keys of attention.
+    /// The numbers of the keys of attention.
     pub keys: &'a RowNumbers,
 }
 
