@@ -4,7 +4,8 @@
     python3 tests/report_pages.py OUT_DIR PAGE.html...
 
 Each page is shown at 380 and 1280 pixels, light and dark, and printed. It must load nothing else, write no error to the
-console, be no wider than the window, with every fold open too, and every drawing must have a name and a table with figures.
+console, be no wider than the window, with every fold open too. Every drawing must have a name, a table with figures and values
+under the pointer, no two texts of it may touch, and cards beside each other must be equally high.
 Screenshots and the print go into OUT_DIR. KILN_BROWSER names the browser; exit code 3 means that there is none.
 """
 
@@ -28,9 +29,19 @@ CHECK = """(() => {
   const wide = all('body *').filter(isWide).slice(0, 3).map(element => element.outerHTML.slice(0, 200));
   const nameless = all('svg').filter(svg => !svg.getAttribute('aria-label')).length;
   const bare = all('figure').filter(figure => !figure.querySelector('details table tbody td')).length;
+  const box = element => element.getBoundingClientRect();
+  const mute = all('figure').filter(figure => !figure.querySelector('svg .place title')).length;
+  const uneven = all('figure').filter(figure => all('figure').some(
+    other => box(other).top === box(figure).top && Math.abs(box(other).height - box(figure).height) > 1)).length;
+  const touch = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  const touching = all('figure svg').flatMap(svg => {
+    const texts = [...svg.querySelectorAll('text')];
+    const pairs = texts.flatMap((a, at) => texts.slice(at + 1).map(b => [a, b]));
+    return pairs.filter(([a, b]) => touch(box(a), box(b))).map(pair => pair.map(text => text.textContent.trim()).join(' | '));
+  }).slice(0, 3);
   const small = all('svg').filter(svg => svg.getBoundingClientRect().height < 50).length;
   all('details').forEach(details => details.open = false);
-  return {inner: innerWidth, closed, open, wide, nameless, bare, small, text: document.body.innerText.length,
+  return {inner: innerWidth, closed, open, wide, nameless, bare, small, mute, uneven, touching, text: document.body.innerText.length,
           charts: all('figure').length, ground: getComputedStyle(document.body).backgroundColor};
 })()"""
 
@@ -124,6 +135,8 @@ def check(browser, page, out, name):
                 errors.append(f"{at}: it is wider than the window: {found}")
             if found["nameless"] or found["bare"] or found["small"]:
                 errors.append(f"{at}: a drawing has no name, no table or no height: {found}")
+            if found["mute"] or found["uneven"] or found["touching"]:
+                errors.append(f"{at}: values are not under the pointer, cards are uneven, or texts touch: {found}")
             if found["text"] < 500:
                 errors.append(f"{at}: there is next to nothing on it: {found}")
             is_dark = sum(map(int, found["ground"].removeprefix("rgb(").rstrip(")").split(","))) < 200

@@ -104,12 +104,19 @@ fn a_comparison_is_measured_written_and_made_again() {
         "passed",
         "noise:",
         "billable s, whole run",
-        "kernel launches a step",
         "at step 10",
     ];
     for part in parts {
         assert!(out.contains(part), "expected {part:?} in\n{out}");
     }
+    // The CPU launches nothing, and what the answer says is not said again.
+    assert!(!out.contains("kernel launches a step"), "{out}");
+    let answer = out.lines().find(|line| line.starts_with("Should I compile? ")).unwrap();
+    assert!(answer.contains("98 % interval ") && answer.contains("20 losses differ by"), "{answer}");
+    let rest = out.split_once(answer).unwrap().1;
+    assert!(!rest.contains("Loss parity, compiled against native:"), "{rest}");
+    let verdict = rest.lines().find(|line| line.starts_with("compiled against native: "));
+    assert!(verdict.is_none_or(|line| !line.contains("interval")), "{rest}");
     let folder = place.path("run-compare");
     let report = json(&folder.join("report.json"));
     assert_eq!(report["schema"], "kiln.report/2");

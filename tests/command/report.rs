@@ -262,7 +262,7 @@ fn a_run_that_died_or_goes_on_has_a_page() {
     is_whole(&died);
     assert!(died.contains("class=\"answer bad\">Failed after step "), "{died}");
     assert!(died.contains("<li class=\"bad\">"), "a value that is no number is a warning: {died}");
-    assert!(died.contains("<h2>Told on the way</h2>") && died.contains("ended: "), "{died}");
+    assert!(died.contains("<h2>Log</h2>") && died.contains("ended: "), "{died}");
 
     place.train("text.toml", &["run.output_dir=on", "trainer.logging_steps=1"]);
     let mut status: Value = json(&place.path("on/status.json"));

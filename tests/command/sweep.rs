@@ -76,8 +76,17 @@ fn a_grid_in_both_modes_has_a_table_a_page_and_what_compiling_saved() {
         assert!((native - compiled).abs() <= 1e-4 * native, "{native} {compiled}");
     }
     let page = std::fs::read_to_string(folder.path().join("search/report.html")).unwrap();
-    for part in ["Best: trial", "trainer.learning_rate", "over the whole search", "<svg"] {
+    for part in ["Best: trial", "over the whole search"] {
         assert!(page.contains(part), "{part}");
+    }
+    // The curves, and each key against the figure: four dots each, the best in colour.
+    for title in ["Trials", "trainer.learning_rate", "trainer.weight_decay"] {
+        let chart = drawing(&page, title);
+        assert!(chart.contains("\neval_loss\n</text>"), "{title} names its axis: {chart}");
+        if title != "Trials" {
+            let dots = |look: &str| chart.split("<circle ").skip(1).filter(|circle| circle.contains(look)).count();
+            assert_eq!((dots("cx"), dots("r=\"9\""), dots("#0072B2")), (4, 1, 1), "{title}: {chart}");
+        }
     }
     // Made again from the folder alone, and a search that is complete does nothing.
     std::fs::remove_file(folder.path().join("search/report.html")).unwrap();
@@ -87,6 +96,13 @@ fn a_grid_in_both_modes_has_a_table_a_page_and_what_compiling_saved() {
     assert!(again.contains("going on with the search") && !again.contains("trial 1 of 4"), "{again}");
     // Another search has a folder of its own.
     fails(&mut sweep(folder.path(), &["--set", "trainer.max_steps=8"]), 2, &["holds another search", "--out"]);
+}
+
+/// The drawing of a chart of a page.
+fn drawing<'a>(page: &'a str, title: &str) -> &'a str {
+    let chart =
+        page.split_once(&format!("<svg role=\"img\" aria-label=\"{title}\"")).unwrap_or_else(|| panic!("{title}")).1;
+    chart.split_once("</svg>").unwrap().0
 }
 
 const HALVING: &str = "method = \"random\"\ntrials = 9\nmode = \"native\"\n[sweep.parameters]\n\
@@ -110,6 +126,16 @@ fn halving_stops_what_is_behind_and_a_killed_search_comes_to_the_same_end() {
     assert!(steps.iter().all(|step| [2, 6, 14].contains(step)), "{steps:?}");
     let at_least = |least: u64| steps.iter().filter(|step| **step >= least).count();
     assert!((3..=5).contains(&at_least(6)) && (1..=3).contains(&at_least(14)), "{steps:?}");
+    // The page has every rung of every trial, those of trials that went on too.
+    let page = std::fs::read_to_string(whole.path().join("search/report.html")).unwrap();
+    let chart = drawing(&page, "Trials");
+    for (trial, rungs) in expected.iter().enumerate() {
+        for (value, step) in rungs.iter().zip([2, 6, 14]) {
+            let place = chart.split("<title>").find(|said| said.starts_with(&format!("step {step}\n"))).unwrap();
+            let value = format!("\ntrial {} {value:.3}", trial + 1);
+            assert!(place.split_once("</title>").unwrap().0.contains(&value), "{value} at step {step}: {place}");
+        }
+    }
     // Of the first rung the best has gone on.
     let first = (0..9).min_by(|a, b| expected[*a][0].total_cmp(&expected[*b][0])).unwrap();
     assert!(steps[first] >= 6, "{steps:?} {expected:?}");

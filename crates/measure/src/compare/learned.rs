@@ -76,7 +76,7 @@ impl Evaluated {
         let steps = rows.map(|row| row.get("step").unwrap_or(0.0) as u64);
         let figures = figure_names(run).filter(|name| has_losses || *name != LOSS).filter_map(|name| {
             let values = [run.get(name)?, other.get(name)?];
-            Some(Figure { name: name.into(), values, greater_is_better: direction(name) })
+            Some(Figure { name: name.into(), values, greater_is_better: greater_is_better(name) })
         });
         Self { steps, figures: figures.collect() }
     }
@@ -91,7 +91,7 @@ pub(crate) fn figure_names(row: &Record) -> impl Iterator<Item = &str> {
 }
 
 /// Whether more of the figure `name` is better; none for one of a program's own.
-fn direction(name: &str) -> Option<bool> {
+pub(crate) fn greater_is_better(name: &str) -> Option<bool> {
     const LESS: [&str; 3] = [LOSS, "eval_perplexity", "eval_mse"];
     const MORE: [&str; 9] = [
         "eval_accuracy",
@@ -237,7 +237,7 @@ mod tests {
     }
 
     fn figure(name: &str, values: [f64; 2]) -> Figure {
-        Figure { name: name.into(), values, greater_is_better: direction(name) }
+        Figure { name: name.into(), values, greater_is_better: greater_is_better(name) }
     }
 
     #[test]

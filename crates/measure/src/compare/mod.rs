@@ -17,8 +17,8 @@ pub mod run;
 pub mod saved;
 
 pub use gate::Gate;
-pub(crate) use learned::figure_names;
 pub use learned::{Evaluated, Figure, Learned};
+pub(crate) use learned::{figure_names, greater_is_better};
 pub use record::{
     ArmReport, ArmRuns, Comparison, Derived, EXPERIMENT_SCHEMA, Experiment, LossPoint, Moments, REPORT_SCHEMA, Report,
     Role, WholeRun,

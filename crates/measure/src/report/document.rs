@@ -5,6 +5,7 @@ use kiln::session::provenance::Provenance;
 use serde::Serialize;
 
 use crate::compare::{ArmReport, Comparison, Learned, Moments, Report, Role, figure_names};
+use crate::loss_parity::Parity;
 use crate::table::{Rows, Table, fixed, scientific, significant};
 use crate::verdict::Verdict;
 
@@ -102,6 +103,8 @@ pub(super) struct Document {
     pub(super) conclusions: Vec<String>,
     /// The label of each arm.
     pub(super) labels: Vec<String>,
+    /// The rows of the table are the things that are compared, and its columns their figures.
+    pub(super) is_list: bool,
     pub(super) table: Table,
     pub(super) matrix: Option<Matrix>,
     /// The sections after the figures.
@@ -115,21 +118,28 @@ impl Document {
             let runs = arm.runs.iter().map(|run| run.display().to_string()).collect::<Vec<_>>();
             format!("{}: {}", arm.name, if runs.is_empty() { "none".into() } else { runs.join(", ") })
         });
-        let statement = |of: &Comparison, who| Statement::new(tone(of.verdict), format!("{who}{}", sentence(of)));
-        let statements = report.comparisons.iter().map(|comparison| statement(comparison, ""));
-        // Of two runs the answer says it.
-        let learned = report.comparisons.iter().filter(|_| report.arms.len() > 2).filter_map(|comparison| {
+        let compiling = answer(report);
+        let answered = compiled(report).filter(|_| compiling.is_some());
+        let best = best(report).filter(|_| compiling.is_none());
+        let statement = |of: &Comparison, who| {
+            let sentence = sentence(of, answered.is_some_and(|answered| answered.arm == of.arm))?;
+            Some(Statement::new(tone(of.verdict), format!("{who}{sentence}")))
+        };
+        let statements = report.comparisons.iter().filter_map(|comparison| statement(comparison, ""));
+        // Only a report without an answer about the best run has these sentences.
+        let learned = report.comparisons.iter().filter(|_| best.is_none()).filter_map(|comparison| {
             let (tone, sentence) = which_is_better(comparison, comparison.learned.as_ref()?);
             Some(Statement::new(tone, format!("{} against {}: {sentence}.", comparison.arm, comparison.against)))
         });
         Self {
             title: report.title.clone(),
             made_at: report.made_at.clone(),
-            answer: answer(report).or_else(|| best(report)),
             statements: learned
-                .chain(report.noise.iter().map(|noise| statement(noise, "noise: ")))
+                .chain(report.noise.iter().filter_map(|noise| statement(noise, "noise: ")))
                 .chain(statements)
                 .collect(),
+            answer: compiling.or(best),
+            is_list: false,
             statements_title: "Verdicts",
             failures: failures.collect(),
             conclusions: conclusions(report),
@@ -155,12 +165,18 @@ fn tone(word: Verdict) -> Tone {
     }
 }
 
+/// The comparison of the compiled arm at the native batch with native.
+fn compiled(report: &Report) -> Option<&Comparison> {
+    let compiled = report.arms.iter().find(|arm| arm.role == Role::Compiled)?;
+    report.comparisons.iter().find(|comparison| comparison.arm == compiled.name)
+}
+
 /// "Should I compile?", answered from the verdict with its interval, the length of the run and the
 /// losses; none for a report without a compiled arm at the native batch.
 fn answer(report: &Report) -> Option<Statement> {
-    let compiled = report.arms.iter().find(|arm| arm.role == Role::Compiled)?;
-    let Some(comparison) = report.comparisons.iter().find(|comparison| comparison.arm == compiled.name) else {
-        let why = compiled.failure.as_deref().unwrap_or("there is nothing to compare");
+    let arm = report.arms.iter().find(|arm| arm.role == Role::Compiled)?;
+    let Some(comparison) = compiled(report) else {
+        let why = arm.failure.as_deref().unwrap_or("there is nothing to compare");
         return Some(Statement::new(Tone::Doubtful, format!("Should I compile? This cannot be said: {why}.")));
     };
     let Some(speedup) = comparison.speedup.filter(|_| comparison.verdict != Verdict::NotComparable) else {
@@ -201,7 +217,7 @@ fn answer(report: &Report) -> Option<Statement> {
             tone = Tone::Bad;
         }
         let agree = if parity.passed { "agree" } else { "do NOT agree" };
-        format!("; their losses {agree} ({:.1e} relative at most, limit {:.0e})", parity.relative, parity.limit)
+        format!("; their losses {agree} ({})", parity_in_words(parity))
     });
     Some(Statement::new(tone, format!("Should I compile? {answer}{parity}.")))
 }
@@ -347,7 +363,9 @@ fn table(report: &Report) -> Table {
     let steps_of = |arm: &ArmReport| arm.evaluations.iter().filter_map(|row| row.get("step")).collect::<Vec<_>>();
     let common = report.arms.iter().map(steps_of);
     let common = common.reduce(|a, b| a.into_iter().filter(|step| b.contains(step)).collect()).unwrap_or_default();
-    let common = common.last().copied().filter(|step| *step > 0.0);
+    // A figure at the end of all is none at an equal step besides.
+    let is_end = |step: f64| report.arms.iter().all(|arm| evaluation(arm, "step") == Some(step));
+    let common = common.last().copied().filter(|step| *step > 0.0 && !is_end(*step));
     let mut names = Vec::new();
     for name in report.arms.iter().filter_map(|arm| arm.evaluation.as_ref()).flat_map(figure_names) {
         if !names.contains(&name) {
@@ -386,7 +404,8 @@ fn table(report: &Report) -> Table {
     rows.number("warm-up s, later runs", 2, |arm| arm.warmup_seconds_later);
     rows.number("start and end s", 2, |arm| arm.startup_seconds);
     rows.number("peak memory MiB", 0, |arm| arm.figures.peak_mib);
-    rows.number("kernel launches a step", 0, |arm| arm.figures.kernel_launches_per_step);
+    // An operation on the CPU is a call, and no launch.
+    rows.number("kernel launches a step", 0, |arm| arm.figures.kernel_launches_per_step.filter(|count| *count > 0.0));
     rows.number("device reads a step", 1, |arm| arm.figures.device_reads_per_step);
     rows.number("model GFLOP/s", 1, |arm| arm.model_gflops);
     rows.add("of the GEMM peak", |arm| Some(format!("{:.1} %", arm.model_flops_utilization? * 100.0)));
@@ -400,39 +419,47 @@ fn table(report: &Report) -> Table {
     rows.table(|arm| &arm.name)
 }
 
-/// A comparison in a sentence.
-fn sentence(comparison: &Comparison) -> String {
+/// The share by which losses differ, and how many of them were held against each other.
+fn parity_in_words(parity: &Parity) -> String {
+    let which = if parity.by_mean { "the means of " } else { "" };
+    format!(
+        "{which}{} losses differ by {:.1e} relative at most, limit {:.0e}",
+        parity.losses, parity.relative, parity.limit
+    )
+}
+
+/// A comparison in a sentence. Where the answer of the report has the speed-up (`answered`), the
+/// sentence is about time and throughput alone, and there is none without a difference.
+fn sentence(comparison: &Comparison, answered: bool) -> Option<String> {
     let Comparison { arm, against, verdict, .. } = comparison;
     let subject = format!("{arm} against {against}");
-    match (verdict, comparison.speedup) {
-        (Verdict::NotComparable, _) | (_, None) => {
-            format!("{subject}: {verdict} ({})", comparison.reason.as_deref().unwrap_or("no reason is known"))
-        }
-        (verdict, Some(speedup)) => format!(
-            "{subject}: {verdict}; {:.3}x, 98 % interval {:.3} to {:.3}{}",
-            speedup.ratio,
-            speedup.low,
-            speedup.high,
-            match verdict {
-                Verdict::Same => String::new(),
-                _ => format!(
-                    "; time saved {:.1} %, throughput gained {:.1} %{}",
-                    comparison.time_saved_percent.unwrap_or(0.0),
-                    comparison.throughput_gained_percent.unwrap_or(0.0),
-                    comparison
-                        .billable_saved_percent
-                        .map_or(String::new(), |saved| format!(", billable seconds saved {saved:.1} %"))
-                ),
-            }
-        ),
-    }
+    let Some(speedup) = comparison.speedup.filter(|_| *verdict != Verdict::NotComparable) else {
+        let reason = comparison.reason.as_deref().unwrap_or("no reason is known");
+        return (!answered).then(|| format!("{subject}: {verdict} ({reason})"));
+    };
+    let interval = format!("; {:.3}x, 98 % interval {:.3} to {:.3}", speedup.ratio, speedup.low, speedup.high);
+    let interval = if answered { String::new() } else { interval };
+    let billable = comparison.billable_saved_percent;
+    let billable = billable.map_or(String::new(), |saved| format!(", billable seconds saved {saved:.1} %"));
+    let gained = format!(
+        "; time saved {:.1} %, throughput gained {:.1} %{billable}",
+        comparison.time_saved_percent.unwrap_or(0.0),
+        comparison.throughput_gained_percent.unwrap_or(0.0)
+    );
+    let gained = if *verdict == Verdict::Same { String::new() } else { gained };
+    (!(answered && gained.is_empty())).then(|| format!("{subject}: {verdict}{interval}{gained}"))
 }
+
+/// A limit of the speed-up that lies above this limits nothing.
+const MOST_CEILING: f64 = 10.0;
 
 /// The conclusions from the comparisons, a line each.
 fn conclusions(report: &Report) -> Vec<String> {
     let derived = &report.derived;
     let mut lines = Vec::new();
-    if let Some(advice) = &derived.advice {
+    // The answer says it where there is one batch.
+    let has_batches = report.arms.iter().any(|arm| arm.role == Role::CompiledLarge);
+    if let Some(advice) = derived.advice.as_ref().filter(|_| has_batches) {
         lines.push(format!("Advice: {advice}."));
     }
     if let (Some(total), Some(compiler), Some(batch)) =
@@ -448,15 +475,19 @@ fn conclusions(report: &Report) -> Vec<String> {
             derived.break_even_step_later.map_or(String::new(), |step| format!(" ({step:.0} with warm caches)"));
         lines.push(format!("Break-even: compiling has paid for its start after step {step:.0}{later}."));
     }
-    if let (Some(ceiling), Some(share)) = (derived.ceiling, derived.compute_share) {
-        let ceiling = if ceiling > 100.0 { "100x and more".into() } else { format!("{ceiling:.1}x") };
+    if let (Some(ceiling), Some(share)) =
+        (derived.ceiling.filter(|ceiling| *ceiling <= MOST_CEILING), derived.compute_share)
+    {
         lines.push(format!(
-            "Ceiling: {:.1} % of the native step is forward, backward and update, so a compiler that took no time at all \
-             would give {ceiling} at this batch.",
+            "Limit of compiling: {:.1} % of the native step is forward, backward and update; the rest stays as it is, so no \
+             compiler can give more than {ceiling:.1}x at this batch.",
             share * 100.0
         ));
     }
-    let checked = report.comparisons.iter().filter_map(|comparison| Some((comparison, comparison.parity.as_ref()?)));
+    let answered = answer(report).and_then(|_| compiled(report));
+    let is_new = |comparison: &&Comparison| answered.is_none_or(|answered| answered.arm != comparison.arm);
+    let checked = report.comparisons.iter().filter(is_new);
+    let checked = checked.filter_map(|comparison| Some((comparison, comparison.parity.as_ref()?)));
     // Ablations and sweeps are many, and worth a word each only where they fail.
     let is_extra = |arm: &str| {
         let arm = report.arms.iter().find(|other| other.name == arm);
@@ -469,13 +500,10 @@ fn conclusions(report: &Report) -> Vec<String> {
             continue;
         }
         lines.push(format!(
-            "Loss parity, {} against {}: {} of {} losses differ by {:.1e} relative at most, limit {:.0e}: {}.",
+            "Loss parity, {} against {}: {}: {}.",
             comparison.arm,
             comparison.against,
-            if parity.by_mean { "the means" } else { "each" },
-            parity.losses,
-            parity.relative,
-            parity.limit,
+            parity_in_words(parity),
             if parity.passed { "passed" } else { "failed" }
         ));
     }
@@ -571,7 +599,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::compare::{Derived, Evaluated, Figure, WholeRun};
-    use crate::loss_parity::Parity;
     use crate::stats::Interval;
 
     /// A comparison of compiled with native, whose run has 500 steps.
@@ -625,7 +652,8 @@ mod tests {
             (
                 Tone::Good,
                 "Should I compile? Yes: compiled is 1.25x (98 % interval 1.20 to 1.30) as fast as native and has paid for its \
-                 start after step 120 of the 500 steps of the run; their losses agree (1.0e-6 relative at most, limit 1e-4)."
+                 start after step 120 of the 500 steps of the run; their losses agree (20 losses differ by 1.0e-6 relative at most, limit \
+                 1e-4)."
             )
         );
         let (tone, text) = of(Verdict::Faster, [1.25, 1.2, 1.3], Some(900.0), None);

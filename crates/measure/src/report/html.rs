@@ -7,8 +7,8 @@ use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, escape_formatter};
 use serde::Serialize;
 
-use super::charts::Chart;
 use super::document::Document;
+use super::drawing::{COLORS, Chart, hex};
 
 const TEMPLATE: &str = include_str!("report.html");
 
@@ -28,6 +28,8 @@ struct Page<'a> {
     mark: &'static str,
     /// The arms of each table: the first of them, and the first of the next table.
     blocks: Vec<(usize, usize)>,
+    /// The colours of series: that of the drawings, and that on a dark screen.
+    colors: Vec<(String, String)>,
 }
 
 /// The page.
@@ -35,8 +37,11 @@ struct Page<'a> {
 /// # Errors
 /// A template that does not fit its values.
 pub(super) fn page(document: &Document, charts: &[Chart]) -> Result<String> {
-    let blocks = (0..document.labels.len()).step_by(ARMS).map(|begin| (begin, begin + ARMS)).collect();
-    render(&Page { document, charts, mark: MARK, blocks })
+    let columns = document.labels.len();
+    let most = if document.is_list { columns.max(1) } else { ARMS };
+    let blocks = (0..columns).step_by(most).map(|begin| (begin, begin + most)).collect();
+    let colors = COLORS.map(|(light, dark)| (hex(light), hex(dark))).to_vec();
+    render(&Page { document, charts, mark: MARK, blocks, colors })
 }
 
 /// Fills the template. Every value but a drawing is made one line of printable characters and
@@ -77,6 +82,7 @@ mod tests {
             conclusions: hostile(),
             // Of one arm the table is another.
             labels: [hostile(), hostile()].concat(),
+            is_list: false,
             table: table(),
             matrix: Some(Matrix {
                 caption: HOSTILE.into(),
@@ -91,8 +97,14 @@ mod tests {
             ],
         };
         let drawing = "width=\"1\"><g/></svg>".into();
-        let charts =
-            [Chart { name: "", title: HOSTILE, caption: HOSTILE.into(), first: HOSTILE, table: table(), drawing }];
+        let charts = [Chart {
+            name: "",
+            title: HOSTILE.into(),
+            caption: HOSTILE.into(),
+            first: HOSTILE.into(),
+            table: table(),
+            drawing,
+        }];
         let text = page(&document, &charts).unwrap();
         assert!(!text.contains("<b>") && !text.contains('\u{1b}'), "{text}");
         assert_eq!(text.matches(SHOWN).count(), 24, "{text}");

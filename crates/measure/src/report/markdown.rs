@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use kiln_core::error::one_line;
 
-use super::charts::Chart;
 use super::document::Document;
+use super::drawing::Chart;
 
 /// The page.
 pub(super) fn page(document: &Document, charts: &[Chart]) -> String {

@@ -4,6 +4,7 @@
 
 mod charts;
 pub(crate) mod document;
+mod drawing;
 mod html;
 mod markdown;
 pub mod run;
@@ -83,7 +84,7 @@ pub fn write_sweep(sweep: &Sweep, out: &Path, width: usize) -> Result<String> {
     write_page(sweep::document(sweep, clock::rfc3339()), &charts::of_sweep(sweep)?, out, width)
 }
 
-fn write_page(document: Document, charts: &[charts::Chart], out: &Path, width: usize) -> Result<String> {
+fn write_page(document: Document, charts: &[drawing::Chart], out: &Path, width: usize) -> Result<String> {
     let path = out.join(PAGE);
     let is_taken = std::fs::symlink_metadata(&path).is_ok();
     if is_taken && !read_regular_text(&path).is_ok_and(|text| text.contains(html::MARK)) {

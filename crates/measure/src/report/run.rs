@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::document::{Document, Matrix, Section, Statement, Tone, machine, own, validation};
-use crate::compare::figure_names;
+use crate::compare::{figure_names, greater_is_better};
 use crate::table::{Rows, Table, fixed, significant};
 
 /// The contents of a run folder that the page shows.
@@ -167,13 +167,17 @@ impl Run {
         self.status.evaluation(self.rows())
     }
 
-    /// The names of what evaluations say that lies between -1 and 1: accuracy, F1, correlations.
+    /// The names of the figures of evaluations that lie between -1 and 1: accuracy, F1,
+    /// correlations.
     pub(super) fn score_names(&self) -> Vec<&str> {
         let evaluation = self.rows().rev().find(|row| row.get("eval_loss").is_some());
-        let names = evaluation.into_iter().flat_map(Record::fields).map(|(name, _)| name);
         const SCORES: [&str; 5] =
             ["eval_accuracy", "eval_f1", "eval_matthews_correlation", "eval_pearson", "eval_spearmanr"];
-        names.filter(|name| SCORES.contains(name)).collect()
+        // A figure of a program's own is one where it lies between -1 and 1.
+        let is_share = |name: &str| self.rows().filter_map(|row| row.get(name)).all(|value| value.abs() <= 1.0);
+        let is_score =
+            |name: &&str| SCORES.contains(name) || (greater_is_better(name) != Some(false) && is_share(name));
+        evaluation.into_iter().flat_map(figure_names).filter(is_score).collect()
     }
 
     /// Steps, milliseconds of a step and share of waiting for data of every log row.
@@ -321,16 +325,21 @@ impl Run {
             failures: Vec::new(),
             conclusions: Vec::new(),
             labels: vec!["the run".into()],
+            is_list: false,
             table: self.table(),
             matrix,
             sections: vec![
                 Section::list("Classes that are confused most", confused, None),
                 Section::text("Samples", self.samples.iter().flat_map(sample).collect(), false),
                 Section::list("Notes", self.peak.iter().map(|(_, note)| note.clone()).collect(), Some("Note: ")),
-                Section::text("Told on the way", self.events.clone(), false),
+                Section::text(
+                    "Log",
+                    Some(self.events.clone()).filter(|events| events.len() > 1).unwrap_or_default(),
+                    false,
+                ),
                 Section {
                     hangs: true,
-                    ..Section::text("Plan: what follows from the config and the data", self.derived.clone(), false)
+                    ..Section::text("Plan: what follows from the config and the data", self.derived.clone(), true)
                 },
                 Section::text("Plan: what was asked, and the defaults (plan.toml)", self.asked.clone(), true),
                 Section::list("Provenance", provenance.collect(), None),
@@ -348,7 +357,7 @@ impl Run {
         rows.add("epochs", count("epoch"));
         rows.add("examples", count("samples"));
         rows.add("tokens", count("tokens"));
-        rows.add("time, all processes", |run| Some(duration(run.status.seconds)));
+        rows.add("time", |run| Some(duration(run.status.seconds)));
         rows.add("last loss", count("loss"));
         rows.add("mean loss", count("train_loss"));
         rows.add("learning rate, last", |run| run.last("learning_rate").map(significant));

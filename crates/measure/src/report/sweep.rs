@@ -1,9 +1,9 @@
-//! The page of a search: the trials side by side, the best first, their curves, and what compiling
-//! saved.
+//! The page of a search: a table of the trials, the best first, their curves, each key against the
+//! figure, and what compiling saved.
 
 use super::document::{Document, Section, Statement, Tone};
 use crate::sweep::{Rung, Sweep, Trial};
-use crate::table::{Rows, Table};
+use crate::table::{Rows, Table, fixed};
 use kiln::config::CompilerMode;
 use kiln::trainer::runs::repeat_command;
 
@@ -27,6 +27,7 @@ pub(super) fn document(sweep: &Sweep, made_at: String) -> Document {
     let folders = ranked.iter().flat_map(|trial| &trial.arms).map(|arm| arm.run.display().to_string());
     let others = sweep.trials.iter().filter(|trial| trial.last().is_none() && trial.failure().is_none()).count();
     let notes = (others > 0).then(|| format!("{others} trials have not begun"));
+    let table = table(sweep, &ranked);
     Document {
         title: format!("{}: {} trials", sweep.title, sweep.trials.len()),
         made_at,
@@ -35,8 +36,9 @@ pub(super) fn document(sweep: &Sweep, made_at: String) -> Document {
         statements_title: "Native and compiled",
         failures: failures.collect(),
         conclusions: Vec::new(),
-        labels: ranked.iter().map(|trial| format!("trial {}", trial.number)).collect(),
-        table: table(sweep, &ranked),
+        labels: table.names.iter().map(|name| short(name, &table.names).to_owned()).collect(),
+        is_list: true,
+        table,
         matrix: None,
         sections: vec![
             Section::list("The best again", again.into_iter().collect(), Some("Again: ")),
@@ -57,24 +59,47 @@ fn saved((native, compiled): (f64, f64)) -> Statement {
     Statement::new(tone, format!("{what}: {compiled:.1} s compiled, {native:.1} s native."))
 }
 
+/// A name without its section, unless another of `all` is the same without its own.
+fn short<'a>(name: &'a str, all: &[String]) -> &'a str {
+    let last = |name: &'a str| name.rsplit_once('.').map_or(name, |(_, last)| last);
+    let is_alone = all.iter().filter(|other| other.rsplit('.').next() == Some(last(name))).count() == 1;
+    if is_alone { last(name) } else { name }
+}
+
+/// A row for each trial.
 fn table(sweep: &Sweep, ranked: &[&Trial]) -> Table {
-    let names = ranked.iter().map(|trial| (trial.number.to_string(), *trial)).collect::<Vec<_>>();
-    let mut rows = Rows::new(&names);
+    type Cell<'a> = Box<dyn Fn(&Trial) -> Option<String> + 'a>;
+    let mut columns = Vec::<(String, Cell)>::new();
     let keys = sweep.trials.first().into_iter().flat_map(|trial| trial.parameters.keys());
-    for key in keys {
-        rows.add(key, |(_, trial)| trial.parameters.get(key).cloned());
-    }
-    rows.number(&sweep.metric, 6, |(_, trial)| Some(trial.last()?.value));
+    columns.extend(keys.map(|key| (key.clone(), Box::new(|trial: &Trial| trial.parameters.get(key).cloned()) as Cell)));
+    let value = |value: f64| fixed(value, 6);
+    columns.push((sweep.metric.clone(), Box::new(move |trial| Some(value(trial.last()?.value)))));
     if sweep.modes.len() > 1 {
-        let of = |mode: CompilerMode| {
-            move |trial: &Trial| Some(trial.arms.iter().find(|arm| arm.mode == mode)?.rungs.last()?.value)
-        };
-        rows.number("  compiled", 6, |(_, trial)| of(CompilerMode::Compiled)(trial));
+        let of =
+            |trial: &Trial| trial.arms.iter().find(|arm| arm.mode == CompilerMode::Compiled)?.rungs.last().copied();
+        columns.push((format!("{}, compiled", sweep.metric), Box::new(move |trial| Some(value(of(trial)?.value)))));
     }
-    rows.number("steps", 0, |(_, trial)| Some(trial.last()?.step as f64));
-    rows.add("end", |(_, trial)| Some(if trial.is_complete() { "complete" } else { "stopped early" }.into()));
+    columns.push(("steps".into(), Box::new(|trial| Some(trial.last()?.step.to_string()))));
+    let end = |trial: &Trial| if trial.is_complete() { "complete" } else { "stopped early" };
+    columns.push(("end".into(), Box::new(move |trial| Some(end(trial).into()))));
     for mode in &sweep.modes {
-        rows.number(&format!("seconds, {mode}"), 1, |(_, trial)| trial.seconds(*mode));
+        columns.push((format!("seconds, {mode}"), Box::new(|trial| Some(fixed(trial.seconds(*mode)?, 1)))));
+    }
+    let mut rows = Rows::new(&columns);
+    for trial in ranked {
+        rows.add(&format!("trial {}", trial.number), |(_, cell)| cell(trial));
     }
     rows.table(|(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_short_where_it_is_alone() {
+        let all = ["trainer.learning_rate", "model.dropout", "lora.dropout", "steps"].map(str::to_owned);
+        let short = all.each_ref().map(|name| short(name, &all));
+        assert_eq!(short, ["learning_rate", "model.dropout", "lora.dropout", "steps"]);
+    }
 }

@@ -158,6 +158,25 @@ impl Sweep {
         trials
     }
 
+    /// The steps and figures of `trial` in the first mode: those of its rows, and of the rungs. The
+    /// evaluation at a rung is no row of a run that went on from there, whose rows are those of a
+    /// run that never stopped.
+    ///
+    /// # Errors
+    /// Rows that cannot be read; a run that was removed has its rungs alone.
+    pub fn curve(&self, trial: &Trial) -> Result<Vec<(f64, f64)>> {
+        let Some(arm) = trial.arms.first() else { return Ok(Vec::new()) };
+        let rows = if arm.run.is_dir() { metrics::read(&arm.run)? } else { Vec::new() };
+        let mut points =
+            rows.iter().filter_map(|row| Some((row.get("step")?, row.get(&self.metric)?))).collect::<Vec<_>>();
+        let is_row = |step: f64| points.iter().any(|(at, _)| *at == step);
+        let rungs = arm.rungs.iter().map(|rung| (rung.step as f64, rung.value));
+        let rungs = rungs.filter(|(step, _)| !is_row(*step)).collect::<Vec<_>>();
+        points.extend(rungs);
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Ok(points)
+    }
+
     /// The seconds of all trials that were made in both modes, native and compiled; none for a
     /// search in one mode.
     pub fn seconds_of_modes(&self) -> Option<(f64, f64)> {
@@ -233,6 +252,12 @@ fn read(file: &Path) -> Result<(SweepSection, String)> {
     Ok((section, config))
 }
 
+/// The folder of a search whose file is called `stem`.
+fn folder_of(stem: &str) -> PathBuf {
+    let ending = if stem.ends_with("sweep") { "" } else { "-sweep" };
+    PathBuf::from("runs").join(format!("{stem}{ending}"))
+}
+
 /// The search that `options` ask for, with nothing known yet, and its folder.
 fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
     let (section, config) = read(&options.file)?;
@@ -243,7 +268,7 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
     }
     let stem = options.file.file_stem().unwrap_or_default().to_string_lossy();
     let out = options.out.clone().or_else(|| section.output_dir.clone());
-    let out = out.unwrap_or_else(|| PathBuf::from("runs").join(format!("{stem}-sweep")));
+    let out = out.unwrap_or_else(|| folder_of(&stem));
     let trials = section.parameters_of_trials().map_err(|error| error.at(options.file.display()))?;
     // Every combination is a config that can be read: nothing is trained before a mistake in the
     // last one is found.
@@ -469,4 +494,48 @@ fn known(run: &Path, metric: &str) -> Result<std::result::Result<(Rung, bool), F
     }
     let rung = Rung { step: status.step, value, seconds: status.seconds };
     Ok(Ok((rung, status.step >= status.total_steps)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_folder_of_a_search_has_its_name_once() {
+        let folders = ["sweep", "lora-sweep", "lora"].map(folder_of);
+        assert_eq!(folders, ["runs/sweep", "runs/lora-sweep", "runs/lora-sweep"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn a_curve_has_the_rungs_that_are_no_rows() {
+        let run = tempfile::tempdir().unwrap();
+        let row = |step: u64, key: &str, value: f64| format!("{{\"step\": {step}, \"{key}\": {value}}}\n");
+        let rows = [row(3, "loss", 9.0), row(5, "eval_loss", 2.0), row(10, "eval_loss", 1.0)].concat();
+        fs::write(run.path().join(metrics::FILE), rows).unwrap();
+        let rung = |(step, value)| Rung { step, value, seconds: 1.0 };
+        let arm = |run: &Path| TrialArm {
+            mode: CompilerMode::Native,
+            run: run.into(),
+            rungs: [(2, 4.0), (6, 1.5), (10, 1.0)].map(rung).to_vec(),
+            is_complete: true,
+            failure: None,
+        };
+        let trial = |run: &Path| Trial { number: 1, parameters: Parameters::new(), arms: vec![arm(run)] };
+        let sweep = Sweep {
+            schema: SCHEMA.into(),
+            title: String::new(),
+            section: toml::from_str("parameters = {}").unwrap(),
+            config: String::new(),
+            set: Vec::new(),
+            metric: "eval_loss".into(),
+            minimizes: true,
+            modes: vec![CompilerMode::Native],
+            trials: Vec::new(),
+        };
+        let whole = [(2.0, 4.0), (5.0, 2.0), (6.0, 1.5), (10.0, 1.0)];
+        assert_eq!(sweep.curve(&trial(run.path())).unwrap(), whole);
+        let removed = sweep.curve(&trial(&run.path().join("none"))).unwrap();
+        assert_eq!(removed, [(2.0, 4.0), (6.0, 1.5), (10.0, 1.0)], "a run that was removed");
+    }
 }

@@ -17,7 +17,8 @@ pub struct SweepSection {
     /// The config file whose keys are searched. Default: the other sections of this file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<PathBuf>,
-    /// The folder of the search. Default: `runs/NAME-sweep` for a file `NAME.toml`.
+    /// The folder of the search. Default: `runs/NAME-sweep` for a file `NAME.toml`, and
+    /// `runs/sweep` for `sweep.toml`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_dir: Option<PathBuf>,
     /// `grid` tries every combination, `random` draws `trials` of them. Default: `grid`.
