@@ -123,12 +123,15 @@ fn a_run_behind_its_page_goes_on_without_it() {
     let more = ["--watch", "--set", "run.on_existing=overwrite"];
     let mut pty = Pty::start(&mut train(folder.path(), "run", &[&more[..], &ENDLESS].concat()), 100, 30);
     pty.wait_for("InProgress");
-    assert!(!pty.text().contains("Completed") && !pty.text().contains("step   epoch"), "{}", pty.text());
+    assert!(!pty.text().contains("Completed") && !pty.text().contains(LEFT), "{}", pty.text());
     pty.press("q");
     // The output that was held back is printed, then new rows.
+    pty.wait_for(LEFT);
     pty.wait_for("gpt2 for clm, ");
     pty.wait_for("step   epoch");
-    assert!(pty.is_restored() && pty.text().contains(LEFT));
+    let text = pty.text();
+    let after = text.split(LEFT).nth(1).unwrap_or_else(|| panic!("{text}"));
+    assert!(pty.is_restored() && after.contains("gpt2 for clm, "), "{after}");
     assert_eq!(status(folder.path()), "InProgress");
     pty.signal("-TERM");
     assert_eq!(pty.ended().code(), Some(143), "{}", pty.text());

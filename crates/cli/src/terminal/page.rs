@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use kiln::trainer::RunStatus;
+use kiln::trainer::{RunStatus, Status};
 use kiln_core::error::one_line;
+use kiln_core::metrics::Record;
 use kiln_core::words::duration;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -13,7 +14,8 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Paragraph};
 
 use super::figures::{memory, rate, significant};
-use super::follow::{Followed, FollowedRank};
+use super::follow::{Followed, FollowedRank, row_of};
+use super::rows;
 
 /// The contents of the page.
 pub(super) struct Page {
@@ -35,6 +37,9 @@ const POINTS: usize = 600;
 
 /// A rank of a run that goes on has said nothing for so long when that is told.
 const SILENT: Duration = Duration::from_secs(30);
+
+/// A narrower page has no room for the times by part beside the rows.
+const WIDE: u16 = 96;
 
 /// Figures beyond it are drawn at it: differences of finite numbers have to be finite.
 const FARTHEST: f64 = 1e100;
@@ -68,7 +73,7 @@ impl Rooms {
         let is_small = area.height < 18 || area.width < 60;
         let (figures, log) = match (is_small, area.height) {
             (true, _) => (1, u16::from(area.height >= 10)),
-            (false, ..28) => (5, 4),
+            (false, ..28) => (5, 6),
             (false, _) => (7, area.height / 4),
         };
         let [head, loss, figures, low, foot] = Layout::vertical([
@@ -79,7 +84,7 @@ impl Rooms {
             Constraint::Length(1),
         ])
         .areas(area);
-        let wide = if has_parts && !is_small { 26 } else { 0 };
+        let wide = if has_parts && !is_small && area.width >= WIDE { 26 } else { 0 };
         let [parts, log] = Layout::horizontal([Constraint::Length(wide), Constraint::Min(1)]).areas(low);
         Self { head, loss, figures: Layout::horizontal([Constraint::Fill(1); 4]).areas(figures), parts, log, foot }
     }
@@ -130,7 +135,7 @@ impl Page {
         Block::bordered().border_style(dim).title(title.into().style(Style::new().add_modifier(Modifier::BOLD)))
     }
 
-    /// A line for the folder, and one or two for each run.
+    /// The folder and how its run stands, in lines; of several runs, a line for each.
     fn head(&self) -> Vec<Line<'static>> {
         let bold = Style::new().add_modifier(Modifier::BOLD);
         let title = Span::styled(one_line(&self.title), bold);
@@ -139,6 +144,7 @@ impl Page {
             first.extend(self.standing(run, Style::new()));
             let mut lines = vec![Line::from(first)];
             let known = run.known();
+            lines.extend(known.map(|status| Line::raw(learned(run, status).trim_start().to_owned())));
             lines.extend(known.and_then(|status| status.message.as_deref()).map(|why| Line::raw(one_line(why))));
             lines.extend(run.ranks.iter().map(|(number, rank)| self.rank(run, *number, rank)));
             return lines;
@@ -148,6 +154,7 @@ impl Page {
             let mut spans =
                 vec![Span::styled(format!("{}  ", one_line(&run.name)), self.color(COLORS[at % COLORS.len()]))];
             spans.extend(self.standing(run, Style::new()));
+            spans.extend(run.known().map(|status| Span::raw(learned(run, status))));
             Line::from(spans)
         }));
         lines
@@ -166,7 +173,7 @@ impl Page {
         Line::from(spans)
     }
 
-    /// How `run` stands.
+    /// How far `run` is.
     fn standing(&self, run: &Followed, plain: Style) -> Vec<Span<'static>> {
         let status = match &run.status {
             None => return vec![Span::styled("has not begun", self.color(Color::Yellow))],
@@ -185,10 +192,6 @@ impl Page {
         if let Some(left) = run.seconds_left() {
             text += &format!(", {} left", duration(left));
         }
-        let latest = |name: &str| run.points(name).last().map(|(_, value)| *value);
-        text += &latest("loss").map_or(String::new(), |loss| format!("  loss {}", significant(loss)));
-        text += &latest("eval_loss").map_or(String::new(), |loss| format!("  validation {}", significant(loss)));
-        text += &format!("  {}", one_line(&status.model));
         vec![Span::styled(status.status.to_string(), self.color(color)), Span::styled(text, plain)]
     }
 
@@ -226,25 +229,33 @@ impl Page {
         }
         let block = self.block(Line::from(title));
         let all = || curves.iter().flat_map(|(points, ..)| points);
-        let (Some(x), Some(y)) = (bounds(all().map(|point| point.0)), bounds(all().map(|point| point.1))) else {
+        let Some(y) = bounds(all().map(|point| point.1)) else {
             frame.render_widget(Paragraph::new("no figures yet").block(block), room);
             return;
         };
+        // To the last planned step, so that the picture tells how far the run is.
+        let planned = self.runs.iter().filter_map(|run| Some(run.known()?.total_steps as f64));
+        let x = [0.0, planned.chain(all().map(|point| point.0)).fold(1.0, f64::max)];
         let datasets = curves.iter().map(|(points, style, marker)| {
             Dataset::default().data(points).style(*style).marker(*marker).graph_type(GraphType::Line)
         });
+        // A few points are seen as dots, one alone too.
+        let few = curves.iter().filter(|(points, ..)| points.len() * 8 <= usize::from(room.width));
+        let dots = few.map(|(points, style, _)| Dataset::default().data(points).style(*style).marker(Marker::Dot));
         let form = figures.first().map_or(significant as fn(f64) -> String, |figure| figure.2);
-        let mut chart = Chart::new(datasets.collect()).block(block).legend_position(None);
+        let mut chart = Chart::new(datasets.chain(dots).collect()).block(block).legend_position(None);
         chart = if room.height >= 7 && room.width >= 30 {
-            let steps = x.map(|step| format!("{step:.0}"));
-            chart.x_axis(Axis::default().bounds(x).labels(steps)).y_axis(Axis::default().bounds(y).labels(y.map(form)))
+            let steps = marks(x, if room.width < 60 { 2 } else { 4 }).into_iter().map(|step| format!("{step:.0}"));
+            let values = marks(y, if room.height < 12 { 2 } else { 4 }).into_iter().map(form);
+            let (x_axis, y_axis) = (Axis::default().bounds(x), Axis::default().bounds(y));
+            chart.x_axis(x_axis.labels(steps)).y_axis(y_axis.labels(values))
         } else {
             chart.x_axis(Axis::default().bounds(x)).y_axis(Axis::default().bounds(y))
         };
         frame.render_widget(chart, room);
     }
 
-    /// The last lines of the log; of several runs that of the first that goes on.
+    /// The end of the log, with rows in columns; of several runs that of the first that goes on.
     fn log(&self, frame: &mut Frame<'_>, room: Rect) {
         let run = self.runs.iter().find(|run| run.goes_on() && !run.log.is_empty()).or(self.runs.first());
         let lines = run.map(|run| run.log.iter().map(String::as_str).collect::<Vec<_>>()).unwrap_or_default();
@@ -253,17 +264,74 @@ impl Page {
             0..=2 => (Block::new(), room.height),
             height => (self.block("log"), height - 2),
         };
-        let shown = &lines[lines.len().saturating_sub(usize::from(height))..];
-        // The date and the second are of no help here.
-        let shown = shown.iter().map(|line| Line::raw(one_line(without_date(line))));
-        frame.render_widget(Paragraph::new(shown.collect::<Vec<_>>()).block(block), room);
+        let lines = lines.into_iter().filter_map(|line| self.log_line(line)).collect::<Vec<_>>();
+        let last = |count: u16| &lines[lines.len().saturating_sub(usize::from(count))..];
+        // The names of the columns stay where there is a row below them.
+        let mut shown = last(height);
+        let mut text = Vec::new();
+        if height >= 3 && shown.iter().any(|(_, is_row)| *is_row) {
+            shown = last(height - 1);
+            text.push(Line::styled(rows::names(), Style::new().add_modifier(Modifier::BOLD)));
+        }
+        text.extend(shown.iter().map(|(line, _)| line.clone()));
+        frame.render_widget(Paragraph::new(text).block(block), room);
     }
+
+    /// A line of the log as the page has it, and whether it is a row in columns. Other lines have
+    /// the time of the day; the block of figures at the end, which the rows have, is left out.
+    fn log_line(&self, line: &str) -> Option<(Line<'static>, bool)> {
+        let told = without_time(line);
+        let row = row_of(told);
+        let colored = |row: &Record, loss: &str, text: String, color: Option<Color>| {
+            let is_broken = row.get(loss).is_some_and(|loss| !loss.is_finite());
+            let color = if is_broken { Some(Color::Red) } else { color };
+            Line::styled(one_line(&text), color.map_or(Style::new(), |color| self.color(color)))
+        };
+        match row {
+            Some(row) if row.get("train_runtime").is_some() => {
+                let text = console::strip_ansi_codes(&rows::summary(&row)).into_owned();
+                Some((Line::raw(one_line(&text)), false))
+            }
+            Some(row) if row.get("eval_loss").is_some() => {
+                Some((colored(&row, "eval_loss", rows::evaluation(&row), Some(COLORS[1])), true))
+            }
+            Some(row) if row.get("step").is_some() => Some((colored(&row, "loss", rows::training(&row), None), true)),
+            _ if told.ends_with(" metrics *****") || (told.starts_with("  ") && told.contains(" = ")) => None,
+            // The date and the second are of no help here.
+            _ => Some((Line::raw(one_line(without_date(line))), false)),
+        }
+    }
+}
+
+/// The losses of `run`, or of the model that it has kept, and what is trained.
+fn learned(run: &Followed, status: &Status) -> String {
+    let latest = |name: &str| run.points(name).last().map(|(_, value)| *value);
+    let mut text = latest("loss").map_or(String::new(), |loss| format!("  loss {}", significant(loss)));
+    text += &match &status.best_model {
+        Some(best) => {
+            let value = run.evaluation().and_then(|row| row.get(&best.metric));
+            let value = value.map_or(String::new(), |value| format!(": {} {}", best.metric, significant(value)));
+            format!("  model of step {}, the best{value}", best.step)
+        }
+        None => latest("eval_loss").map_or(String::new(), |loss| format!("  validation {}", significant(loss))),
+    };
+    text + "  " + &one_line(&status.model)
+}
+
+/// The ends of an axis and what lies between them, in so many equal parts.
+fn marks([from, to]: [f64; 2], parts: u32) -> Vec<f64> {
+    (0..=parts).map(|at| from + (to - from) * f64::from(at) / f64::from(parts)).collect()
 }
 
 /// A line of `run.log` from the time of the day on.
 fn without_date(line: &str) -> &str {
+    if without_time(line) == line { line } else { line.get(11..).unwrap_or(line) }
+}
+
+/// A line of `run.log` without its time.
+fn without_time(line: &str) -> &str {
     let is_stamped = line.get(10..11) == Some("T") && line.get(19..21) == Some("Z ");
-    if is_stamped { line.get(11..).unwrap_or(line) } else { line }
+    if is_stamped { line.get(21..).unwrap_or(line) } else { line }
 }
 
 /// The least and the greatest value, with some room where they are the same; none of nothing.
@@ -379,6 +447,51 @@ mod tests {
         for size in [(1, 1), (2, 3), (10, 2), (60, 18), (300, 5)] {
             drawn(folder.path(), size);
         }
+    }
+
+    #[test]
+    fn the_axis_ends_with_the_plan_and_rows_are_in_columns() {
+        let folder = tempfile::tempdir().unwrap();
+        let evaluation = "{\"step\": 30, \"eval_loss\": 2.5, \"eval_accuracy\": 0.5}".to_owned();
+        run(folder.path(), "InProgress", None, &[row(15, "4.0"), row(30, "3.0"), evaluation.clone()]);
+        let stamped = |line: &str| format!("2026-11-22T20:28:55Z {line}\n");
+        let dicts = [row(15, "4.0"), row(30, "nan"), evaluation].map(|row| stamped(&row.replace('"', "'")));
+        let rest = ["***** eval metrics *****", "  eval_loss = 2.5", "saving x"].map(stamped);
+        std::fs::write(folder.path().join("run.log"), dicts.concat() + &rest.concat()).unwrap();
+        let lines = drawn(folder.path(), (80, 30));
+        let text = lines.join("\n");
+        // The last of 300 steps is at the right end, and a tenth of the width has a curve.
+        let axis = lines.iter().find(|line| line.contains("300│")).unwrap();
+        assert!(["0 ", " 75 ", " 150 ", " 225 "].iter().all(|mark| axis.contains(mark)), "{text}");
+        let is_dot = |c: char| ('\u{2801}'..='\u{28ff}').contains(&c) || c == '•';
+        let top = lines.iter().take_while(|line| *line != axis);
+        let farthest =
+            top.filter_map(|line| line.chars().enumerate().filter(|(_, c)| is_dot(*c)).last()).map(|(at, _)| at);
+        assert!(farthest.max().is_some_and(|at| (8..25).contains(&at)), "{text}");
+        let at =
+            |part: &str| lines.iter().position(|line| line.contains(part)).unwrap_or_else(|| panic!("{part}:\n{text}"));
+        let first = at("    step   epoch      loss  val loss learn rate tokens/s    memory");
+        let rows = [
+            "      15             4.000             5.000e-5   12.35k 812.3 MiB",
+            "      30               nan             5.000e-5   12.35k 812.3 MiB",
+            "      30                       2.500  accuracy 0.5000",
+            "20:28:55Z saving x",
+        ];
+        assert_eq!(rows.map(at), [first + 1, first + 2, first + 3, first + 4], "{text}");
+        assert!(!text.contains("metrics *****") && !text.contains("eval_loss = ") && !text.contains("{'"), "{text}");
+    }
+
+    #[test]
+    fn the_model_that_was_kept_is_in_the_headline() {
+        let folder = tempfile::tempdir().unwrap();
+        let evaluation = |step: u64, loss: f64| format!("{{\"step\": {step}, \"eval_loss\": {loss}}}");
+        run(folder.path(), "Completed", None, &[row(1, "3.0"), evaluation(1, 2.5), row(3, "2.0"), evaluation(3, 2.75)]);
+        assert!(drawn(folder.path(), (80, 24))[1].starts_with("loss 2.000  validation 2.750  gpt2"));
+        let status = std::fs::read_to_string(folder.path().join("status.json")).unwrap();
+        let status = status.replacen('{', "{\"best_model\": {\"step\": 1, \"metric\": \"eval_loss\"}, ", 1);
+        std::fs::write(folder.path().join("status.json"), status).unwrap();
+        let lines = drawn(folder.path(), (80, 24));
+        assert!(lines[1].starts_with("loss 2.000  model of step 1, the best: eval_loss 2.500  gpt2"), "{lines:#?}");
     }
 
     #[test]

@@ -183,44 +183,57 @@ struct Table {
 
 impl Table {
     fn training(&mut self, row: &Record) -> String {
-        let [loss, lr] = ["loss", "learning_rate"].map(|name| row.get(name));
-        let cells = [
-            row.get("step").map(step),
-            row.get("epoch").map(epochs),
-            loss.map(significant),
-            None,
-            lr.map(significant),
-            row.get("tokens_per_s").map(rate),
-            row.get("peak_mib").map(memory),
-        ];
-        self.line(cells, loss.is_some_and(|loss| !loss.is_finite()), String::new())
+        self.line(training(row), row.get("loss"), false)
     }
 
     fn evaluation(&mut self, row: &Record) -> String {
-        let loss = row.get("eval_loss");
-        let cells = [row.get("step").map(step), row.get("epoch").map(epochs), None, loss.map(significant)];
-        let cells = std::array::from_fn(|at| cells.get(at).cloned().flatten());
-        self.line(cells, loss.is_some_and(|loss| !loss.is_finite()), metrics(row))
+        self.line(evaluation(row), row.get("eval_loss"), true)
     }
 
     /// One row, marked where its loss is no number, with the names of the columns where they are
     /// due.
-    fn line(&mut self, cells: [Option<String>; 7], is_broken: bool, more: String) -> String {
-        let aligned = COLUMNS.iter().zip(&cells).map(|((_, width), cell)| right(cell.as_deref().unwrap_or(""), *width));
-        let line = aligned.collect::<Vec<_>>().join(" ");
-        let line = if more.is_empty() { line.trim_end().to_owned() } else { format!("{}  {more}", line.trim_end()) };
-        let line: StyledObject<_> = match (is_broken, cells[3].is_some()) {
-            (true, _) => style(line).red().bold(),
-            (_, true) => style(line).cyan(),
+    fn line(&mut self, line: String, loss: Option<f64>, is_evaluation: bool) -> String {
+        let line: StyledObject<_> = match loss {
+            Some(loss) if !loss.is_finite() => style(line).red().bold(),
+            Some(_) if is_evaluation => style(line).cyan(),
             _ => style(line),
         };
-        let names = self.rows.is_multiple_of(NAMES_EVERY).then(|| {
-            let names = COLUMNS.iter().map(|(name, width)| right(name, *width)).collect::<Vec<_>>().join(" ");
-            format!("{}\n", style(names).bold())
-        });
+        let names = self.rows.is_multiple_of(NAMES_EVERY).then(|| format!("{}\n", style(names()).bold()));
         self.rows += 1;
         names.unwrap_or_default() + &line.to_string()
     }
+}
+
+/// The names of the columns.
+pub(super) fn names() -> String {
+    aligned(COLUMNS.map(|(name, _)| Some(name.to_owned())))
+}
+
+/// A row of training in columns.
+pub(super) fn training(row: &Record) -> String {
+    aligned([
+        row.get("step").map(step),
+        row.get("epoch").map(epochs),
+        row.get("loss").map(significant),
+        None,
+        row.get("learning_rate").map(significant),
+        row.get("tokens_per_s").map(rate),
+        row.get("peak_mib").map(memory),
+    ])
+}
+
+/// A row of an evaluation in columns, with its other figures.
+pub(super) fn evaluation(row: &Record) -> String {
+    let loss = row.get("eval_loss").map(significant);
+    let line = aligned([row.get("step").map(step), row.get("epoch").map(epochs), None, loss, None, None, None]);
+    let more = metrics(row);
+    if more.is_empty() { line } else { format!("{line}  {more}") }
+}
+
+/// Cells at the right of their columns.
+fn aligned(cells: [Option<String>; 7]) -> String {
+    let cells = COLUMNS.iter().zip(&cells).map(|((_, width), cell)| right(cell.as_deref().unwrap_or(""), *width));
+    cells.collect::<Vec<_>>().join(" ").trim_end().to_owned()
 }
 
 fn step(step: f64) -> String {
