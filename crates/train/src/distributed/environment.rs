@@ -7,6 +7,10 @@ use kiln_core::error::{Error, Result};
 use kiln_core::process;
 use kiln_core::words::json_words;
 
+/// The variable with a word that nobody else knows, the same for all ranks of a run: who does not
+/// say it is sent away.
+pub(super) const TOKEN: &str = "KILN_RANKS_TOKEN";
+
 /// The place of a process among those of its launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {

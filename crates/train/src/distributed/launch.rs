@@ -1,12 +1,15 @@
 //! The command line that starts the ranks of a run: mpirun of Open MPI or of MPICH, on this machine
 //! or over several.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::path::PathBuf;
 use std::process::Command;
 
 use kiln_core::error::{Error, Result};
 use kiln_core::{host, process};
 
+use super::environment::TOKEN;
 use super::{mpi, watchdog};
 
 /// The ranks that are to be started.
@@ -54,6 +57,8 @@ impl Node {
         }
         let per_node = per_machine(self.ranks, self.nodes)?;
         let threads = (host::threads() / per_node).max(1).to_string();
+        // Ranks of other machines would not know it.
+        let token = (self.nodes == 1 && std::env::var_os(TOKEN).is_none()).then(random_word);
         let command = |local_rank: usize| {
             let rank = self.node_rank * per_node + local_rank;
             let mut command = Command::new(program);
@@ -69,11 +74,21 @@ impl Node {
             if !threads_are_set() {
                 command.env("RAYON_NUM_THREADS", &threads);
             }
+            if let Some(token) = &token {
+                command.env(TOKEN, token);
+            }
             process::without_driver(&mut command);
             (rank, command)
         };
         Ok((0..per_node).map(command).collect())
     }
+}
+
+/// A word of 128 bits that nobody guesses: the keys of the standard library's hashers are random
+/// numbers of the system.
+fn random_word() -> String {
+    let half = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", half(), half())
 }
 
 /// The ranks of each of `machines`, which share `ranks` of them evenly.
@@ -426,6 +441,23 @@ mod tests {
         ];
         let names = given.into_iter().filter(|name| is_for_ranks(name)).collect::<Vec<_>>();
         assert_eq!(names, ["KILN_MPI_TIMEOUT", "NCCL_DEBUG", "HF_HOME", "SM_CHANNEL_TRAIN", "LD_LIBRARY_PATH"]);
+    }
+
+    #[test]
+    fn the_ranks_of_one_machine_share_a_word_that_others_do_not_know() {
+        let tokens = |nodes| {
+            let node = Node { ranks: 2, nodes, node_rank: 0, master_addr: "localhost".into(), master_port: 29500 };
+            let commands = node.commands("kiln".as_ref(), &[]).unwrap();
+            let token = |(_, command): &(usize, Command)| {
+                let set = command.get_envs().find(|(name, _)| *name == TOKEN)?.1?;
+                Some(set.to_str().unwrap().to_owned())
+            };
+            commands.iter().map(token).collect::<Vec<_>>()
+        };
+        let (one, other) = (tokens(1), tokens(1));
+        assert!(one[0] == one[1] && one[0].as_ref().is_some_and(|token| token.len() == 32), "{one:?}");
+        assert_ne!(one, other);
+        assert_eq!(tokens(2), [None]);
     }
 
     #[test]

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::IntoRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use kiln_core::error::{CONTINUE, Error, ErrorKind, Result};
 
-use super::environment::Place;
+use super::environment::{Place, TOKEN};
 use super::watchdog;
 
 /// How often a rank looks for rank 0.
@@ -85,9 +85,25 @@ impl Meeting {
         // torchrun itself listens at its port.
         let is_taken = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
         // Not the count of restarts, which each agent of torchrun has for itself.
-        let run = format!("{first}-{}", variable("TORCHELASTIC_RUN_ID").unwrap_or_default());
+        let token = variable(TOKEN).map_or_else(String::new, |token| format!("-{token}"));
+        let run = format!("{first}-{}{token}", variable("TORCHELASTIC_RUN_ID").unwrap_or_default());
         let run = run.replace(char::is_whitespace, "_");
         Ok(Self { host: host.trim().into(), run, port: first.saturating_add(u16::from(is_taken)) })
+    }
+
+    /// The addresses at which rank 0 listens: those by which the other ranks reach it, and no
+    /// others of its machine. All of them where they are not known here: a machine may know its own
+    /// name as that of its loopback, by which ranks of other machines reach nobody, or stand behind
+    /// a translation of addresses.
+    fn addresses(&self, place: &Place) -> Vec<IpAddr> {
+        let is_shared = place.local_size < place.size;
+        let named = (self.host.as_str(), 0).to_socket_addrs().into_iter().flatten().map(|address| address.ip());
+        let own = named.filter(|address| TcpListener::bind((*address, 0)).is_ok()).collect::<Vec<_>>();
+        if own.is_empty() || (is_shared && own.iter().any(IpAddr::is_loopback)) {
+            // With IPv6, on most systems for both.
+            return vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
+        }
+        own
     }
 
     /// The ports at which rank 0 may listen.
@@ -127,7 +143,7 @@ impl Line {
     pub(super) fn open(place: &Place, meeting: &Meeting) -> Result<(Self, Variables)> {
         let (manager, to_root) = match place.rank {
             0 => {
-                let (manager, own) = Manager::start(place.size, meeting)?;
+                let (manager, own) = Manager::start(place, meeting)?;
                 let connected =
                     TcpStream::connect(own).and_then(|to| greet(&to, place, meeting, GREETING).map(|()| to));
                 (Some(manager), connected.map_err(|error| Error::start("the connection of rank 0 to itself", &error))?)
@@ -306,16 +322,18 @@ struct Ranks {
 
 impl Manager {
     /// With the address by which this process itself reaches it.
-    fn start(size: usize, meeting: &Meeting) -> Result<(Arc<Self>, SocketAddr)> {
-        // With IPv6, on most systems for both.
-        let bind = |port| TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port))).ok();
+    fn start(place: &Place, meeting: &Meeting) -> Result<(Arc<Self>, SocketAddr)> {
+        let addresses = meeting.addresses(place);
+        let bind = |port| addresses.iter().find_map(|address| TcpListener::bind((*address, port)).ok());
         let listener = meeting.ports().find_map(bind).ok_or_else(|| {
             Error::config(format!("no port for the ranks is free on this machine: tried {meeting}"))
                 .help("choose another port: MASTER_PORT, `torchrun --master-port`")
         })?;
         let mut own = listener.local_addr().map_err(|error| Error::start("the place where the ranks meet", &error))?;
-        own.set_ip(if own.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() });
-        let manager = Arc::new(Self { size, ranks: Mutex::default(), done: Condvar::new() });
+        if own.ip().is_unspecified() {
+            own.set_ip(if own.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() });
+        }
+        let manager = Arc::new(Self { size: place.size, ranks: Mutex::default(), done: Condvar::new() });
         let (served, run) = (manager.clone(), meeting.run.clone());
         let accept = move || {
             for stream in listener.incoming().flatten() {
@@ -466,6 +484,7 @@ mod tests {
         let more = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RUN_ID", "a b")];
         let meeting = of(&[&master[..], &more].concat()).unwrap();
         assert_eq!((meeting.ports().min(), meeting.run.as_str()), (Some(29501), "29500-a_b"));
+        assert_eq!(of(&[&master[..], &[(TOKEN, "secret word")]].concat()).unwrap().run, "29500--secret_word");
         assert_eq!(of(&[master[0], ("MASTER_PORT", "65535")]).unwrap().ports().collect::<Vec<_>>(), [65535]);
         for (variables, said) in [
             (&master[..1], "MASTER_PORT is not"),
@@ -519,7 +538,7 @@ mod tests {
 
     fn two_ranks() -> (Arc<Manager>, [Rank; 2]) {
         let meeting = meeting(&free_port());
-        let (manager, _) = Manager::start(2, &meeting).unwrap();
+        let (manager, _) = Manager::start(&place(0), &meeting).unwrap();
         (manager, [0, 1].map(|rank| Rank::meet(rank, &meeting)))
     }
 
@@ -551,6 +570,24 @@ mod tests {
     }
 
     #[test]
+    fn rank_0_listens_where_it_is_reached_and_nowhere_else() {
+        let meeting = |host: &str| Meeting { host: host.into(), ..meeting("29500") };
+        let (alone, shared) = (Place { local_size: 2, ..place(0) }, place(0));
+        let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST)];
+        assert_eq!(meeting("127.0.0.1").addresses(&alone), loopback);
+        let all = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
+        for (host, place) in [("127.0.0.1", shared), ("192.0.2.1", alone), ("no-such-name.invalid", alone)] {
+            assert_eq!(meeting(host).addresses(&place), all, "{host}");
+        }
+        let meeting = self::meeting(&free_port());
+        let (_manager, own) = Manager::start(&alone, &meeting).unwrap();
+        assert!(own.ip().is_loopback());
+        // Another address of this machine.
+        assert!(TcpStream::connect(("127.0.0.2", own.port())).is_err());
+        assert!(TcpStream::connect(own).is_ok());
+    }
+
+    #[test]
     fn a_rank_that_ends_takes_the_others_with_it() {
         let (manager, [mut a, mut b]) = two_ranks();
         b.say("cmd=abort exitcode=4");
@@ -566,7 +603,7 @@ mod tests {
     fn ports_of_others_are_passed_over_and_strangers_sent_away() {
         let port = free_port();
         let (meeting, other) = (meeting(&port), TcpListener::bind(format!("0.0.0.0:{port}")).unwrap());
-        let (manager, _) = Manager::start(2, &meeting).unwrap();
+        let (manager, _) = Manager::start(&place(0), &meeting).unwrap();
         let ends = thread::spawn(move || drop(other.accept()));
         let mut rank = Rank::meet(1, &meeting);
         assert!(rank.ask("cmd=get_maxes").contains("rc=0"), "it has its place");
@@ -603,7 +640,7 @@ mod tests {
     #[test]
     fn a_place_where_nobody_can_meet_is_refused() {
         let taken = TcpListener::bind("0.0.0.0:65535");
-        let error = Manager::start(2, &meeting("65535")).err().unwrap();
+        let error = Manager::start(&place(0), &meeting("65535")).err().unwrap();
         assert!(error.exit_code() == 2 && error.to_string().contains("ports 65535 to 65535"), "{error}");
         drop(taken);
     }
