@@ -573,6 +573,38 @@ fn a_rank_that_fails_ends_all_with_its_exit_code() {
     assert_eq!(text(&output).matches("error: ").count(), 1, "rank 0 says it for all: {}", text(&output));
 }
 
+/// A rank that fails before MPI has begun ends the others under srun, too, which does not: Open
+/// MPI's mpirun stands in for it, with the variables of srun.
+#[test]
+fn a_rank_that_fails_before_the_meeting_ends_the_others_of_srun() {
+    let Some(launcher) = Launcher::of("clm") else { return };
+    let version = Command::new(&launcher.mpirun).arg("--version").output().unwrap();
+    if !text(&version).contains("Open MPI") && !text(&version).contains("OpenRTE") {
+        return skip!("openmpi", "the mpirun is not Open MPI's");
+    }
+    let script = "export SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_STEP_NUM_TASKS=2\n\
+                  unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE\n\
+                  [ $SLURM_PROCID = $FAILS ] && set -- \"$@\" --set trainer.no_such_key=1\n\
+                  exec \"$@\"\n";
+    std::fs::write(launcher.folder().join("as-srun.sh"), script).unwrap();
+    for rank in ["0", "1"] {
+        let mut command = Command::new(&launcher.mpirun);
+        command.args(["--mca", "orte_abort_on_non_zero_status", "0", "-n", "2", "sh", "as-srun.sh"]);
+        command.args([env!("CARGO_BIN_EXE_kiln"), "train", "config.toml"]).current_dir(launcher.folder());
+        command.envs([("FAILS", rank), ("RAYON_NUM_THREADS", "1"), ("KILN_MPI_TIMEOUT", "100")]);
+        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").env("KILN_CACHE", launcher.folder().join("kiln-cache"));
+        let began = Instant::now();
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+        assert!(
+            text(&output).contains("no_such_key") && began.elapsed() < Duration::from_secs(60),
+            "{}",
+            text(&output)
+        );
+    }
+}
+
 /// Each rank in a folder of its own, as on machines that share no file system: rank 0 sends what
 /// continues the run.
 #[test]

@@ -136,6 +136,37 @@ fn a_rank_ends_with_the_other() {
     assert_eq!(ranks.map(|rank| code_within(60, rank)), [Some(2); 2], "{} {}", said(folder, 0), said(folder, 1));
 }
 
+/// A rank that fails in its config, its arguments or its library has met nobody, and ends the other
+/// at once all the same; where both fail, rank 0 says it first.
+#[test]
+fn a_rank_that_fails_before_the_meeting_ends_the_other() {
+    let Some(library) = library(&MPICH) else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
+    write(folder, "clm");
+    let ends = |ranks: [Child; 2]| ranks.map(|rank| code_within(60, rank));
+    let faults = [(&["--set", "trainer.no_such_key=1"][..], "no_such_key"), (&["--no-such-flag"], "--no-such-flag")];
+    for (fault, name) in faults {
+        for victim in [0, 1] {
+            let more = [0, 1].map(|rank| if rank == victim { fault } else { &[] });
+            let codes = ends(start(folder, library, "run", more));
+            let [own, other] = [victim, 1 - victim].map(|rank| said(folder, rank));
+            assert_eq!(codes, [Some(2); 2], "{own} {other}");
+            assert!(own.contains(name), "{own}");
+            assert!(other.contains(&format!("error: rank {victim} has ended the run with exit code 2")), "{other}");
+        }
+        let codes = ends(start(folder, library, "run", [fault; 2]));
+        assert_eq!(codes, [Some(2); 2], "{} {}", said(folder, 0), said(folder, 1));
+        assert!([0, 1].iter().all(|rank| !said(folder, *rank).contains("has ended the run")), "{}", said(folder, 1));
+    }
+    let port = port();
+    let ranks = [library, "libmissing.so"].into_iter().enumerate();
+    let mut ranks = ranks.map(|(number, library)| rank(folder, library, number, &port, "run", &[]));
+    let mut spawn = || ranks.next().unwrap().stderr(std::process::Stdio::null()).spawn().unwrap();
+    assert_eq!(ends([spawn(), spawn()]), [Some(2); 2]);
+    assert!(!folder.join("run").exists());
+}
+
 #[test]
 fn ranks_that_cannot_meet_are_refused_and_nothing_is_written() {
     let place = tempfile::tempdir().unwrap();

@@ -36,7 +36,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use job::JobArgs;
 use kiln::engine::handover::Engine;
 use kiln::engine::{device, operators};
-use kiln_core::error::{Error, Result, printable};
+use kiln_core::error::{Error, ErrorKind, Result, printable};
 use kiln_core::process;
 use kiln_measure::engines::Identity;
 use kiln_models::Ops;
@@ -319,8 +319,10 @@ pub fn main() -> std::process::ExitCode {
         Err(told) if told.use_stderr() => {
             let told = advice::advised(told, &std::env::args_os().collect::<Vec<_>>());
             let text = told.to_string();
-            process::tell(&Error::config(text.trim_start_matches("error: ").trim_end()));
-            faults::complain(text.trim_end());
+            ranks::give_up(ErrorKind::Config.exit_code(), || {
+                process::tell(&Error::config(text.trim_start_matches("error: ").trim_end()));
+                faults::complain(text.trim_end());
+            });
             std::process::exit(told.exit_code())
         }
         // Help and version.

@@ -597,15 +597,30 @@ fn is_ended_by_rank_0() -> bool {
     false
 }
 
+/// The commands that join a world.
+const OF_RANKS: [&str; 4] = ["train", "plan", "eval", "bench"];
+
+/// Tells the ranks that wait for this process, which has joined no world, that it ends with the
+/// exit code `code`. `say` says why.
+pub(super) fn give_up(code: u8, say: impl FnOnce()) {
+    let say = |is_known| {
+        if is_known {
+            // The launcher ends this rank when rank 0 has ended for the same reason.
+            std::thread::sleep(2 * RANK_0_FIRST);
+        }
+        say();
+    };
+    if OF_RANKS.contains(&&*super::command_name()) {
+        World::give_up(code, say);
+    } else {
+        say(environment::find().is_ok_and(|found| found.is_some_and(|found| found.place.rank > 0)));
+    }
+}
+
 /// Says with what error this process ends, and ends the other ranks with it.
 pub(super) fn fail(error: &Error) {
     let Some(world) = World::joined().filter(|world| world.is_shared()) else {
-        if environment::find().is_ok_and(|found| found.is_some_and(|found| found.place.rank > 0)) {
-            // There is no world yet that could be ended: the launcher does it when rank 0 has ended
-            // for the same reason.
-            std::thread::sleep(2 * RANK_0_FIRST);
-        }
-        return faults::complain_last(error);
+        return give_up(error.exit_code(), || faults::complain_last(error));
     };
     if world.is_root() {
         faults::complain_last(error);

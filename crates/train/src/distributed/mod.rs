@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use environment::{Hosts, Place};
+use environment::{Hosts, Launcher, Place};
 pub use gradients::{sum_gradients, sum_loss, weights_checksum};
 use kiln_core::error::{Error, Result};
 use kiln_core::host;
@@ -528,6 +528,29 @@ impl World {
     /// Whether MPI is starting in this process. It allocates nothing and takes no lock.
     pub fn is_starting() -> bool {
         mpi::is_starting()
+    }
+
+    /// Tells the ranks of the launcher, which this process has not [joined](Self::join), that it
+    /// ends with the exit code `code`; an mpirun ends them by itself. `say` says why it ends, and
+    /// gets whether rank 0 may end for the same reason, and say so.
+    pub fn give_up(code: u8, say: impl FnOnce(bool)) {
+        let Ok(Some(found)) = environment::find() else { return say(false) };
+        let is_other = found.place.rank > 0;
+        match found.launcher {
+            #[cfg(unix)]
+            Launcher::Torchrun if !mpi::has_begun() => match pmi::Meeting::find() {
+                Ok(meeting) => pmi::give_up(&found.place, &meeting, code, say),
+                Err(_) => say(is_other),
+            },
+            // srun waits for the others, which wait in MPI.
+            Launcher::Slurm if !mpi::has_begun() => {
+                say(is_other);
+                if let Ok(mpi) = watchdog::start().and_then(|()| Mpi::start(&found)) {
+                    mpi.abort(code);
+                }
+            }
+            _ => say(is_other),
+        }
     }
 
     /// Ends all processes of the world with the exit code `code`. Returns where there are no

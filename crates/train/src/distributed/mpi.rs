@@ -72,6 +72,14 @@ pub(super) fn is_starting() -> bool {
     IS_STARTING.load(Ordering::SeqCst)
 }
 
+/// Whether this process has begun to meet the other ranks.
+static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process has begun to meet the other ranks: it cannot do so again.
+pub(super) fn has_begun() -> bool {
+    HAS_BEGUN.load(Ordering::SeqCst)
+}
+
 /// The functions and the handles of a library that has been initialised.
 ///
 /// Their signatures are those of the MPI standard (3.1), the same in all libraries, with a handle
@@ -184,6 +192,7 @@ impl Mpi {
                 .help(found.launcher.other_start()));
             }
             Launcher::Torchrun => {
+                HAS_BEGUN.store(true, Ordering::SeqCst);
                 Line::open(&found.place, &Meeting::find()?).map(|(line, set)| (Some(line), set.to_vec()))?
             }
             _ => (None, Vec::new()),
@@ -222,6 +231,7 @@ impl Mpi {
                 // (`process::is_child`).
                 unsafe { std::env::set_var(name, value) };
             }
+            HAS_BEGUN.store(true, Ordering::SeqCst);
             IS_STARTING.store(true, Ordering::SeqCst);
             // SAFETY: see `Mpi`; null stands for the arguments of the program, which MPI does not
             // need.

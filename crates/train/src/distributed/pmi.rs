@@ -9,7 +9,8 @@
 //!
 //! The library speaks through a socket of its own process; what it says goes to rank 0 over one
 //! connection for each rank, and the answers come back over it. A rank whose connection ends before
-//! it has said that it is done takes the others with it.
+//! it has said that it is done takes the others with it. One that fails before it has met them
+//! meets them all the same, to tell them so ([`give_up`]).
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -34,6 +35,9 @@ const QUIET: Duration = Duration::from_secs(10);
 
 /// The other side of a connection says within this time that it is Kiln's.
 const GREETING: Duration = Duration::from_secs(10);
+
+/// So long a rank that ends before all have met waits for those who have not come, to tell them.
+const PARTING: Duration = Duration::from_secs(10);
 
 /// No line of the protocol is longer, in bytes.
 const LINE: u64 = 1 << 16;
@@ -143,7 +147,7 @@ impl Line {
     pub(super) fn open(place: &Place, meeting: &Meeting) -> Result<(Self, Variables)> {
         let (manager, to_root) = match place.rank {
             0 => {
-                let (manager, own) = Manager::start(place, meeting)?;
+                let (manager, own) = Manager::start(place, meeting, None)?;
                 let connected =
                     TcpStream::connect(own).and_then(|to| greet(&to, place, meeting, GREETING).map(|()| to));
                 (Some(manager), connected.map_err(|error| Error::start("the connection of rank 0 to itself", &error))?)
@@ -161,7 +165,10 @@ impl Line {
         spawn("kiln-pmi-out", Box::new(move || drop(io::copy(&mut from_library, &mut sender))))?;
         let is_ending = Arc::<AtomicBool>::default();
         let ends_others = is_ending.clone();
-        spawn("kiln-pmi-in", Box::new(move || listen(BufReader::new(receiver), &mut to_library, &ends_others)))?;
+        let of_rank_0 = manager.clone();
+        let before_end = move || of_rank_0.iter().for_each(|manager| manager.wait_for_late_ones());
+        let listen = move || listen(BufReader::new(receiver), &mut to_library, &ends_others, &before_end);
+        spawn("kiln-pmi-in", Box::new(listen))?;
         let variables = [
             ("PMI_FD", of_library.into_raw_fd().to_string()),
             ("PMI_RANK", place.rank.to_string()),
@@ -175,7 +182,10 @@ impl Line {
     pub(super) fn abort(&self, code: u8) {
         self.is_ending.store(true, Ordering::SeqCst);
         match &self.manager {
-            Some(manager) => manager.end_others(self.rank, Some(code)),
+            Some(manager) => {
+                manager.end_others(self.rank, Some(code));
+                manager.wait_for_late_ones();
+            }
             None => {
                 let mut line = self.to_root.lock().unwrap_or_else(PoisonError::into_inner);
                 // Without a connection rank 0 is gone, and so are the others.
@@ -190,6 +200,31 @@ impl Line {
         if let Some(manager) = &self.manager {
             manager.wait_for_all();
         }
+    }
+}
+
+/// Tells the other ranks of `meeting`, which this one has not met, that it ends with the exit code
+/// `code`. `say` says why, before they are told: a launcher may end this process when one of them
+/// has ended. It gets whether rank 0 ends for an error of its own, which may be the error of all.
+pub(super) fn give_up(place: &Place, meeting: &Meeting, code: u8, say: impl FnOnce(bool)) {
+    if place.rank == 0 {
+        say(false);
+        // Without a place to meet the others hear nothing of this rank.
+        if let Ok((manager, _)) = Manager::start(place, meeting, Some(end_of(0, Some(code)))) {
+            manager.wait_for_late_ones();
+        }
+        return;
+    }
+    let limit = watchdog::limit().map_or(PARTING, |seconds| PARTING.min(Duration::from_secs(seconds)));
+    let Ok(mut stream) = meet(place, meeting, limit) else { return say(false) };
+    // Rank 0 answers a question, unless it has something to tell everybody.
+    let asked = stream.write_all(b"cmd=get_appnum\n").and_then(|()| stream.set_read_timeout(Some(GREETING)));
+    let answer = asked.and_then(|()| next_line(&mut BufReader::new(&stream)));
+    let has_ended = answer.is_ok_and(|line| line.is_none_or(|line| command(&line) == Some("abort")));
+    say(has_ended);
+    if !has_ended {
+        // Without a connection rank 0 is gone.
+        let _ = stream.write_all(format!("cmd=abort exitcode={code}\n").as_bytes());
     }
 }
 
@@ -244,9 +279,9 @@ const WELCOME: &[u8; 8] = b"welcome\n";
 /// The answer to it: a rank that has given up waiting for the other does not take its place.
 const HERE: &[u8; 5] = b"here\n";
 
-/// Hands the library what rank 0 answers. Ends the process where rank 0 says so, or is gone before
-/// this rank is done.
-fn listen(mut receiver: impl BufRead, to_library: &mut impl Write, is_ending: &AtomicBool) {
+/// Hands the library what rank 0 answers. Ends the process, after `before_end`, where rank 0 says
+/// so, or is gone before this rank is done.
+fn listen(mut receiver: impl BufRead, to_library: &mut impl Write, is_ending: &AtomicBool, before_end: &impl Fn()) {
     let mut is_done = false;
     while let Ok(Some(line)) = next_line(&mut receiver) {
         if let Some(code) = command(&line).filter(|name| *name == "abort").and_then(|_| value(&line, "exitcode")) {
@@ -254,6 +289,7 @@ fn listen(mut receiver: impl BufRead, to_library: &mut impl Write, is_ending: &A
             if is_done || is_ending.load(Ordering::SeqCst) {
                 return;
             }
+            before_end();
             match code.parse() {
                 Ok(code) => end(format_args!("rank {rank} has ended the run with exit code {code}"), code),
                 Err(_) => lose(rank),
@@ -303,8 +339,8 @@ fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 struct Manager {
     size: usize,
     ranks: Mutex<Ranks>,
-    /// A rank is done.
-    done: Condvar,
+    /// A rank has come, is done, or has ended.
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -321,8 +357,9 @@ struct Ranks {
 }
 
 impl Manager {
-    /// With the address by which this process itself reaches it.
-    fn start(place: &Place, meeting: &Meeting) -> Result<(Arc<Self>, SocketAddr)> {
+    /// With the address by which this process itself reaches it. Every rank that comes is told
+    /// `end`, where rank 0 has failed.
+    fn start(place: &Place, meeting: &Meeting, end: Option<String>) -> Result<(Arc<Self>, SocketAddr)> {
         let addresses = meeting.addresses(place);
         let bind = |port| addresses.iter().find_map(|address| TcpListener::bind((*address, port)).ok());
         let listener = meeting.ports().find_map(bind).ok_or_else(|| {
@@ -333,7 +370,8 @@ impl Manager {
         if own.ip().is_unspecified() {
             own.set_ip(if own.is_ipv6() { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() });
         }
-        let manager = Arc::new(Self { size: place.size, ranks: Mutex::default(), done: Condvar::new() });
+        let ranks = Mutex::new(Ranks { end, ..Ranks::default() });
+        let manager = Arc::new(Self { size: place.size, ranks, changed: Condvar::new() });
         let (served, run) = (manager.clone(), meeting.run.clone());
         let accept = move || {
             for stream in listener.incoming().flatten() {
@@ -378,6 +416,7 @@ impl Manager {
             }
             ranks.lines.insert(rank, stream);
         }
+        self.changed.notify_all();
         let mut is_done = false;
         while let Ok(Some(line)) = next_line(&mut from) {
             match command(&line) {
@@ -428,7 +467,7 @@ impl Manager {
             }
             "finalize" => {
                 ranks.done += 1;
-                self.done.notify_all();
+                self.changed.notify_all();
                 "finalize_ack rc=0".into()
             }
             other => format!("{other}_result rc=-1 msg=unknown_command"),
@@ -441,19 +480,32 @@ impl Manager {
     fn end_others(&self, rank: usize, code: Option<u8>) {
         let mut ranks = self.ranks();
         if ranks.end.is_none() {
-            let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
-            let line = format!("cmd=abort exitcode={code} rank={rank}\n");
+            let line = end_of(rank, code);
             // Who does not hear it has ended.
             let _ = ranks.tell(|other| other != rank, &line);
             ranks.end = Some(line);
         }
-        self.done.notify_all();
+        self.changed.notify_all();
     }
 
     fn wait_for_all(&self) {
         let is_open = |ranks: &mut Ranks| ranks.done < self.size && ranks.end.is_none();
-        drop(self.done.wait_while(self.ranks(), is_open));
+        drop(self.changed.wait_while(self.ranks(), is_open));
     }
+
+    /// Waits until the ranks besides 0 have come, so that all of them are told of an end: one that
+    /// comes when rank 0 is gone would wait for it.
+    fn wait_for_late_ones(&self) {
+        let lacks_one = |ranks: &mut Ranks| (1..self.size).any(|rank| !ranks.lines.contains_key(&rank));
+        drop(self.changed.wait_timeout_while(self.ranks(), PARTING, lacks_one));
+    }
+}
+
+/// The line by which all hear that `rank` has ended, and that they do with its exit code; none
+/// where it is gone without one.
+fn end_of(rank: usize, code: Option<u8>) -> String {
+    let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+    format!("cmd=abort exitcode={code} rank={rank}\n")
 }
 
 impl Ranks {
@@ -538,7 +590,7 @@ mod tests {
 
     fn two_ranks() -> (Arc<Manager>, [Rank; 2]) {
         let meeting = meeting(&free_port());
-        let (manager, _) = Manager::start(&place(0), &meeting).unwrap();
+        let (manager, _) = Manager::start(&place(0), &meeting, None).unwrap();
         (manager, [0, 1].map(|rank| Rank::meet(rank, &meeting)))
     }
 
@@ -580,7 +632,7 @@ mod tests {
             assert_eq!(meeting(host).addresses(&place), all, "{host}");
         }
         let meeting = self::meeting(&free_port());
-        let (_manager, own) = Manager::start(&alone, &meeting).unwrap();
+        let (_manager, own) = Manager::start(&alone, &meeting, None).unwrap();
         assert!(own.ip().is_loopback());
         // Another address of this machine.
         assert!(TcpStream::connect(("127.0.0.2", own.port())).is_err());
@@ -600,10 +652,47 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_fails_before_the_meeting_tells_all_of_it() {
+        let place = |rank| Place { size: 3, ..place(rank) };
+        let fails = move |rank: usize, meeting: &Meeting, is_told_by_rank_0: bool| {
+            let mut said = None;
+            give_up(&place(rank), meeting, 2, |is_known| said = Some(is_known));
+            assert_eq!(said, Some(is_told_by_rank_0), "rank {rank}");
+        };
+        let come = move |rank: usize, meeting: &Meeting| {
+            let stream = meet(&place(rank), meeting, Duration::from_secs(60)).unwrap();
+            next_line(&mut BufReader::new(stream)).unwrap().unwrap()
+        };
+        // Rank 1 fails; rank 2 comes when rank 0 has heard of it, which waits for it.
+        let meeting = meeting(&free_port());
+        let (manager, _) = Manager::start(&place(0), &meeting, None).unwrap();
+        fails(1, &meeting, false);
+        assert_eq!(come(0, &meeting), "cmd=abort exitcode=2 rank=1");
+        let (began, late) = (Instant::now(), meeting.clone());
+        let late = thread::spawn(move || {
+            thread::sleep(BETWEEN);
+            come(2, &late)
+        });
+        manager.wait_for_late_ones();
+        assert!((BETWEEN..PARTING).contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert_eq!(late.join().unwrap(), "cmd=abort exitcode=2 rank=1");
+        // Rank 0 fails, and rank 1 by itself: it knows that rank 0 says why.
+        let meeting = self::meeting(&free_port());
+        let (of_one, of_two) = (meeting.clone(), meeting.clone());
+        let one = thread::spawn(move || fails(1, &of_one, true));
+        let two = thread::spawn(move || come(2, &of_two));
+        let began = Instant::now();
+        fails(0, &meeting, false);
+        assert!(began.elapsed() < PARTING, "{:?}", began.elapsed());
+        one.join().unwrap();
+        assert_eq!(two.join().unwrap(), "cmd=abort exitcode=2 rank=0");
+    }
+
+    #[test]
     fn ports_of_others_are_passed_over_and_strangers_sent_away() {
         let port = free_port();
         let (meeting, other) = (meeting(&port), TcpListener::bind(format!("0.0.0.0:{port}")).unwrap());
-        let (manager, _) = Manager::start(&place(0), &meeting).unwrap();
+        let (manager, _) = Manager::start(&place(0), &meeting, None).unwrap();
         let ends = thread::spawn(move || drop(other.accept()));
         let mut rank = Rank::meet(1, &meeting);
         assert!(rank.ask("cmd=get_maxes").contains("rc=0"), "it has its place");
@@ -640,7 +729,7 @@ mod tests {
     #[test]
     fn a_place_where_nobody_can_meet_is_refused() {
         let taken = TcpListener::bind("0.0.0.0:65535");
-        let error = Manager::start(&place(0), &meeting("65535")).err().unwrap();
+        let error = Manager::start(&place(0), &meeting("65535"), None).err().unwrap();
         assert!(error.exit_code() == 2 && error.to_string().contains("ports 65535 to 65535"), "{error}");
         drop(taken);
     }
