@@ -55,8 +55,8 @@ impl ErrorKind {
     }
 }
 
-/// An error with what happened, what to do about it, and a kind.
-#[derive(Debug)]
+/// An error with what happened, what to do about it, and a kind. Its `Debug`, which Rust prints of
+/// the error that `main` returns, is its text for people.
 pub struct Error {
     kind: ErrorKind,
     message: String,
@@ -241,6 +241,12 @@ impl fmt::Display for Error {
     }
 }
 
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
@@ -368,6 +374,13 @@ mod tests {
             let read = Error::of_text(error.kind(), &error.to_string());
             assert_eq!((read.kind, &read.message, &read.help), (error.kind, &error.message, &error.help));
         }
+    }
+
+    /// Rust prints the `Debug` of what `main` returns.
+    #[test]
+    fn a_program_that_returns_an_error_shows_its_text() {
+        let error = Error::config("trainer.max_steps: expected a number").help("set 100");
+        assert_eq!(format!("{error:?}"), "trainer.max_steps: expected a number\n  help: set 100");
     }
 
     #[test]
