@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use kiln_core::complaint::Complaint;
 use kiln_core::error::{Error, ErrorKind, Result, nearest, printable};
@@ -382,6 +383,10 @@ pub fn sections() -> Vec<&'static str> {
     field_names::<RunFile>().iter().copied().filter(|name| !TOP_LEVEL.contains(name)).collect()
 }
 
+/// The keys of `[trainer]`: the arguments that have no other place in a config file.
+static KEYS_OF_TRAINER: LazyLock<Vec<&str>> =
+    LazyLock::new(|| TrainingArguments::KEYS.iter().filter_map(|key| key.name.strip_prefix("trainer.")).collect());
+
 /// The keys of `[section]`; none for `[model]`, whose fields the models know, and for a section
 /// that does not exist.
 pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
@@ -389,7 +394,7 @@ pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
         "run" => field_names::<RunSection>(),
         "data" => field_names::<DataSection>(),
         "tokenizer" => field_names::<TokenizerSection>(),
-        "trainer" => field_names::<TrainingArguments>(),
+        "trainer" => &KEYS_OF_TRAINER,
         "batch" => field_names::<BatchArguments>(),
         "learning_rate" => field_names::<LearningRateScaling>(),
         "device" => field_names::<DeviceArguments>(),

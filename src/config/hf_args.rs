@@ -10,10 +10,10 @@ use kiln_core::words::{json_words, shortened};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use super::document::{Document, field_names};
+use super::document::{Document, keys_of};
 use super::hugging_face::{ARGUMENTS, SWITCHES, Standing, Switch, argument};
 use super::origin::{Place, full_key};
-use super::{OptimizerName, TrainingArguments, scripts};
+use super::{OptimizerName, scripts};
 use crate::arguments::SERVICES;
 use kiln_core::complaint::Complaint;
 
@@ -397,7 +397,7 @@ impl Document {
 
     /// Takes out what has no effect, and refuses what is not honoured.
     fn take_out(&mut self) -> Result<()> {
-        let known = field_names::<TrainingArguments>();
+        let known = keys_of("trainer").unwrap_or_default();
         let given = self.table.get("trainer").and_then(Value::as_table).into_iter().flatten();
         let others = given.map(|(key, _)| key.clone()).filter(|key| !known.contains(&key.as_str()));
         for key in others.collect::<Vec<_>>() {

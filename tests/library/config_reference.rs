@@ -126,9 +126,10 @@ impl Sources {
                 (_, Some((true, of))) if line.ends_with([',', ';']) => {
                     let line = line.strip_prefix("pub ").unwrap_or(line);
                     let (name, entry) = line.trim_end_matches([',', ';']).split_once(": ").unwrap();
-                    // An entry of the macro `keys!` has a default behind the type.
+                    // An entry of the macro `keys!` has a default behind the type, and an @ before
+                    // another section of the file.
                     let kind_of = entry.split(" = ").next().unwrap();
-                    let skipped = attributes.contains("#[serde(skip)]");
+                    let skipped = attributes.contains("#[serde(skip)]") || entry.contains(" @ \"");
                     let field = Field { name: name.into(), doc: about, kind: kind(kind_of), skipped };
                     self.structs.get_mut(of).unwrap().1.push(field);
                 }

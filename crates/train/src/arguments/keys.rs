@@ -55,7 +55,7 @@ macro_rules! keys {
     }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-        #[serde(default)]
+        #[serde(default, deny_unknown_fields)]
         pub struct $name { $($(#[$field_meta])* pub $field: $type),+ }
 
         impl Default for $name {
@@ -94,7 +94,20 @@ pub(super) use keys;
 
 #[cfg(test)]
 mod tests {
-    use crate::arguments::{Resume, TrainingArguments};
+    #![allow(clippy::unwrap_used)]
+    use crate::arguments::{OnExisting, Resume, TrainingArguments};
+
+    /// A program may have them in a file of its own.
+    #[test]
+    fn arguments_are_read_by_the_names_of_their_fields_and_no_others() {
+        let read = toml::from_str::<TrainingArguments>;
+        let given = read("output_dir = \"runs/a\"\non_existing = \"resume\"\nmax_steps = 3").unwrap();
+        let on_existing = OnExisting::Resume;
+        let expected = TrainingArguments { on_existing, max_steps: Some(3), ..TrainingArguments::new("runs/a") };
+        assert_eq!(given, expected);
+        let error = read("max_stepz = 3").unwrap_err();
+        assert!(error.message().starts_with("unknown field `max_stepz`, expected one of `max_steps`"), "{error}");
+    }
 
     #[test]
     fn a_setting_has_the_entry_of_its_key_its_table_or_its_section() {

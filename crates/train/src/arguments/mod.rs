@@ -1,7 +1,8 @@
 //! The arguments of the [`Trainer`](crate::Trainer), by the names and with the defaults of Hugging
-//! Face's `TrainingArguments`: values alone, which know no file. The serialised form of
-//! [`TrainingArguments`] is the section `[trainer]` of a config file; its last fields, which have
-//! sections of their own there, have none.
+//! Face's `TrainingArguments`: values alone, which know no file. They are read from the names of
+//! the fields of [`TrainingArguments`], and a name that is none is refused. Their serialised form
+//! is the section `[trainer]` of a config file, without the last fields, which have places of their
+//! own there.
 
 mod batch;
 mod check;
@@ -229,45 +230,45 @@ keys! {
         #[serde(skip_serializing_if = "SchedulerKwargs::is_empty")]
         lr_scheduler_kwargs: SchedulerKwargs = SchedulerKwargs::default(), Bound hf;
         /// The run folder; `run.output_dir` of a config file.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         output_dir: PathBuf = PathBuf::new(), Free @ "run.output_dir", folder;
         /// The treatment of a run folder that exists; `run.on_existing` of a config file. Default:
         /// `fail`.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         on_existing: OnExisting = OnExisting::Fail, Free @ "run.on_existing";
         /// A name for people; `run.name` of a config file. Default: none.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         run_name: Option<String> = None, Free @ "run.name", line;
         /// The checkpoint to continue from, with [`OnExisting::Resume`];
         /// `run.resume_from_checkpoint` of a config file. Default: the newest.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         resume_from_checkpoint: Option<PathBuf> = None, Free @ "run.resume_from_checkpoint";
         /// The type of matrix products, in training and evaluation; `precision` of a config file.
         /// Default: `f32`.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         precision: Precision = Precision::default(), Derived @ "precision";
         /// The training compiler; `[compiler]` of a config file. Default: none, which is native.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         compiler: Option<TrainingCompilerConfig> = None, Free @ "compiler";
         /// The batch of an optimizer step; `[batch]` of a config file.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         batch: BatchArguments = BatchArguments::default(), Free @ "batch";
         /// How the learning rate follows the batch; `[learning_rate]` of a config file.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         learning_rate_scaling: LearningRateScaling = LearningRateScaling::default(), Derived @ "learning_rate";
         /// Where the run computes; `[device]` of a config file.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         device: DeviceArguments = DeviceArguments::default(), Derived @ "device";
         /// How the devices of a run share its work; `[distributed]` of a config file.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         distributed: DistributedArguments = DistributedArguments::default(), Free @ "distributed";
         /// The order of the training examples; in a config file it is a setting of the data, and
         /// `RunConfig::arguments` takes it from there. Default: `random`.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         sampler: Sampler = Sampler::Random, Bound @ "data.sampler";
         /// The lengths that batches are padded to; in a config file it is a setting of the data,
         /// and `RunConfig::arguments` takes it from there. Default: `longest`.
-        #[serde(skip)]
+        #[serde(skip_serializing)]
         padding: PaddingStrategy = PaddingStrategy::Longest, Bound @ "data.padding";
         /// When the model writes samples of text; in a config file `[generation]`. Default: never.
         #[serde(skip)]
