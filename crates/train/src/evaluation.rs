@@ -160,15 +160,23 @@ pub fn evaluate<T: TrainingTask>(
     Ok(Evaluation { metrics, confusion, samples, batches })
 }
 
-/// The names of the figures that an evaluation of `model` in `session` has, from one example of it.
+/// The names of the figures that an evaluation of `model` in `session` has, from one example of it;
+/// none where its evaluator can say nothing of one example.
 ///
 /// # Errors
 /// Data that cannot be read, and the device's.
-pub(crate) fn figures<T: TrainingTask>(session: &EvaluationSession<T>, model: &T::Model) -> Result<Vec<&'static str>> {
+pub(crate) fn figures<T: TrainingTask>(
+    session: &EvaluationSession<T>,
+    model: &T::Model,
+) -> Result<Option<Vec<&'static str>>> {
     let EvaluationSession { device, compute, task, validation, .. } = session;
     let pass = Pass { compute: *compute, rng: DropoutRng::Off, copies: None, on_stage: None };
-    let batch = task.batch(&[validation.get(0, 0)?], 1)?.to_device(device)?;
-    Ok(task.evaluate(&model.valid(), &batch, pass)?.into_iter().map(|(name, _)| name).collect())
+    let batch = task.batch(&[validation.get(0, 0)?], 1)?;
+    let values = task.evaluate(&model.valid(), &batch.to_device(device)?, pass)?;
+    let (names, values): (Vec<_>, Vec<_>) = values.into_iter().unzip();
+    let Some(mut own) = task.evaluator(validation) else { return Ok(Some(names)) };
+    own.add(&batch, &read_scalars(values)?);
+    Ok(own.metrics().ok().map(|figures| figures.into_iter().map(|(name, _)| name).collect()))
 }
 
 /// Batches with their values, which lie one after the other in `values`: those that other ranks

@@ -99,8 +99,10 @@ impl<T: TrainingTask> Trainer<T> {
             return Ok(());
         }
         let session = self.session.evaluation(validation.clone());
-        let figures = figures(&session, &self.state.model)?;
-        check_metric(&plan.saving.metric, &figures, task.task_name().unwrap_or(&plan.model.kind))
+        match figures(&session, &self.state.model)? {
+            Some(figures) => check_metric(&plan.saving.metric, &figures, task.task_name().unwrap_or(&plan.model.kind)),
+            None => Ok(()),
+        }
     }
 
     /// The loop from where `run` stands to the end of the plan, or to what stops it.
