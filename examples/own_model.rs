@@ -7,9 +7,9 @@
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_measure::report::page_of_run;
-use kiln_models::layers::{Embedding, LayerNorm, Linear};
-use kiln_models::ops::attention::{Attention, Mask, Qkv};
-use kiln_models::ops::cross_entropy::CrossEntropy;
+use kiln_train::models::layers::{Embedding, LayerNorm, Linear};
+use kiln_train::models::ops::attention::{Attention, Mask, Qkv};
+use kiln_train::models::ops::cross_entropy::CrossEntropy;
 use kiln_train::prelude::*;
 use kiln_train::trainer::StopAfter;
 

@@ -220,7 +220,8 @@ pub const ALL_WIDE: Narrow<'static> = (FloatDType::F32, &|_| false);
 /// A missing tensor outside a new head, a tensor of another shape, a tied pair with two different
 /// values, a file that does not hold what its header says, and tensors in the file that the model
 /// does not have.
-pub fn load_saved<M: StateDict>(model: M, folder: &Path) -> Result<(M, LoadReport)> {
+pub fn load_saved<M: StateDict>(model: M, folder: impl AsRef<Path>) -> Result<(M, LoadReport)> {
+    let folder = folder.as_ref();
     if model.file() == MODEL_FILE {
         return load(model, folder);
     }

@@ -79,6 +79,10 @@ impl Parameter {
 }
 
 /// A module whose parameters have names in files of weights: by default the path of its fields.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no names for its weights in files",
+    note = "`impl StateDict for {Self} {{}}` names the weights of a Burn module by its fields"
+)]
 pub trait StateDict: Module {
     /// The name of the tensor at `path`, the names of the fields that lead to it, joined by dots.
     fn key(&self, path: String) -> String {

@@ -1,8 +1,8 @@
 //! The Trainer of [Kiln](https://docs.rs/kiln), which knows no config file: [arguments] by Hugging
 //! Face's names, the [plan] of a run that follows from them, the training loop with checkpoints and
 //! resume, both [engine]s, [optimizers and schedules](optim), and the work of several devices
-//! ([distributed]). A program that trains a module of its own depends on this crate and on
-//! `kiln-models`.
+//! ([distributed]). A program that trains a module of its own depends on this crate alone: Kiln's
+//! operators and layers are [`models`](crate::models), datasets and records [`core`](crate::core).
 
 // The ground floor: what was built, reads from a device, several processes.
 pub mod build_info;
@@ -33,10 +33,12 @@ pub mod trial;
 pub mod prelude;
 
 pub use arguments::TrainingArguments;
+pub use kiln_core as core;
 pub use kiln_core::error::{Error, ErrorKind, Result};
+pub use kiln_models as models;
 pub use plan::TrainPlan;
 pub use session::Session;
-pub use task::{Batch, TokenBatch, TrainingTask};
+pub use task::{Batch, TensorBatch, TokenBatch, TrainingTask};
 pub use trainer::Trainer;
 
 /// The samples of the README.

@@ -2,10 +2,11 @@
 
 pub use kiln_core::dataset::Dataset;
 pub use kiln_core::error::Result;
-pub use kiln_models::weights::StateDict;
+pub use kiln_core::fingerprint;
+pub use kiln_models::weights::{StateDict, load_saved};
 pub use kiln_models::{Compute, Pass};
 
-pub use crate::arguments::{OnExisting, TrainingArguments};
+pub use crate::arguments::{EvalStrategy, OnExisting, TrainingArguments};
 pub use crate::engine::settings::CompilerMode;
-pub use crate::task::{Figures, TokenBatch, TrainingTask};
+pub use crate::task::{Figures, TensorBatch, TokenBatch, TrainingTask};
 pub use crate::trainer::Trainer;

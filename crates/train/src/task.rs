@@ -1,13 +1,15 @@
 //! The trait by which the [`Trainer`](crate::Trainer) trains any model. A [`TrainingTask`] must
 //! define `model`, `batch` and `loss`; everything else has a default. [`TokenBatch`] is a batch of
-//! rows of token ids.
+//! rows of token ids, [`TensorBatch`] one of any tensors.
 //! The crate `kiln` implements it for Kiln's models and tasks.
 
+use std::fmt;
 use std::sync::Arc;
 
+use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use kiln_core::dataset::{Dataset, Fingerprint};
-use kiln_core::error::Result;
+use kiln_core::error::{Error, Result};
 use kiln_core::files::NamedFile;
 use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_with};
 use kiln_models::{Compute, Pass};
@@ -25,6 +27,10 @@ use crate::plan::{ModelFacts, TrainPlan};
 /// The switch between native and compiled reaches a model as [`Pass::ops`]: Kiln's operators
 /// ([`kiln_models::ops`]) take it and compute in the form that it names; what a model computes with
 /// Burn's own operations is the same in both modes.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no task that a Trainer can train",
+    note = "implement `TrainingTask` for it: its model, a batch of its examples, and the loss"
+)]
 pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// The module that learns. Its parameters are named by its fields, which checkpoints and
     /// patterns of `[trainer]` use.
@@ -247,7 +253,12 @@ pub type Figures = Vec<(&'static str, Tensor<1>)>;
 /// A micro-batch of the task `T` on the device.
 pub type OnDevice<T> = <<T as TrainingTask>::Batch as Batch>::OnDevice;
 
-/// Examples of a micro-batch, put together on the host.
+/// Examples of a micro-batch, put together on the host. [`TokenBatch`] and [`TensorBatch`] are
+/// batches.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no batch of a `TrainingTask`",
+    note = "`TokenBatch` is a batch of token ids, `TensorBatch<(Tensor<2>, Tensor<1, Int>)>` one of numbers and classes"
+)]
 pub trait Batch: Send + 'static {
     /// The batch on the device: a tensor, or a tuple or structure of tensors.
     type OnDevice: TensorTree;
@@ -317,6 +328,122 @@ impl Batch for TokenBatch {
     }
 }
 
+/// A batch of tensors that have one row for each example: `T` is what the model gets on the device,
+/// a [`Tensor`] of numbers, integers or truth values, or a tuple of two or three.
+///
+/// ```
+/// use burn::tensor::{Int, Tensor, TensorData};
+/// use kiln_train::task::{Batch, TensorBatch};
+///
+/// let features = TensorData::new(vec![0.5_f32, 1.0, -2.0, 0.0], [2, 2]);
+/// let classes = TensorData::new(vec![0_i32, 1], [2]);
+/// let batch = TensorBatch::<(Tensor<2>, Tensor<1, Int>)>::new((features, classes));
+/// assert_eq!((batch.size().rows, batch.size().labels), (2, 2.0));
+/// ```
+#[derive(Debug, Clone)]
+pub struct TensorBatch<T: FromData> {
+    data: T::Data,
+    seq_len: usize,
+    labels: Option<f64>,
+}
+
+impl<T: FromData> TensorBatch<T> {
+    /// The batch of `data`, each with as many rows. A row is one label of the loss, and counts as
+    /// one token.
+    pub fn new(data: T::Data) -> Self {
+        Self { data, seq_len: 1, labels: None }
+    }
+
+    /// A row is a sequence of `seq_len` tokens, padding included. Batches of several lengths are
+    /// told apart by it.
+    #[must_use]
+    pub fn with_seq_len(self, seq_len: usize) -> Self {
+        Self { seq_len, ..self }
+    }
+
+    /// The loss has so many labels.
+    #[must_use]
+    pub fn with_labels(self, labels: f64) -> Self {
+        Self { labels: Some(labels), ..self }
+    }
+}
+
+impl<T: FromData> Batch for TensorBatch<T> {
+    type OnDevice = T;
+
+    fn size(&self) -> BatchSize {
+        let (rows, seq_len) = (T::rows(&self.data), self.seq_len);
+        let labels = self.labels.unwrap_or(rows as f64);
+        BatchSize { rows, seq_len, padded: false, tokens: (rows * seq_len) as u64, labels }
+    }
+
+    fn to_device(&self, device: &Device) -> Result<T> {
+        T::from_data(&self.data, T::rows(&self.data), device)
+    }
+}
+
+/// Tensors that are made of data on the host.
+pub trait FromData: TensorTree {
+    /// The data, a [`TensorData`] for each tensor.
+    type Data: Clone + fmt::Debug + Send + 'static;
+
+    /// The rows of `data`, which are those of its first tensor.
+    fn rows(data: &Self::Data) -> usize;
+
+    /// The tensors on `device`, of `rows` rows each.
+    ///
+    /// # Errors
+    /// Data of another rank than the tensor's, or with another number of rows.
+    fn from_data(data: &Self::Data, rows: usize, device: &Device) -> Result<Self>;
+}
+
+impl<const D: usize, K> FromData for Tensor<D, K>
+where
+    K: Basic + 'static,
+    Self: TensorTree,
+{
+    type Data = TensorData;
+
+    fn rows(data: &TensorData) -> usize {
+        data.shape().first().copied().unwrap_or(0)
+    }
+
+    fn from_data(data: &TensorData, rows: usize, device: &Device) -> Result<Self> {
+        if data.rank() != D || Self::rows(data) != rows {
+            let got = data.shape();
+            return Err(Error::data(format!(
+                "a batch: expected a tensor of {D} dimensions and {rows} rows, got {got}"
+            )));
+        }
+        Ok(Self::from_data(data.clone(), device))
+    }
+}
+
+impl<A: FromData, B: FromData> FromData for (A, B) {
+    type Data = (A::Data, B::Data);
+
+    fn rows(data: &Self::Data) -> usize {
+        A::rows(&data.0)
+    }
+
+    fn from_data(data: &Self::Data, rows: usize, device: &Device) -> Result<Self> {
+        Ok((A::from_data(&data.0, rows, device)?, B::from_data(&data.1, rows, device)?))
+    }
+}
+
+impl<A: FromData, B: FromData, C: FromData> FromData for (A, B, C) {
+    type Data = (A::Data, B::Data, C::Data);
+
+    fn rows(data: &Self::Data) -> usize {
+        A::rows(&data.0)
+    }
+
+    fn from_data(data: &Self::Data, rows: usize, device: &Device) -> Result<Self> {
+        let (a, b, c) = data;
+        Ok((A::from_data(a, rows, device)?, B::from_data(b, rows, device)?, C::from_data(c, rows, device)?))
+    }
+}
+
 /// The size of a batch, as the Trainer counts it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchSize {
@@ -334,6 +461,10 @@ pub struct BatchSize {
 }
 
 /// Tensors that belong together, each of which can be replaced by another of the same shape.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not made of tensors as a batch on the device is",
+    note = "tensors, options of them, and tuples of two or three are; a structure implements `TensorTree`"
+)]
 pub trait TensorTree: Clone + 'static {
     /// Replaces every tensor by what `mapper` makes of it, always in the same order.
     #[must_use]
@@ -383,5 +514,32 @@ impl<A: TensorTree, B: TensorTree> TensorTree for (A, B) {
 impl<A: TensorTree, B: TensorTree, C: TensorTree> TensorTree for (A, B, C) {
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
         (self.0.map(mapper), self.1.map(mapper), self.2.map(mapper))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    type Pair = (Tensor<2>, Tensor<1, Int>);
+
+    #[test]
+    fn a_batch_of_tensors_has_as_many_rows_everywhere() {
+        let device = Device::flex();
+        let numbers = |shape: [usize; 2]| TensorData::new(vec![0.5_f32; shape[0] * shape[1]], shape);
+        let classes = |rows: usize| TensorData::new(vec![1_i32; rows], [rows]);
+        let batch = TensorBatch::<Pair>::new((numbers([3, 4]), classes(3))).with_seq_len(4).with_labels(2.0);
+        let size = BatchSize { rows: 3, seq_len: 4, padded: false, tokens: 12, labels: 2.0 };
+        assert_eq!(batch.size(), size);
+        let (x, y) = batch.to_device(&device).unwrap();
+        assert_eq!((x.dims(), y.into_data().iter::<i32>().collect::<Vec<_>>()), ([3, 4], vec![1; 3]));
+
+        let refused = |data| TensorBatch::<Pair>::new(data).to_device(&device).unwrap_err().to_string();
+        assert_eq!(
+            refused((numbers([3, 4]), classes(2))),
+            "a batch: expected a tensor of 1 dimensions and 3 rows, got [2]"
+        );
+        assert_eq!(refused((classes(3), classes(3))), "a batch: expected a tensor of 2 dimensions and 3 rows, got [3]");
     }
 }

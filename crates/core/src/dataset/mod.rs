@@ -18,11 +18,18 @@ pub use batch::{Batch, Example, IGNORED, Label, Labels, shifted, valid_labels};
 pub use padding::PaddingStrategy;
 pub use sampler::Sampler;
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
+use sha2::Digest as _;
+pub use sha2::Sha256;
 
 use crate::error::Result;
 
 /// An example of a [`Dataset`], as far as a run that is continued has to know its data again.
+/// Numbers, truth values and strings, and lists, options and tuples of them are examples; a
+/// structure becomes one by [`fingerprint!`](crate::fingerprint).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be an example: it has no `Fingerprint`, by which a resumed run knows its data again",
+    note = "a structure whose fields have one gets it by `fingerprint!({Self} {{ field, other_field }});`"
+)]
 pub trait Fingerprint: 'static {
     /// Adds everything in the example to `hash`, with tags and lengths, so that no two examples add
     /// the same.
@@ -42,6 +49,25 @@ macro_rules! fingerprint_of_numbers {
 }
 
 fingerprint_of_numbers!(u8, u32, u64, i32, i64, f32, f64);
+
+impl Fingerprint for usize {
+    fn hash_into(&self, hash: &mut Sha256) {
+        (*self as u64).hash_into(hash);
+    }
+}
+
+impl Fingerprint for bool {
+    fn hash_into(&self, hash: &mut Sha256) {
+        u8::from(*self).hash_into(hash);
+    }
+}
+
+impl<T: Fingerprint> Fingerprint for Option<T> {
+    fn hash_into(&self, hash: &mut Sha256) {
+        self.is_some().hash_into(hash);
+        self.iter().for_each(|value| value.hash_into(hash));
+    }
+}
 
 /// Token ids, for example.
 impl<T: Fingerprint> Fingerprint for Vec<T> {
@@ -72,9 +98,46 @@ impl<A: Fingerprint, B: Fingerprint> Fingerprint for (A, B) {
     }
 }
 
+impl<A: Fingerprint, B: Fingerprint, C: Fingerprint> Fingerprint for (A, B, C) {
+    fn hash_into(&self, hash: &mut Sha256) {
+        self.0.hash_into(hash);
+        self.1.hash_into(hash);
+        self.2.hash_into(hash);
+    }
+}
+
+/// Makes a structure an example of a dataset: its [`Fingerprint`](crate::dataset::Fingerprint) is
+/// that of its fields. All fields are named, so that one that is added later is not forgotten.
+///
+/// ```
+/// use kiln_core::fingerprint;
+///
+/// struct Series {
+///     values: Vec<f32>,
+///     class: usize,
+/// }
+/// fingerprint!(Series { values, class });
+/// ```
+#[macro_export]
+macro_rules! fingerprint {
+    ($name:ident { $($field:ident),+ $(,)? }) => {
+        impl $crate::dataset::Fingerprint for $name {
+            fn hash_into(&self, hash: &mut $crate::dataset::Sha256) {
+                let Self { $($field),+ } = self;
+                $($crate::dataset::Fingerprint::hash_into($field, hash);)+
+            }
+        }
+    };
+}
+
 /// Examples by index: of tokens and a label, or of what a task of one's own reads. The
 /// [evaluator](https://docs.rs/kiln/latest/kiln/trait.TrainingTask.html) of a task may look
 /// ([`Any`]) for the dataset that it knows, for example for what is behind its examples.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no dataset of `{E}`",
+    note = "a `Vec` of examples that are `Clone`, `Send` and `Sync` is one; else implement `Dataset`: a length, and the \
+            example at an index"
+)]
 pub trait Dataset<E: Fingerprint = Example>: Send + Sync + Any {
     /// How many examples there are; at least one.
     fn len(&self) -> usize;
@@ -155,4 +218,37 @@ pub trait Stream {
     /// # Errors
     /// A place that is none of this kind of stream; data that have changed.
     fn seek(&self, position: &Value) -> Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest(example: &impl Fingerprint) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        example.hash_into(&mut hash);
+        hash.finalize().into()
+    }
+
+    #[test]
+    fn a_structure_is_told_by_each_of_its_fields() {
+        struct Row {
+            values: Vec<f32>,
+            class: usize,
+            group: Option<u32>,
+            is_new: bool,
+        }
+        fingerprint!(Row { values, class, group, is_new });
+        let row = || Row { values: vec![1.0, 2.0], class: 1, group: None, is_new: false };
+        assert_eq!(digest(&row()), digest(&((vec![1.0_f32, 2.0], 1_u64), None::<u32>, false)));
+        let others = [
+            Row { values: vec![1.0], ..row() },
+            Row { class: 2, ..row() },
+            Row { group: Some(0), ..row() },
+            Row { is_new: true, ..row() },
+        ];
+        for (index, other) in others.iter().enumerate() {
+            assert_ne!(digest(other), digest(&row()), "field {index}");
+        }
+    }
 }
