@@ -209,7 +209,7 @@ impl Evaluator<TaskBatch> for Predictions {
         self.nll += values[1];
         self.correct += values[2];
         self.count += self.task.num_terms(batch);
-        self.expected.add(&batch.labels, (batch.rows, batch.examples), self.task);
+        self.expected.add(&batch.labels, batch.rows, batch.examples);
         match (&batch.labels, self.task) {
             (Labels::Tokens(labels), Task::TokenClassification) => {
                 let rows = labels.chunks(batch.seq_len).zip(values[3..].chunks(batch.seq_len));
@@ -261,17 +261,15 @@ struct Expected {
 
 impl Expected {
     /// Keeps the labels of the first `examples` rows of a batch.
-    fn add(&mut self, labels: &Labels, (batch_rows, examples): (usize, usize), task: Task) {
-        match (labels, task) {
-            (Labels::Classes(classes), Task::SequenceClassification) => self.classes.extend(&classes[..examples]),
-            (Labels::Values(values), Task::Regression) => {
-                self.values.extend(values[..examples].iter().copied().map(f64::from));
-            }
-            (Labels::Multi(values), Task::MultiLabelClassification) => {
+    fn add(&mut self, labels: &Labels, batch_rows: usize, examples: usize) {
+        match labels {
+            Labels::Classes(classes) => self.classes.extend(&classes[..examples]),
+            Labels::Values(values) => self.values.extend(values[..examples].iter().copied().map(f64::from)),
+            Labels::Multi(values) => {
                 let of_examples = values.len() / batch_rows * examples;
                 self.applying.extend(values[..of_examples].iter().map(|value| *value > 0.5));
             }
-            _ => {}
+            Labels::None | Labels::Tokens(_) | Labels::Choices { .. } | Labels::Spans { .. } => {}
         }
     }
 

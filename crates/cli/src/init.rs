@@ -136,7 +136,7 @@ impl Data {
         let is_saved = train.iter().any(|name| is_saved(Path::new(name)));
         let files = paths::resolve(&train, if is_saved { DataFormat::Arrow } else { DataFormat::Text })
             .map_err(|error| error.in_terms_of(&INIT_NAMES))?;
-        let language = matches!(task, Task::Clm | Task::Mlm);
+        let language = task.is_language_model();
         let format = match format_of(&files[0]) {
             Ok(DataFormat::Squad) if task != Task::QuestionAnswering => {
                 let has_tokens = column_names(&files[0], DataFormat::Jsonl).iter().any(|name| name == "input_ids");

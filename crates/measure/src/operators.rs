@@ -77,7 +77,7 @@ impl Shapes {
             vocabulary: config.vocab_size(),
             causal,
             gelu_tanh: Activation::from_hf(activation) == Some(Activation::GeluTanh),
-            predicts_tokens: matches!(task, Task::Clm | Task::Mlm),
+            predicts_tokens: task.is_language_model(),
         }
     }
 

@@ -74,7 +74,7 @@ pub(super) fn check(data: &DataSection) -> Checked {
         return Err(Complaint::new("data.documents", message).help("remove it; a row of a table is a document"));
     }
     let has_documents = data.format == DataFormat::Text || data.format.is_table();
-    let is_packed = has_documents && matches!(data.task, Task::Clm | Task::Mlm);
+    let is_packed = has_documents && data.task.is_language_model();
     if data.document_end != DocumentEnd::Auto && !is_packed {
         let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
         return Err(Complaint::new("data.document_end", message)
@@ -87,7 +87,7 @@ pub(super) fn check(data: &DataSection) -> Checked {
     }
     masking(data)?;
     squad(data)?;
-    if data.format == DataFormat::Text && !matches!(data.task, Task::Clm | Task::Mlm) {
+    if data.format == DataFormat::Text && !data.task.is_language_model() {
         return Err(Complaint::new("data.format", format!("`text` holds no labels for the task {}", data.task))
             .help("use `csv`, `tsv`, `jsonl` or `parquet` with a label column, `squad`, or `tokenized`"));
     }
@@ -202,7 +202,7 @@ fn table(data: &DataSection) -> Checked {
     }
     choices(data)?;
     instructions(data)?;
-    if data.skip_unlabeled && (!data.format.is_table() || matches!(data.task, Task::Clm | Task::Mlm)) {
+    if data.skip_unlabeled && (!data.format.is_table() || data.task.is_language_model()) {
         let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
         return Err(Complaint::new("data.skip_unlabeled", message).help("it belongs to labels in tables"));
     }
@@ -221,7 +221,7 @@ fn table(data: &DataSection) -> Checked {
             "use `squad`, which also reads rows with id, question, context and answers in .parquet and .jsonl, or `tokenized`",
         ));
     }
-    if matches!(data.task, Task::Clm | Task::Mlm) {
+    if data.task.is_language_model() {
         let given = [
             ("data.text_pair_column", data.text_pair_column.is_some()),
             ("data.label_column", data.label_column.is_some()),

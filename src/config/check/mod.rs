@@ -239,7 +239,7 @@ fn prediction(config: &RunConfig) -> Checked {
         }
         None if wanted => Err(Complaint::new("trainer.do_predict", "needs rows to predict, and there are none")
             .help("set data.test to a file")),
-        Some(_) if matches!(data.task, Task::Clm | Task::Mlm) => {
+        Some(_) if data.task.is_language_model() => {
             Err(Complaint::new("trainer.do_predict", format!("the task {} has no prediction for a row", data.task))
                 .help("leave it out; [generation] writes a sample at the end"))
         }

@@ -162,7 +162,7 @@ impl Activations {
         let width_of_layers = width;
         let width = model.embedding_size() as u128;
         let norm = width + plain(Operator::LayerNorm, width);
-        let is_language_model = matches!(task, Task::Clm | Task::Mlm);
+        let is_language_model = task.is_language_model();
         let mut around = norm + if is_language_model { width } else { 0 };
         if task == Task::Mlm {
             around += (2 + plain(Operator::Gelu, 2)) * width + norm;

@@ -44,7 +44,7 @@ impl Inputs {
         let mut inputs = match config.data.format {
             DataFormat::Tokenized => tokenized::open(opening),
             DataFormat::Squad => squad::open(opening),
-            format if format.is_table() && !matches!(config.data.task, Task::Clm | Task::Mlm) => table::open(opening),
+            format if format.is_table() && !config.data.task.is_language_model() => table::open(opening),
             _ if config.data.has_instructions() => instructions::open(opening),
             _ => text::open(opening),
         }?;
