@@ -10,8 +10,6 @@ mod outline;
 mod print;
 mod sections;
 
-use std::ops::Deref;
-
 pub use facts::{ExampleFacts, Facts, TokenizerFacts};
 use kiln_core::error::{Error, Result};
 pub use kiln_core::words::thousands;
@@ -51,15 +49,6 @@ pub struct RunPlan {
     pub generation: Option<SamplePlan>,
     /// Memory, by arithmetic.
     pub memory: MemoryPlan,
-}
-
-/// A run's plan is one of training, with more.
-impl Deref for RunPlan {
-    type Target = TrainPlan;
-
-    fn deref(&self) -> &TrainPlan {
-        &self.train
-    }
 }
 
 impl RunPlan {
@@ -112,7 +101,10 @@ impl RunPlan {
     /// Another model.
     pub fn built_in(&self) -> Result<(&ModelConfig, Task)> {
         let architecture = self.architecture.as_ref().ok_or_else(|| {
-            Error::config(format!("expected one of Kiln's models, got a model of its own kind, {}", self.model.kind))
+            Error::config(format!(
+                "expected one of Kiln's models, got a model of its own kind, {}",
+                self.train.model.kind
+            ))
         })?;
         Ok((&architecture.config, architecture.task))
     }
@@ -145,28 +137,28 @@ impl RunPlan {
     }
 
     fn estimated_memory(&self) -> Option<MemoryEstimate> {
-        let (model, task) = self.built_in().ok()?;
-        let examples = self.data.validation_examples.filter(|_| self.evaluation.is_on()).unwrap_or(0);
-        let saves = match self.saving.strategy {
+        let ((model, task), train) = (self.built_in().ok()?, &self.train);
+        let examples = train.data.validation_examples.filter(|_| train.evaluation.is_on()).unwrap_or(0);
+        let saves = match train.saving.strategy {
             SaveStrategy::No => false,
-            SaveStrategy::Steps => self.saving.steps < self.steps.total,
-            SaveStrategy::Epoch | SaveStrategy::Best => self.steps.per_epoch < self.steps.total,
+            SaveStrategy::Steps => train.saving.steps < train.steps.total,
+            SaveStrategy::Epoch | SaveStrategy::Best => train.steps.per_epoch < train.steps.total,
         };
         let host = Host { saves };
         Some(MemoryEstimate::new(&MemoryInputs {
             model,
             task,
             values: self.memory.values,
-            batch: &self.batch,
+            batch: &train.batch,
             sequences: self.examples.sequences,
             documents: self.examples.packing,
-            eval_batch: self.evaluation.batch_size.min(examples),
-            compute: self.engine.compute(),
-            checkpointing: self.engine.activation_checkpointing,
-            skips: self.engine.precision.scales_loss(),
-            sharded: self.distributed.optimizer_sharding,
-            bytes_at_a_time: self.engine.device.bytes_at_a_time,
-            host: (self.engine.device.kind == DeviceKind::Cpu).then_some(host),
+            eval_batch: train.evaluation.batch_size.min(examples),
+            compute: train.engine.compute(),
+            checkpointing: train.engine.activation_checkpointing,
+            skips: train.engine.precision.scales_loss(),
+            sharded: train.distributed.optimizer_sharding,
+            bytes_at_a_time: train.engine.device.bytes_at_a_time,
+            host: (train.engine.device.kind == DeviceKind::Cpu).then_some(host),
         }))
     }
 }

@@ -14,15 +14,15 @@ use crate::config::{Accumulation, PaddingStrategy, RunConfig, Task};
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
     pub fn describe(&self) -> String {
-        let architecture = self.architecture.as_ref();
-        let is_cut = self.batch.micro_batches() > 1 || self.optimizer.accumulation != Accumulation::Exact;
+        let (architecture, train) = (self.architecture.as_ref(), &self.train);
+        let is_cut = train.batch.micro_batches() > 1 || train.optimizer.accumulation != Accumulation::Exact;
         let answers = architecture.is_some_and(|it| it.task == Task::QuestionAnswering);
-        let depends = is_cut && answers && self.train.data.padding_strategy != PaddingStrategy::MaxLength;
+        let depends = is_cut && answers && train.data.padding_strategy != PaddingStrategy::MaxLength;
         let limits = Some(self.examples.limits.join(", ")).filter(|limits| !limits.is_empty());
         let rows = self.examples.counts.describe_rows(self.examples.max_length);
         let labels = architecture.and_then(|it| self.examples.counts.describe_labels(it.task));
-        self.train.describe_with(&Remarks {
-            model: architecture.map(|it| Box::new(|text: &mut Lines| it.describe(&self.model.kind, text)) as _),
+        train.describe_with(&Remarks {
+            model: architecture.map(|it| Box::new(|text: &mut Lines| it.describe(&train.model.kind, text)) as _),
             adapters: architecture.map(|it| Box::new(|text: &mut Lines| it.describe_adapters(text)) as _),
             data: rows.into_iter().chain(labels).chain(self.examples.documents.clone()).chain(limits).collect(),
             batch: depends.then_some(PADDED),

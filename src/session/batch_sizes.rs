@@ -18,7 +18,7 @@ use crate::build_info::BURN_VERSION;
 use crate::config::{BatchArguments, CompilerMode, DeviceKind, OnExisting, RunConfig, SaveStrategy, TrainBatchSize};
 use crate::engine::device::DeviceFacts;
 use crate::plan::batch::{micro_batch, part_of_device};
-use crate::plan::{FoundBatch, RunPlan};
+use crate::plan::{FoundBatch, RunPlan, TrainPlan};
 use crate::session::inputs::Inputs;
 use crate::session::memory_line::MemoryLine;
 
@@ -53,27 +53,28 @@ impl Key {
     /// A model that is not Kiln's.
     pub fn of(config: &RunConfig, plan: &RunPlan) -> Result<Self> {
         let (mode, (model_config, task)) = (config.trainer.compiler_mode(), plan.built_in()?);
-        let operators = match (mode, plan.engine.ops) {
+        let TrainPlan { model, batch, optimizer, engine, .. } = &plan.train;
+        let operators = match (mode, engine.ops) {
             (CompilerMode::Compiled, Ops::Plain) => ", without Kiln's operators",
             _ => "",
         };
         let trainer = &config.trainer;
-        let device = match plan.engine.device.kind {
+        let device = match engine.device.kind {
             DeviceKind::Cpu => cpu_name(),
-            _ => plan.engine.device.name.clone(),
+            _ => engine.device.name.clone(),
         };
         Ok(Self {
-            model: format!("{}, {} parameters", plan.model.kind, plan.model.num_parameters),
+            model: format!("{}, {} parameters", model.kind, model.num_parameters),
             model_config: digest(&model_config.to_json("").to_string()),
             task: task.name().into(),
             mode: format!("{mode}{operators}"),
-            precision: plan.engine.precision.precision.to_string(),
-            block_size: plan.batch.seq_len,
+            precision: engine.precision.precision.to_string(),
+            block_size: batch.seq_len,
             training: format!(
                 "{} {}, {} parameters learn, evaluation of {}, {}, {}{}",
                 trainer.optim,
-                plan.optimizer.config.describe(),
-                plan.model.num_trainable,
+                optimizer.config.describe(),
+                model.num_trainable,
                 trainer.per_device_eval_batch_size,
                 if accumulates(config) { "accumulates" } else { "one micro-batch a step" },
                 if trainer.save_strategy == SaveStrategy::No { "no checkpoints" } else { "checkpoints" },
@@ -85,9 +86,9 @@ impl Key {
             ),
             device: format!(
                 "{} {}: {device}{}",
-                plan.engine.device.kind,
-                plan.engine.device.index,
-                shared(config, plan)
+                engine.device.kind,
+                engine.device.index,
+                shared(config, engine.device.kind)
             ),
             versions: format!("kiln {}, burn {BURN_VERSION}", env!("CARGO_PKG_VERSION")),
         })
@@ -105,8 +106,8 @@ pub fn sharers(config: &RunConfig, kind: DeviceKind) -> usize {
 }
 
 /// The part of a key that counts the ranks of a machine, which share its memory; empty for one.
-fn shared(config: &RunConfig, plan: &RunPlan) -> String {
-    match sharers(config, plan.engine.device.kind) {
+fn shared(config: &RunConfig, kind: DeviceKind) -> String {
+    match sharers(config, kind) {
         1 => String::new(),
         ranks => format!(", shared by {ranks} ranks"),
     }
@@ -258,7 +259,7 @@ pub(crate) fn found(config: &RunConfig, inputs: &Inputs, device: &DeviceFacts) -
     let (.., facts) = inputs.facts(&probed, device.clone(), None)?;
     let probe = RunPlan::derive(&probed, &facts)?;
     let mode = config.trainer.compiler_mode();
-    let Some(stored) = Stored::find(&Key::of(config, &probe)?, useful(config, &probe))? else {
+    let Some(stored) = Stored::find(&Key::of(config, &probe)?, useful(config, &probe.train))? else {
         return Err(Error::config(format!(
             "trainer.per_device_train_batch_size = \"auto\": no size has been found yet for this run on this machine, {mode}"
         ))
@@ -278,7 +279,7 @@ pub(crate) fn found(config: &RunConfig, inputs: &Inputs, device: &DeviceFacts) -
 
 /// The largest size that the run has a use for: each device's part of a fixed global batch, and no
 /// more than all training examples.
-pub fn useful(config: &RunConfig, probe: &RunPlan) -> usize {
+pub fn useful(config: &RunConfig, probe: &TrainPlan) -> usize {
     part_of_device(&config.trainer).unwrap_or(usize::MAX).min(probe.data.train_examples).max(1)
 }
 

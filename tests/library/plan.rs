@@ -75,7 +75,10 @@ fn a_plan_is_the_same_value_whenever_it_is_derived_and_after_it_was_written() {
         // The config with everything explicit has a plan that does the same.
         let again = Session::open(session.config().unwrap()).unwrap();
         assert_eq!(again.config().unwrap(), session.config().unwrap());
-        assert_eq!((&again.plan().steps.total, &again.plan().optimizer), (&plan.steps.total, &plan.optimizer));
+        assert_eq!(
+            (&again.plan().steps.total, &again.plan().optimizer),
+            (&plan.train.steps.total, &plan.train.optimizer)
+        );
     }
 }
 
@@ -143,7 +146,7 @@ fn a_model_that_is_not_kilns_has_a_plan() -> Result<()> {
     let run = Planned { arguments: &arguments, facts: &facts, plan: &plan };
     let written = Description::of_a_program(run)?.files;
     let read = serde_json::from_slice::<RunPlan>(&written[0].1).unwrap();
-    assert_eq!((read.model.kind.as_str(), &read.architecture, &read.memory.estimate), ("llama", &None, &None));
+    assert_eq!((read.train.model.kind.as_str(), &read.architecture, &read.memory.estimate), ("llama", &None, &None));
     assert_eq!(read.train, plan);
     arguments.label_smoothing_factor = 0.1;
     let error = LossOptions::of_a_program(&arguments).unwrap_err().to_string();

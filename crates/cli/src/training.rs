@@ -450,9 +450,9 @@ fn show_plan(config: RunConfig, args: &PlanArgs) -> Result<()> {
         return say(text);
     }
     // A folder that is not known is no folder that would be refused.
-    plan.output_dir()?;
+    plan.train.output_dir()?;
     say(plan.describe())?;
-    if let Err(error) = RunFolder::check(&plan.run) {
+    if let Err(error) = RunFolder::check(&plan.train.run) {
         say(format!("`kiln train` would refuse: {error}"))?;
     }
     args.samples.map_or(Ok(()), |count| say(format!("\n{}", samples(&session, count.get())?)))

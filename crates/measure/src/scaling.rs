@@ -158,7 +158,7 @@ pub fn run(
     let out = output::folder(options.out.as_deref(), base, "scaling", FILE)?;
     let alone = TrainingArguments { devices: Devices::default(), ..base.trainer.clone() };
     let planned = plan(RunConfig { trainer: alone, ..base.clone() })?;
-    let (global, gradient_bytes) = (planned.batch.global, 4 * planned.memory.values.trained as u64);
+    let (global, gradient_bytes) = (planned.train.batch.global, 4 * planned.memory.values.trained as u64);
     let mut arms = Vec::new();
     for ranks in options.worlds.iter().copied() {
         let mut config = base.clone();
@@ -167,10 +167,10 @@ pub fn run(
         config.trainer.batch.scaling = BatchScaling::Fixed;
         config.trainer.gradient_accumulation_steps = 1;
         let planned = plan(config.clone()).map_err(|error| error.at(format_args!("--world {ranks}")))?;
-        config.trainer.max_steps = Some(options.steps.min(planned.steps.total));
+        config.trainer.max_steps = Some(options.steps.min(planned.train.steps.total));
         config.trainer.num_train_epochs = None;
         config.trainer.max_tokens = None;
-        arms.push(WorldRuns { ranks, config, accumulation: planned.batch.accumulation, windows: Vec::new() });
+        arms.push(WorldRuns { ranks, config, accumulation: planned.train.batch.accumulation, windows: Vec::new() });
     }
     let most = options.worlds.iter().map(|ranks| ranks.div_ceil(machines(options, *ranks))).max().unwrap_or(1);
     let threads = std::env::var("RAYON_NUM_THREADS").unwrap_or_else(|_| (host::threads() / most).max(1).to_string());

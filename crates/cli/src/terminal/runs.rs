@@ -100,8 +100,8 @@ pub(crate) fn description(run: &Run) -> String {
     match saved_plan(&run.folder) {
         Ok(None) => {}
         Ok(Some(plan)) => {
-            line("batch", &plan.batch.arithmetic());
-            line("learning rate", &plan.optimizer.schedule.describe());
+            line("batch", &plan.train.batch.arithmetic());
+            line("learning rate", &plan.train.optimizer.schedule.describe());
         }
         Err(error) => line("plan", &error.to_string()),
     }

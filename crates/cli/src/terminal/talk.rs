@@ -81,7 +81,7 @@ impl Talk {
         let unknown = plan.architecture.as_ref().map(|it| it.unknown_fields.join(", "));
         let unknown = unknown.filter(|names| !names.is_empty());
         let unknown = unknown.map(|names| format!("not known, not used: config.json {names}"));
-        let no_effect = plan.run.no_effect.iter().map(|line| format!("no effect: {line}"));
+        let no_effect = plan.train.run.no_effect.iter().map(|line| format!("no effect: {line}"));
         unknown.into_iter().chain(plan.examples.limits.clone()).chain(no_effect).try_for_each(|line| self.warn(&line))
     }
 

@@ -5,7 +5,7 @@
 
 use std::str::FromStr;
 
-use kiln::config::{CompilerMode, DeviceKind, RunConfig, Task};
+use kiln::config::{CompilerMode, DeviceKind, RunConfig};
 use kiln::engine::compiler::columns::Column;
 use kiln::engine::operators;
 use kiln::plan::RunPlan;
@@ -44,8 +44,8 @@ pub(super) struct Ablation {
 /// The ablations of `base`, whose native plan is `planned`, and a note on parts without an arm.
 pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<(Vec<Ablation>, String)> {
     let compiler = base.trainer.compiler.clone().unwrap_or_default();
-    let kind = planned.engine.device.kind;
-    let dtype = planned.engine.precision.dtype();
+    let kind = planned.train.engine.device.kind;
+    let dtype = planned.train.engine.precision.dtype();
     let fused = operators::fused(&compiler.fused_ops, kind, dtype);
     let without = |column: Column, name: &str, label: String| {
         let mut config = base.clone();
@@ -97,7 +97,7 @@ pub(super) fn of(base: &RunConfig, ablate: Ablate, planned: &RunPlan) -> Result<
 fn is_used(operator: Operator, plan: &RunPlan) -> bool {
     match operator {
         Operator::Dropout => plan.architecture.as_ref().is_none_or(|it| it.has_dropout()),
-        Operator::CrossEntropy => plan.architecture.as_ref().is_some_and(|it| matches!(it.task, Task::Clm | Task::Mlm)),
+        Operator::CrossEntropy => plan.architecture.as_ref().is_some_and(|it| it.task.is_language_model()),
         // The gradient norm is a part of `adamw`, whatever the optimizer.
         _ => true,
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use kiln::config::{CompilerMode, DeviceKind, EvalStrategy, RunConfig, SaveStrategy, Switch};
 use kiln::engine::device;
 use kiln::engine::handover::Engine;
-use kiln::plan::RunPlan;
+use kiln::plan::{RunPlan, TrainPlan};
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_json;
 use kiln_core::process::scratch;
@@ -84,7 +84,7 @@ pub fn run(
     // Planning also tokenises, so that no arm pays for what the next one finds in the cache.
     let planned = plan(plannable(base, &out, is_cpu)).map_err(|error| error.at("arm native"))?;
     let (mut arms, mut notes) = arms(base, &options.wanted, &planned)?;
-    let whole = whole_run(&planned);
+    let whole = whole_run(&planned.train);
     drop(planned);
     let expected = check_arms(&arms, base, &out, &programs, is_cpu, plan)?;
     let (together, note) = repeat::side_by_side(&expected, is_cpu);
@@ -267,7 +267,7 @@ fn check_arms(
         }
         let planned = plan(config).map_err(|error| error.at(format_args!("arm {}", arm.runs.name)))?;
         expected.push(planned.memory.estimate.map_or(0, |memory| memory.total()));
-        let seq_len = planned.batch.seq_len;
+        let seq_len = planned.train.batch.seq_len;
         let block = arm.config.data.block_size.filter(|block| base.data.block_size != Some(*block));
         if let Some(block) = block.filter(|block| *block != seq_len) {
             return Err(Error::config(format!(
@@ -313,7 +313,7 @@ pub fn outcome(experiment: &Experiment, report: &Report) -> Option<Error> {
 }
 
 /// The run that the config describes.
-fn whole_run(plan: &RunPlan) -> WholeRun {
+fn whole_run(plan: &TrainPlan) -> WholeRun {
     let steps = plan.steps.total as u64;
     let per_epoch = plan.steps.per_epoch as u64;
     let every = |interval: usize| steps.div_ceil(interval as u64);

@@ -165,7 +165,8 @@ pub fn tune(
     config.trainer.set_compiler(mode);
     let session = open(probe(&config))?;
     let probe = &session.run_plan()?;
-    let (budget_mib, because) = options.budget(&probe.engine.device, sharers(&config, probe.engine.device.kind))?;
+    let device = &probe.train.engine.device;
+    let (budget_mib, because) = options.budget(device, sharers(&config, device.kind))?;
     let key = Key::of(&config, probe)?;
     watch(Event::Begins { key: &key, budget: &because })?;
     let folder = scratch()?;
@@ -174,7 +175,7 @@ pub fn tune(
         watch(Event::Tried(&Trial { batch, outcome: outcome.clone() }))?;
         Ok(outcome)
     };
-    let useful = useful(&config, probe).checked_next_multiple_of(options.multiple_of).unwrap_or(usize::MAX);
+    let useful = useful(&config, &probe.train).checked_next_multiple_of(options.multiple_of).unwrap_or(usize::MAX);
     let known = Stored::find(&key, 0)?.and_then(|stored| stored.line);
     let estimate = budget_mib.and_then(|budget| estimated_line(probe, budget));
     let room = || known.or(estimate).zip(budget_mib).map(|(line, budget)| line.largest(budget));
@@ -264,7 +265,7 @@ fn try_size(
 /// A config that cannot be planned.
 pub fn found(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<Option<usize>> {
     let probe = plan(probe(config))?;
-    let stored = Stored::find(&Key::of(config, &probe)?, useful(config, &probe))?;
+    let stored = Stored::find(&Key::of(config, &probe)?, useful(config, &probe.train))?;
     Ok(stored.map(|stored| micro_batch(&config.trainer, stored.batch)))
 }
 
