@@ -2,12 +2,14 @@
 //! layout. A file appears under its name only when it is whole and on disk.
 
 use std::collections::HashMap;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
-use kiln_core::whole_file;
-use safetensors::tensor::{Dtype, TensorView};
+use kiln_core::whole_file::WholeFile;
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::names::{Parameter, StateDict, parameters};
 use crate::error::{Error, Result};
@@ -84,25 +86,45 @@ pub fn save<M: StateDict>(model: &M, folder: &Path) -> Result<()> {
     write_safetensors(&path, &tensors)
 }
 
-/// Writes `tensors` to `path` as one safetensors file, as a
-/// [`WholeFile`](kiln_core::whole_file::WholeFile).
+/// Writes `tensors` to `path` as one safetensors file, as a [`WholeFile`]. The values go to the
+/// file as they lie there: the file never stands in memory as a whole.
 ///
 /// # Errors
 /// The operating system's, for example a full disk; `path` is then as it was before.
 pub fn write_safetensors(path: &Path, tensors: &[NamedTensor]) -> Result<()> {
     let io = |source| Error::Io { action: "write", path: path.into(), source };
-    let bytes = tensors
-        .iter()
-        .map(|tensor| tensor.data.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
-        .collect::<Vec<_>>();
-    let views = tensors.iter().zip(&bytes).map(|(tensor, bytes)| {
-        let view = TensorView::new(Dtype::F32, tensor.shape.clone(), bytes)
-            .expect("four bytes a value and the shape of the tensor they came from");
-        (tensor.name.as_str(), view)
+    let mut tensors = tensors.iter().collect::<Vec<_>>();
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let header = header(&tensors).map_err(|error| io(std::io::Error::other(error)))?;
+    let write = || {
+        let whole = WholeFile::create(path)?;
+        let mut file = BufWriter::with_capacity(1 << 20, whole.file());
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        for value in tensors.iter().flat_map(|tensor| &tensor.data) {
+            file.write_all(&value.to_le_bytes())?;
+        }
+        file.flush()?;
+        drop(file);
+        whole.commit()
+    };
+    write().map_err(io)
+}
+
+/// The header of a file of `tensors`, which stand in it in this order, padded to the alignment that
+/// the format recommends.
+fn header(tensors: &[&NamedTensor]) -> std::result::Result<Vec<u8>, SafeTensorError> {
+    let mut offset = 0;
+    let infos = tensors.iter().map(|tensor| {
+        let begin = offset;
+        offset += size_of_val(&tensor.data[..]);
+        let (dtype, shape) = (Dtype::F32, tensor.shape.clone());
+        (tensor.name.clone(), TensorInfo { dtype, shape, data_offsets: (begin, offset) })
     });
-    let header = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let serialized = safetensors::serialize(views, Some(header)).map_err(|error| io(std::io::Error::other(error)))?;
-    whole_file::write(path, &serialized).map_err(io)
+    let format = HashMap::from([("format".to_string(), "pt".to_string())]);
+    let mut header = serde_json::to_vec(&Metadata::new(Some(format), infos.collect())?)?;
+    header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
+    Ok(header)
 }
 
 struct Export {
@@ -128,5 +150,40 @@ impl ModuleVisitor for Export {
             Ok(tensor) => self.exported.push(tensor),
             Err(error) => self.error = Some(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_file_is_the_one_that_the_format_s_own_library_makes() {
+        use safetensors::tensor::TensorView;
+
+        let tensor = |name: &str, shape: &[usize]| NamedTensor {
+            name: name.into(),
+            shape: shape.into(),
+            data: (0..shape.iter().product()).map(|i| i as f32 / 3.0).collect(),
+        };
+        let tensors =
+            [tensor("h.10.bias", &[5]), tensor("h.2.weight", &[3, 7]), tensor("a", &[1, 1, 2]), tensor("z", &[0])];
+        let path = tempfile::tempdir().unwrap();
+        let path = path.path().join(MODEL_FILE);
+        write_safetensors(&path, &tensors).unwrap();
+        let bytes = tensors.iter().map(|it| it.data.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>());
+        let bytes = bytes.collect::<Vec<_>>();
+        let view = |(it, bytes)| {
+            let NamedTensor { name, shape, .. }: &NamedTensor = it;
+            (name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
+        };
+        let views = tensors.iter().zip(bytes.iter().map(|bytes| &bytes[..])).map(view);
+        let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        assert_eq!(std::fs::read(&path).unwrap(), safetensors::serialize(views, Some(format)).unwrap());
+        // Values that are no number of the shape leave what is there.
+        let error = write_safetensors(&path, &[NamedTensor { shape: vec![4], ..tensor("a", &[3]) }]).unwrap_err();
+        assert!(matches!(error, Error::Io { action: "write", .. }), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap().len() % 4, 0);
     }
 }
