@@ -131,9 +131,40 @@ impl RunPlan {
 
     /// The estimated memory of the same run with micro-batches of `micro` examples.
     pub fn estimated_memory_of(&self, micro: usize) -> Option<MemoryEstimate> {
+        self.with_memory_of(&BatchPlan { micro, ..self.batch.clone() }).memory.estimate
+    }
+
+    /// This plan with its steps cut as in `batch`, and the memory for that.
+    #[must_use]
+    pub fn with_memory_of(&self, batch: &BatchPlan) -> Self {
         let mut plan = self.clone();
-        plan.train.batch.micro = micro;
-        plan.estimated_memory()
+        plan.train.batch = batch.clone();
+        plan.memory.estimate = plan.estimated_memory();
+        plan
+    }
+
+    /// This plan with the memory that it would need with adapters of rank `r` on every linear layer
+    /// in place of all weights that learn.
+    #[must_use]
+    pub(crate) fn with_adapters(&self, facts: &Facts, r: usize) -> Self {
+        let layers = || facts.train.model.parameters.iter().filter(|parameter| parameter.in_linear);
+        let adapters = layers().map(|parameter| r * parameter.shape.iter().sum::<usize>()).sum::<usize>();
+        let Values { trained, state, .. } = self.memory.values;
+        let mut plan = self.clone();
+        plan.memory.values = Values {
+            parameters: self.memory.values.parameters + adapters,
+            trained: adapters,
+            multiplying: layers().map(|parameter| parameter.num_elements()).sum(),
+            largest: layers()
+                .map(|parameter| r * parameter.shape.iter().max().copied().unwrap_or(0))
+                .max()
+                .unwrap_or(0),
+            // Adafactor's state, which is no multiple of the weights, is small in both.
+            state: (state as f64 / trained.max(1) as f64 * adapters as f64) as usize,
+            ..self.memory.values
+        };
+        plan.memory.estimate = plan.estimated_memory();
+        plan
     }
 
     fn estimated_memory(&self) -> Option<MemoryEstimate> {

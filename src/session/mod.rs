@@ -13,6 +13,7 @@ pub mod memory_line;
 pub mod merge;
 pub mod model_folder;
 pub mod samples;
+pub mod shortage;
 mod built_in;
 
 use std::ops::ControlFlow;

@@ -4,7 +4,8 @@
 
 use std::path::Path;
 
-use crate::common::{kiln, succeeds, train_rows};
+use crate::common::skip::skip;
+use crate::common::{kiln, succeeds, text, train_rows};
 
 /// The part of the measured peak by which the estimate may be off. The bytes that a step allocates
 /// are the same every time, and the estimate counts them to a few per cent; the size of the C
@@ -98,6 +99,109 @@ fn of_a_last_layer_that_computes_first_tokens_alone() {
         println!("{mode}: {planned} planned, {measured:.1} measured; {line}");
         let off = planned / measured - 1.0;
         assert!(off.abs() < TOLERANCE, "{mode}: off by {off:.2}: {measured} measured; {line}");
+    }
+}
+
+/// `kiln` with `arguments` under a limit of the address space in MiB: what it said, and its exit
+/// code.
+fn limited(folder: &Path, mib: usize, arguments: &str) -> (String, Option<i32>) {
+    let program = kiln(folder).get_program().to_owned();
+    let script = format!("ulimit -v {}; exec \"$0\" {arguments}", mib * 1024);
+    let output = std::process::Command::new("sh").args(["-c", &script]).arg(program).current_dir(folder).output();
+    let output = output.unwrap();
+    (text(&output), output.status.code())
+}
+
+/// A run that needs more than a limit leaves is told before it begins, with settings whose
+/// estimates are lower, and it trains the same with a smaller micro-batch.
+#[test]
+fn a_run_above_the_limit_of_memory_begins_with_a_smaller_micro_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), Size { layers: 4, width: 128, heads: 4, vocabulary: 4096, batch: 32, seq: 128 });
+    let of =
+        "config.toml --compiler native --set model.resid_pdrop=0 --set model.attn_pdrop=0 --set model.embd_pdrop=0";
+    succeeds(kiln(folder.path()).arg("train").args(of.split(' ')).args(["--set", "run.output_dir=whole"]));
+    let whole = train_rows(&folder.path().join("whole"));
+    let (said, code) = limited(folder.path(), 900, "plan config.toml");
+    let line = said.lines().find(|line| line.starts_with("does not fit: ")).unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(code, Some(0), "{said}");
+    for part in [
+        "the run needs about ",
+        " MiB are left by the limit of the address space (ulimit -v); it fits with ",
+        "trainer.per_device_train_batch_size = ",
+        " with gradient_accumulation_steps = ",
+        "compiler.enabled = true (",
+    ] {
+        assert!(line.contains(part), "expected {part:?} in {line}");
+    }
+    let (said, code) = limited(folder.path(), 900, &format!("train {of}"));
+    assert_eq!(code, Some(0), "{said}");
+    let begins = "it begins with a smaller micro-batch and the same global batch: 32 = ";
+    assert!(said.contains(begins) && said.contains("was 32 = 32 x 1 micro-batch"), "{said}");
+    let log = std::fs::read_to_string(folder.path().join("run/run.log")).unwrap();
+    assert!(log.contains(begins), "{log}");
+    let rows = train_rows(&folder.path().join("run"));
+    assert_eq!(rows.len(), whole.len());
+    for (a, b) in whole.iter().zip(&rows) {
+        let (x, y) = (a["loss"].as_f64().unwrap(), b["loss"].as_f64().unwrap());
+        assert!((x / y - 1.0).abs() < 1e-5, "{a} against {b}");
+    }
+    // Without a limit there is no such line.
+    let said = succeeds(kiln(folder.path()).args(["plan", "config.toml"]));
+    assert!(!said.contains("does not fit"), "{said}");
+}
+
+/// Memory that is refused in the middle of a run, here to the logits of a step, takes it back to
+/// its newest checkpoint with half the micro-batch; where nothing can be halved, the folder says
+/// why it ended.
+#[test]
+fn a_run_that_is_refused_memory_begins_again_with_half_the_micro_batch() {
+    use std::process::{Command, Stdio};
+
+    let folder = tempfile::tempdir().unwrap();
+    if Command::new("prlimit").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return skip!("prlimit", "no prlimit: install util-linux");
+    }
+    // Three logits of 64 MiB, which are mapped in each step anew.
+    write(folder.path(), Size { layers: 1, width: 64, heads: 2, vocabulary: 16_384, batch: 16, seq: 64 });
+    for (run, accumulation) in [("halved", "exact"), ("ended", "transformers")] {
+        let output = format!("run.output_dir={run}");
+        let accumulates = format!("trainer.accumulation={accumulation}");
+        let set = [&output[..], &accumulates, "trainer.max_steps=16", "trainer.eval_strategy=no"];
+        let set = [&set[..], &["trainer.save_strategy=steps", "trainer.save_steps=2"]].concat();
+        let mut command = kiln(folder.path());
+        command.args(["train", "config.toml", "--compiler", "native"]).args(set.iter().flat_map(|set| ["--set", set]));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let rows = folder.path().join(run).join("metrics.jsonl");
+        while !std::fs::read_to_string(&rows).is_ok_and(|rows| rows.lines().count() > 4) {
+            assert!(child.try_wait().unwrap().is_none(), "it has ended");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap();
+        let kib = peak.split_whitespace().next().unwrap().parse::<u64>().unwrap();
+        let limit = format!("--as={}", (kib - (96 << 10)) * 1024);
+        let limited = Command::new("prlimit").args(["--pid", &child.id().to_string(), &limit]).status().unwrap();
+        assert!(limited.success());
+        let output = child.wait_with_output().unwrap();
+        let said = text(&output);
+        let log = std::fs::read_to_string(folder.path().join(run).join("run.log")).unwrap();
+        if run == "halved" {
+            assert_eq!(output.status.code(), Some(0), "{said}");
+            assert!(said.contains("which begins again with half the micro-batch"), "{said}");
+            let notice = "with half the micro-batch and the same global batch: 16 = ";
+            assert!(said.contains(notice) && log.contains(notice), "{said}");
+            assert!(log.contains("continuing after step "), "{log}");
+            let rows = train_rows(&folder.path().join(run));
+            let steps = rows.iter().map(|row| row["step"].as_u64().unwrap()).collect::<Vec<_>>();
+            assert_eq!(steps, (1..=16).collect::<Vec<_>>(), "every step has one row");
+        } else {
+            assert_eq!(output.status.code(), Some(4), "{said}");
+            let why = "out of memory: the system has no more for this process";
+            assert!(log.contains(&format!("ended: {why}")), "{log}");
+            let described = succeeds(kiln(folder.path()).args(["describe", run]));
+            assert!(described.contains("Failed") && described.contains(why), "{described}");
+        }
     }
 }
 

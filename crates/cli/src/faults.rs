@@ -1,18 +1,29 @@
 //! The last nets of the command: memory that runs out where nothing can return an error, and a
 //! panic, which is a defect of Kiln's. Either ends the process with one message and its exit code
-//! (4 and 7). This module also shows the messages of the library ([`tracing`]) on stderr; a stderr
-//! that is full or closed ends nothing.
+//! (4 and 7); a process that trains becomes one with half its micro-batch before it ends with 4.
+//! This module also shows the messages of the library ([`tracing`]) on stderr; a stderr that is
+//! full or closed ends nothing.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+#[cfg(unix)]
+use std::ffi::CString;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write as _;
+#[cfg(unix)]
+use std::os::unix::ffi::OsStringExt;
 use std::panic;
+use std::path::PathBuf;
+#[cfg(unix)]
+use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use console::style;
 use kiln::distributed::World;
+#[cfg(unix)]
+use kiln::trainer::{Status, run_log::RunLog};
 use kiln_core::device_error::device_error;
 #[cfg(unix)]
 use kiln_core::error::says_out_of_memory;
@@ -40,7 +51,7 @@ impl Allocator {
     fn checked(block: *mut u8, size: usize) -> *mut u8 {
         #[cfg(unix)]
         if block.is_null() && (size < SMALL || !files::may_lack_memory()) {
-            out_of_memory();
+            out_of_memory(Lacking::Block);
         }
         block
     }
@@ -79,9 +90,117 @@ macro_rules! last_words {
     };
 }
 
-/// Ends the process with exit code 4, without allocating or taking a lock.
+/// The run that this process trains.
 #[cfg(unix)]
-fn out_of_memory() -> ! {
+struct Training {
+    folder: Option<PathBuf>,
+    /// The program that begins the run again with half its micro-batch.
+    again: Option<Program>,
+}
+
+/// A program with its arguments, as the system takes them, and the address space in bytes that it
+/// needs before its first step.
+#[cfg(unix)]
+struct Program {
+    path: CString,
+    _words: Vec<CString>,
+    arguments: Vec<*const libc::c_char>,
+    needs: u64,
+}
+
+#[cfg(unix)]
+static TRAINING: AtomicPtr<Training> = AtomicPtr::new(std::ptr::null_mut());
+
+/// From now on this process trains the run in `folder`; refused memory it begins again with
+/// `arguments`.
+#[cfg(unix)]
+pub(super) fn begins_again(folder: Option<PathBuf>, arguments: Option<Vec<OsString>>) {
+    let again = arguments.and_then(Program::new);
+    // One that was there stays in memory: a thread that ends the process may be reading it.
+    TRAINING.store(Box::into_raw(Box::new(Training { folder, again })), Ordering::SeqCst);
+}
+
+/// The training is over.
+#[cfg(unix)]
+pub(super) fn trains_no_more() {
+    TRAINING.store(std::ptr::null_mut(), Ordering::SeqCst);
+}
+
+#[cfg(not(unix))]
+pub(super) fn begins_again(_: Option<PathBuf>, _: Option<Vec<OsString>>) {}
+
+#[cfg(not(unix))]
+pub(super) fn trains_no_more() {}
+
+#[cfg(unix)]
+impl Training {
+    #[allow(unsafe_code)]
+    fn of_this_process() -> Option<&'static Self> {
+        // SAFETY: null, or a box that nobody frees.
+        unsafe { TRAINING.load(Ordering::SeqCst).as_ref() }
+    }
+
+    /// Writes into the run folder that the run has ended, and why. It takes some memory, little of
+    /// it in one piece.
+    fn tell(&self, why: &str) {
+        let Some(folder) = &self.folder else { return };
+        let error = Error::out_of_memory(why);
+        RunLog::new(folder).say(format_args!("ended: {error}"));
+        if let Ok(Some(mut status)) = Status::read(folder) {
+            status.end(Some(&error));
+            let _ = status.write(folder);
+        }
+    }
+}
+
+#[cfg(unix)]
+impl Program {
+    /// This program with `arguments`; none where the system does not tell what it needs.
+    fn new(arguments: Vec<OsString>) -> Option<Self> {
+        let word = |word: OsString| CString::new(word.into_vec()).ok();
+        let path = word(process::this_program().ok()?.into_os_string())?;
+        let words = arguments.into_iter().map(word).collect::<Option<Vec<_>>>()?;
+        let arguments = words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect();
+        let needs = (host::addresses_mib()? * f64::from(1 << 20)) as u64;
+        Some(Self { path, _words: words, arguments, needs })
+    }
+
+    /// This process becomes the program, without allocating or taking a lock. It returns where the
+    /// limit has become too low for that.
+    #[allow(unsafe_code)]
+    fn begin(&self) {
+        const SAID: &str =
+            "out of memory: the system has no more for this process, which begins again with half the micro-batch\n";
+        // SAFETY: all are calls of the system; the limit and the set of signals are plain data that
+        // the calls fill, and the arguments end with a null pointer.
+        unsafe {
+            let mut limit = std::mem::zeroed::<libc::rlimit>();
+            if libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) != 0 || limit.rlim_cur < self.needs {
+                return;
+            }
+            let _ = rustix::io::write(rustix::stdio::stderr(), SAID.as_bytes());
+            let mut none = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&raw mut none);
+            // The signal whose handler this is may come to the new program.
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+            libc::execv(self.path.as_ptr(), self.arguments.as_ptr());
+        }
+    }
+}
+
+/// The end of a process that the allocator has refused a block, or of one that was interrupted
+/// where it may hold locks.
+#[cfg(unix)]
+#[derive(Clone, Copy)]
+enum Lacking {
+    Block,
+    Interrupted,
+}
+
+/// Begins the run again with half its micro-batch, or ends the process with exit code 4, without
+/// allocating or taking a lock; the run folder is told where no lock is held.
+#[cfg(unix)]
+fn out_of_memory(lacking: Lacking) -> ! {
     end_as_told();
     const BEGIN: &str = "error: ";
     const SAID: LastWords = last_words!(
@@ -93,12 +212,19 @@ fn out_of_memory() -> ! {
     if ENDING.swap(true, Ordering::SeqCst) {
         std::thread::sleep(ENDS_WITHIN);
     } else {
+        let training = Training::of_this_process();
+        if let Some(program) = training.and_then(|training| training.again.as_ref()) {
+            program.begin();
+        }
         process::tell_without_memory(SAID.answer);
         let _ = rustix::io::write(rustix::stdio::stderr(), SAID.text.as_bytes());
         // That of a rank is its log.
         if let Some((stderr, rank)) = super::ranks::stderr() {
             let parts = [BEGIN, rank, &SAID.text[BEGIN.len()..]];
             let _ = rustix::io::writev(stderr, &parts.map(|part| std::io::IoSlice::new(part.as_bytes())));
+        }
+        if let (Lacking::Block, Some(training)) = (lacking, training) {
+            training.tell("the system has no more for this process");
         }
     }
     signal_hook::low_level::exit(i32::from(kiln::ErrorKind::OutOfMemory.exit_code()))
@@ -117,7 +243,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *const libc::siginfo_t, contex
     // that it has interrupted.
     let (is_sent, is_of_stack) = unsafe { ((*info).si_code <= 0, is_of_stack(info, context)) };
     if !is_sent && is_of_stack && host::lacks_memory() {
-        out_of_memory();
+        out_of_memory(Lacking::Interrupted);
     }
     if let Some(before) = BEFORE.get() {
         // SAFETY: the action is one that the system gave. The signal is held back until this
@@ -193,7 +319,7 @@ extern "C" fn on_exit() {
         return;
     }
     if host::lacks_memory() {
-        out_of_memory();
+        out_of_memory(Lacking::Interrupted);
     }
     if World::is_starting() {
         process::tell_without_memory(NOT_STARTED.answer);
@@ -222,7 +348,7 @@ const RANK_IS_GONE: Duration = Duration::from_secs(1);
 fn end_aborts() {
     let aborted = || {
         if host::lacks_memory() {
-            out_of_memory();
+            out_of_memory(Lacking::Interrupted);
         }
         // The transport of an MPI library aborts where a rank is gone; that the rank is gone is
         // told on another way, and ends this process with the exit code for it.
@@ -327,7 +453,7 @@ pub(super) fn install() {
             // then.
             #[cfg(unix)]
             if says_out_of_memory(&message) && host::lacks_memory() {
-                out_of_memory();
+                out_of_memory(Lacking::Interrupted);
             }
             // A device that has failed panics at everything that it is asked for afterwards, and
             // whoever reads from it ends with the error: the first of these panics is enough.

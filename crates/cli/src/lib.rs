@@ -12,6 +12,7 @@ mod folders;
 mod help;
 mod job;
 mod kernel_archive;
+mod memory;
 mod metrics;
 mod models;
 mod ranks;

@@ -21,6 +21,7 @@ use kiln::plan::{RunPlan, RunSettings};
 use kiln::session::evaluation::{self, EvaluationSession};
 use kiln::session::model_folder::{ModelFolder, PLAN_TOML};
 use kiln::session::samples::samples;
+use kiln::session::shortage::Shortage;
 use kiln::session::{OpenSession, Session, outline};
 use kiln::trainer::runs::{Run, repeat_command};
 use kiln::trainer::{Activity, PAGE, PREDICTIONS, RunFolder, RunStatus, Status, StopAfter, TrainOutput};
@@ -44,7 +45,7 @@ use super::compiler::{Worth, choose, verify_start, worth_of_compiling};
 use super::models::predict_to_file;
 use super::ranks::{self, Ranks};
 use super::terminal::{LogFormat, Printer, Talk, runs};
-use super::{finite, keep_moving, progress_bar, say, tuning};
+use super::{faults, finite, keep_moving, memory, progress_bar, say, tuning};
 use crate::init::{Data, check_model, columns, template};
 
 #[derive(Debug, Args)]
@@ -145,6 +146,9 @@ pub(super) struct TrainArgs {
     /// trial
     #[arg(long, hide = true)]
     decision: Option<String>,
+    /// The batch of the process that has begun again as this one, since it was refused memory
+    #[arg(long, hide = true)]
+    out_of_memory: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -452,6 +456,9 @@ fn show_plan(config: RunConfig, args: &PlanArgs) -> Result<()> {
     // A folder that is not known is no folder that would be refused.
     plan.train.output_dir()?;
     say(plan.describe())?;
+    if let Some(shortage) = Shortage::of(&session, memory::room(&session))? {
+        say(format!("does not fit: {shortage}"))?;
+    }
     if let Err(error) = RunFolder::check(&plan.train.run) {
         say(format!("`kiln train` would refuse: {error}"))?;
     }
@@ -504,7 +511,11 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     // The files that one rank of a machine has tokenised are in the cache for the others.
     let session = world.first_of_a_machine_first(|| open(config))?;
     let session = choose_together(&world, session, args.decision.as_deref())?;
+    let (session, short) = memory::fitted(&world, session)?;
     talk.plan(&session.run_plan()?, args.verbose)?;
+    let again = args.out_of_memory.as_ref().map(|was| memory::notice(&session.plan().batch, was));
+    let said = again.into_iter().chain(short).collect::<Vec<_>>();
+    said.iter().try_for_each(|line| talk.warn(line))?;
     match worth_of_compiling(&session.plan().engine) {
         Some(Worth::Warning(line)) => talk.warn(&line)?,
         // Who asks for the native mode by name knows that there is another one.
@@ -519,14 +530,20 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         std::iter::once(format!("loaded {} tensors", report.loaded)).chain(report.lines()).collect()
     });
     let trainer = if args.step_times { trainer.with_step_times() } else { trainer };
+    let trainer = said.into_iter().fold(trainer, Trainer::with_said);
     let mut trainer = trainer.with_callback(Printer::new(talk, loaded)).with_page(report::page_of_run);
+    if world.is_root() {
+        trainer = trainer.with_callback(memory::BeginsAgain { is_alone: !world.is_shared() });
+    }
     if let Some(steps) = args.stop_after {
         trainer = trainer.with_callback(StopAfter(steps.get()));
     }
     if let Some(other) = &other {
         trainer = trainer.with_callback(other.callback());
     }
-    let output = trainer.train()?;
+    let output = trainer.train();
+    faults::trains_no_more();
+    let output = output?;
     // The results of the other ranks are those of rank 0, which writes them.
     world.by_root(|| end_training(&trainer, output, talk)).map(drop)
 }

@@ -27,6 +27,51 @@ fn group_mib() -> Option<f64> {
     Some((limit - used + cached.unwrap_or(0.0)) / f64::from(1 << 20))
 }
 
+/// The limit that a process meets first when it asks for more memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// What other processes leave of the machine's memory and swap.
+    Machine,
+    /// The limit of the control group, as that of a container.
+    Group,
+    /// The limit of the address space, `ulimit -v`.
+    AddressSpace,
+}
+
+/// The memory that a process can have in all, and what keeps it from more.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Room {
+    /// MiB, with those that it has.
+    pub mib: f64,
+    /// The limit that is met first.
+    pub bound: Bound,
+}
+
+/// Addresses that a thread which computes takes and hardly fills: an arena of glibc and the stack.
+const OF_THREAD_MIB: f64 = 66.0;
+
+/// The room of this process, which shares the machine with `sharers` like it, itself among them;
+/// none where the system does not tell.
+pub fn room(sharers: usize) -> Option<Room> {
+    let resident = resident_mib()?;
+    let shared = |mib: f64| mib / sharers as f64 + resident;
+    let swap = mib("/proc/meminfo", "SwapFree").unwrap_or(0.0);
+    let machine = mib("/proc/meminfo", "MemAvailable").map(|mib| (shared(mib + swap), Bound::Machine));
+    let group = group_mib().map(|mib| (shared(mib), Bound::Group));
+    let threads = threads() as f64 * OF_THREAD_MIB;
+    let taken = addresses_mib()? - resident + threads;
+    let addresses = address_space_mib().map(|limit| ((limit - taken).max(0.0), Bound::AddressSpace));
+    let least = machine.into_iter().chain(group).chain(addresses).min_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some(Room { mib: least.0, bound: least.1 })
+}
+
+/// The limit of this process's address space (`ulimit -v`); none without one.
+fn address_space_mib() -> Option<f64> {
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    Some(line.split_whitespace().next()?.parse::<f64>().ok()? / f64::from(1 << 20))
+}
+
 /// The machine's memory in MiB.
 pub fn memory_mib() -> Option<f64> {
     mib("/proc/meminfo", "MemTotal")
@@ -45,6 +90,11 @@ pub fn peak_mib() -> Option<f64> {
 /// The memory that this process has resident, in MiB.
 pub fn resident_mib() -> Option<f64> {
     mib("/proc/self/status", "VmRSS")
+}
+
+/// The addresses that this process has taken, filled or not, in MiB.
+pub fn addresses_mib() -> Option<f64> {
+    mib("/proc/self/status", "VmSize")
 }
 
 /// A process that is refused a block of this size, twice the stack of a thread, counts as one
@@ -127,6 +177,8 @@ mod tests {
         assert!((peak - peak_mib().unwrap()).abs() < 64.0, "{peak}");
         assert_eq!(peak_mib_of(u32::MAX), None);
         assert!(resident_mib().unwrap() <= peak_mib().unwrap() && memory_mib().unwrap() >= free);
+        let (alone, shared) = (room(1).unwrap(), room(4).unwrap());
+        assert!(alone.mib > resident_mib().unwrap() * 0.5 && shared.mib <= alone.mib * 1.1, "{alone:?} {shared:?}");
         assert!(load().unwrap() >= 0.0);
         assert!(cpu_name().contains(" threads"), "{}", cpu_name());
     }

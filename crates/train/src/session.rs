@@ -187,6 +187,17 @@ impl<T: TrainingTask> Session<T> {
         })
     }
 
+    /// The session of the same run with another cut of its steps, `batch`.
+    ///
+    /// # Errors
+    /// A batch of another size.
+    pub fn with_batch(&self, batch: &BatchPlan) -> Result<Self> {
+        self.with(|arguments| {
+            arguments.per_device_train_batch_size = batch.micro.into();
+            arguments.gradient_accumulation_steps = batch.accumulation;
+        })
+    }
+
     /// The session of other arguments and other facts on what is open: `change` is made to this
     /// one's, and a plan is derived from them.
     ///

@@ -184,6 +184,20 @@ impl TrainPlan {
         trainer.precision = self.engine.precision.precision;
         trainer
     }
+
+    /// The batch with the next smaller micro-batch with which the run trains the same; none at a
+    /// micro-batch of 1, and where the loss depends on how a step is cut.
+    pub fn smaller_batch(&self) -> Option<BatchPlan> {
+        if self.optimizer.loss.reduction != Reduction::Exact {
+            return None;
+        }
+        // The examples that an epoch leaves out must stay the same too.
+        let mut smaller = self.batch.halved()?;
+        while self.data.examples_of_epoch(&smaller) != self.data.examples_of_epoch(&self.batch) {
+            smaller = smaller.halved()?;
+        }
+        Some(smaller)
+    }
 }
 
 impl EnginePlan {

@@ -1,8 +1,8 @@
 //! Recovers a run that ran out of memory: back to the last good state (the newest whole checkpoint,
 //! or the start), the micro-batch halved, the global batch kept. Steps computed since that state
 //! are not trusted: a device that ran out of memory may have left any values. Only running out that
-//! is reported as an error can be caught; a process that the operating system's kernel ends, or
-//! that Rust's allocator aborts, is continued with `--resume`.
+//! is reported as an error can be caught here. Where the system refuses a block, the command begins
+//! again with such a batch; a process that the kernel ends is continued with `--resume`.
 
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::metrics::MetricsFile;
@@ -11,25 +11,13 @@ use super::checkpoint::{self, Checkpoint};
 use super::output::RunFolder;
 use super::run::Run;
 use super::setup::Trainer;
-use crate::optim::loss::Reduction;
 use crate::plan::{BatchPlan, TrainPlan};
 use crate::task::TrainingTask;
 
 /// The batch to go on with after `error`; none when it was not about memory, or when no smaller
 /// micro-batch trains the same.
 pub(super) fn smaller_batch(plan: &TrainPlan, error: &Error) -> Option<BatchPlan> {
-    if error.kind() != ErrorKind::OutOfMemory {
-        return None;
-    }
-    if plan.optimizer.loss.reduction != Reduction::Exact {
-        return None;
-    }
-    // The examples that an epoch leaves out must stay the same too.
-    let mut smaller = plan.batch.halved()?;
-    while plan.data.examples_of_epoch(&smaller) != plan.data.examples_of_epoch(&plan.batch) {
-        smaller = smaller.halved()?;
-    }
-    Some(smaller)
+    (error.kind() == ErrorKind::OutOfMemory).then(|| plan.smaller_batch()).flatten()
 }
 
 impl<T: TrainingTask> Trainer<T> {
@@ -52,10 +40,7 @@ impl<T: TrainingTask> Trainer<T> {
         );
         self.notice(&message);
 
-        self.session = self.session.with(|trainer| {
-            trainer.per_device_train_batch_size = smaller.micro.into();
-            trainer.gradient_accumulation_steps = smaller.accumulation;
-        })?;
+        self.session = self.session.with_batch(&smaller)?;
         (self.state, _) = Self::begin_state(&self.session, &self.device)?;
         self.session.write_plan(folder.path())?;
         let (rows, step) = checkpoint.as_ref().map_or((0, 0), |found| (found.state.metrics_rows, found.state.step));

@@ -74,6 +74,8 @@ pub struct Trainer<T: TrainingTask> {
     /// Writes the page of the run, where somebody asks for it.
     pub(super) page: Option<PageWriter>,
     pub(super) load_report: Option<LoadReport>,
+    /// The first lines of the run's log.
+    pub(super) said: Vec<String>,
 }
 
 /// The result of a finished run.
@@ -134,6 +136,7 @@ impl<T: TrainingTask> Trainer<T> {
             verifying,
             page: None,
             load_report,
+            said: Vec::new(),
         })
     }
 
@@ -268,6 +271,13 @@ impl<T: TrainingTask> Trainer<T> {
     /// Tells the callbacks what is done between two steps.
     pub(super) fn tell(&mut self, progress: &Progress, activity: Activity) {
         self.callbacks.iter_mut().for_each(|callback| callback.on_activity(progress, activity));
+    }
+
+    /// The log of the run has `line`, which has been said before the run begins.
+    #[must_use]
+    pub fn with_said(mut self, line: String) -> Self {
+        self.said.push(line);
+        self
     }
 
     /// Tells the callbacks.

@@ -43,7 +43,9 @@ impl<T: TrainingTask> Trainer<T> {
         if let Some(summary) = folder.complete.take() {
             return Ok(TrainOutput { step: folder.status.step, summary, samples: Vec::new(), was_complete: true });
         }
-        self.callbacks.push(Box::new(RunLog::new(folder.path())));
+        let mut log = RunLog::new(folder.path());
+        std::mem::take(&mut self.said).into_iter().for_each(|line| log.say(line));
+        self.callbacks.push(Box::new(log));
         #[cfg(feature = "cuda")]
         if let Some(name) = self.world.nccl() {
             self.notice(&format!("gradients are summed by {name}"));
