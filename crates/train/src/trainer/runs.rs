@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_json_if_there, read_regular_text};
+use kiln_core::host;
 use kiln_core::metrics::{self, Record};
 use kiln_core::process::shell_quoted;
+use kiln_core::words::thousands;
 use serde::{Serialize, Serializer};
 
+use super::status::KILLED;
 use crate::trainer::{RunStatus, Status, checkpoint};
 
 /// A run, as its folder shows it.
@@ -55,7 +58,7 @@ impl Run {
         let can_go_on = matches!(status.status, RunStatus::Stopped | RunStatus::Failed) && !checkpoints.is_empty();
         let model = folder.join("model");
         Ok(Some(Self {
-            reason: reason(&status),
+            reason: reason(&status).map(|reason| reason + &memory_at_end(&status, last("peak_mib").as_ref())),
             last_row: last("loss"),
             evaluation: status.evaluation(rows.iter()).cloned(),
             summary: last("train_runtime"),
@@ -135,6 +138,19 @@ fn reason(status: &Status) -> Option<String> {
     }
 }
 
+/// The memory that a run without a word at its end had last, where that is most of this machine's.
+fn memory_at_end(status: &Status, row: Option<&Record>) -> String {
+    const MOST: f64 = 0.75;
+    let peak = row.and_then(|row| row.get("peak_mib")).filter(|_| status.message.as_deref() == Some(KILLED));
+    match peak.zip(host::memory_mib()) {
+        Some((peak, all)) if peak > MOST * all => {
+            let [peak, all] = [peak, all].map(|mib| thousands(mib.round() as u64));
+            format!("; lack of memory is likely: it had {peak} of the {all} MiB of this machine")
+        }
+        _ => String::new(),
+    }
+}
+
 /// The runs in `folder` and, one level down, in the folders in it, by name; with the error where a
 /// run cannot be read, so that one broken run does not hide the others.
 ///
@@ -159,6 +175,7 @@ pub fn rows(folder: &Path) -> Vec<Record> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::trainer::manifest::LOCK;
 
     #[test]
     fn a_command_names_a_folder_beside_the_run() {
@@ -181,5 +198,36 @@ mod tests {
             std::fs::write(folder.path().join(crate::plan::FILE), plan).unwrap();
             assert_eq!(limit_that_is_over(folder.path(), 9.0), None, "{plan}");
         }
+    }
+
+    #[cfg(target_os = "linux")] // elsewhere the memory of the machine is not told
+    #[test]
+    fn a_process_without_a_word_at_its_end_that_had_most_of_the_memory_lacked_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let status = Status {
+            status: RunStatus::InProgress,
+            message: None,
+            name: None,
+            model: "gpt2 clm".into(),
+            step: 1,
+            total_steps: 9,
+            best_model: None,
+            started_at: 0.0,
+            written_at: 0.0,
+            seconds_before: 0.0,
+            seconds: 0.0,
+        };
+        status.write(folder.path()).unwrap();
+        std::fs::write(folder.path().join(LOCK), "").unwrap();
+        let reason = |peak: f64| {
+            let row = format!("{{\"step\": 2, \"loss\": 1.0, \"peak_mib\": {peak}}}\n");
+            std::fs::write(folder.path().join(metrics::FILE), row).unwrap();
+            Run::read(folder.path()).unwrap().unwrap().reason.unwrap()
+        };
+        let all = host::memory_mib().unwrap();
+        assert_eq!(reason(0.5 * all), KILLED);
+        let (had, of) = (thousands((0.9 * all).round() as u64), thousands(all.round() as u64));
+        let likely = format!("{KILLED}; lack of memory is likely: it had {had} of the {of} MiB of this machine");
+        assert_eq!(reason(0.9 * all), likely);
     }
 }

@@ -81,6 +81,10 @@ pub struct Status {
     pub seconds: f64,
 }
 
+/// The message of a run whose process could not tell its end.
+pub(super) const KILLED: &str = "the process ended without a word: it was killed, by hand or by the kernel where memory \
+                                 ran out (signal 9), or the machine stopped";
+
 impl Status {
     /// A run that begins now, or is taken up after `seconds`.
     pub fn begin(plan: &TrainPlan, task: Option<&str>, seconds: f64) -> Self {
@@ -156,7 +160,7 @@ impl Status {
                 let seconds = status.seconds_before + since(last.max(status.written_at));
                 status.seconds = status.seconds.max(seconds);
                 status.status = RunStatus::Failed;
-                status.message = Some("the process ended without a word; it was killed, or the machine stopped".into());
+                status.message = Some(KILLED.into());
             } else {
                 status.seconds = status.seconds.max(status.seconds_before + since(clock::seconds()));
             }
