@@ -15,8 +15,9 @@ pub struct MemoryLine {
 }
 
 impl MemoryLine {
-    /// The line of least squares through `(batch, peak in MiB)`; none for fewer than two sizes, or
-    /// when memory does not grow with the batch.
+    /// The line of least squares through `(batch, peak in MiB)`, or that through the smallest and
+    /// the largest batch where the first says that a run without examples has less than no memory;
+    /// none for fewer than two sizes, or when memory does not grow with the batch.
     pub fn fit(points: &[(usize, f64)]) -> Option<Self> {
         let n = points.len() as f64;
         let (mean_x, mean_y) =
@@ -28,8 +29,15 @@ impl MemoryLine {
             variance += dx * dx;
         }
         let per_sample_mib = covariance / variance;
-        (per_sample_mib.is_finite() && per_sample_mib > 0.0)
-            .then_some(Self { fixed_mib: mean_y - per_sample_mib * mean_x, per_sample_mib })
+        let fitted = Self { fixed_mib: mean_y - per_sample_mib * mean_x, per_sample_mib };
+        if fitted.fixed_mib < 0.0
+            && let Some((smallest, low)) = points.iter().min_by_key(|(batch, _)| batch)
+            && let Some((largest, high)) = points.iter().max_by_key(|(batch, _)| batch)
+        {
+            let per_sample_mib = (high - low) / (largest - smallest) as f64;
+            return Some(Self { fixed_mib: low - per_sample_mib * *smallest as f64, per_sample_mib });
+        }
+        (per_sample_mib.is_finite() && per_sample_mib > 0.0).then_some(fitted)
     }
 
     /// The memory of a batch, in MiB.
@@ -75,6 +83,14 @@ mod tests {
         // By hand: means 2 and 40/3; slope (20 - 10) / 2.
         let line = MemoryLine::fit(&[(1, 10.0), (2, 10.0), (3, 20.0)]).unwrap();
         assert!((line.per_sample_mib - 5.0).abs() < 1e-12 && (line.fixed_mib - 10.0 / 3.0).abs() < 1e-12, "{line}");
+    }
+
+    /// A tiny model, whose process has its 59 MiB before the first example; the best line would
+    /// begin at -41.
+    #[test]
+    fn no_run_has_less_than_no_memory() {
+        let line = MemoryLine::fit(&[(2, 60.0), (256, 60.0), (512, 70.0), (1026, 572.0)]).unwrap();
+        assert_eq!(line, MemoryLine { fixed_mib: 59.0, per_sample_mib: 0.5 });
     }
 
     #[test]
