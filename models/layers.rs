@@ -7,9 +7,10 @@
 //! (`ops`). Layers with a matrix product take the whole [`Pass`].
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, Distribution, Int, Shape, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Shape, Tensor};
 use kiln_core::model_config::Activation;
 
+use crate::error::Result;
 use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::gelu::activate;
 use crate::ops::{self, Operand, Ops, Pass};
@@ -43,6 +44,8 @@ pub struct Conv1D {
 pub struct Lora {
     lora_a: LowRank,
     lora_b: LowRank,
+    /// The lengths of the columns of the weight with the adapter, `[out]`, where they learn (DoRA).
+    lora_magnitude_vector: Option<Param<Tensor<1>>>,
     dropout: f64,
     scaling: f64,
 }
@@ -51,10 +54,21 @@ pub struct Lora {
 #[derive(Module, Debug)]
 struct LowRank {
     weight: Param<Tensor<2>>,
+    /// Of the second one, `[out]`.
+    bias: Option<Param<Tensor<1>>>,
 }
 
-/// A function of the weight of every linear layer of a model and of its adapter.
-pub(crate) type EachLinear<'a> = dyn FnMut(&mut Param<Tensor<2>>, &mut Option<Lora>) + 'a;
+/// A linear layer as [`EachLinear`] sees it.
+pub(crate) struct LinearParts<'a> {
+    /// `[in, out]`
+    pub weight: &'a mut Param<Tensor<2>>,
+    /// `[out]`
+    pub bias: Option<&'a mut Param<Tensor<1>>>,
+    pub lora: &'a mut Option<Lora>,
+}
+
+/// A function of every linear layer of a model.
+pub(crate) type EachLinear<'a> = dyn FnMut(LinearParts<'_>) + 'a;
 
 /// `x W`, with the adapter where there is one, and with `bias` where it is given: `[n, in] -> [n,
 /// out]`
@@ -99,9 +113,9 @@ impl Linear {
         product(x, &self.weight, self.bias.as_ref().map(Param::val), self.lora.as_ref(), pass)
     }
 
-    /// Shows the weight and the adapter to `each`.
+    /// Shows itself to `each`.
     pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
-        each(&mut self.weight, &mut self.lora);
+        each(LinearParts { weight: &mut self.weight, bias: self.bias.as_mut(), lora: &mut self.lora });
     }
 
     /// `activation(x W + b)` for the layer that reads it: `[n, in] -> [n, out]`
@@ -126,9 +140,9 @@ impl Conv1D {
         activated(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), activation, pass)
     }
 
-    /// Shows the weight and the adapter to `each`.
+    /// Shows itself to `each`.
     pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
-        each(&mut self.weight, &mut self.lora);
+        each(LinearParts { weight: &mut self.weight, bias: Some(&mut self.bias), lora: &mut self.lora });
     }
 
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
@@ -145,28 +159,51 @@ impl Conv1D {
 }
 
 impl Lora {
-    /// The adapter of a layer with a weight `[d_in, d_out]`.
-    pub(crate) fn new(config: &LoraConfig, [d_in, d_out]: [usize; 2], device: &Device) -> Self {
-        let r = config.r;
+    /// The adapter of the layer `module` with a weight `[d_in, d_out]`. The lengths of its columns, if
+    /// they learn, are 1 until [`begin`](Self::begin) or a file sets them.
+    pub(crate) fn new(config: &LoraConfig, module: &str, [d_in, d_out]: [usize; 2], device: &Device) -> Self {
+        let r = config.rank(module);
         let uniform = |fan_in: usize| {
             let bound = 1.0 / (fan_in as f64).sqrt();
             Distribution::Uniform(-bound, bound)
         };
-        let drawn = |shape: [usize; 2], distribution: Distribution| LowRank {
-            weight: uninitialized(shape, device, move |shape, device| Tensor::random(shape, distribution, device)),
+        let drawn = |shape: [usize; 2], distribution: Distribution| {
+            uninitialized(shape, device, move |shape, device| Tensor::random(shape, distribution, device))
         };
-        let zero =
-            || LowRank { weight: uninitialized([r, d_out], device, |shape, device| Tensor::zeros(shape, device)) };
-        let (lora_a, lora_b) = match config.init_lora_weights {
+        let zero = || uninitialized([r, d_out], device, |shape, device| Tensor::zeros(shape, device));
+        let (a, b) = match config.init_lora_weights {
             LoraInit::Zero => (drawn([d_in, r], uniform(d_in)), zero()),
             LoraInit::Gaussian => (drawn([d_in, r], Distribution::Normal(0.0, 1.0 / r as f64)), zero()),
             LoraInit::Random => (drawn([d_in, r], uniform(d_in)), drawn([r, d_out], uniform(r))),
         };
-        Self { lora_a, lora_b, dropout: config.lora_dropout, scaling: config.scaling() }
+        let bias = config.lora_bias.then(|| match config.init_lora_weights {
+            LoraInit::Random => {
+                uninitialized([d_out], device, move |shape, device| Tensor::random(shape, uniform(r), device))
+            }
+            LoraInit::Zero | LoraInit::Gaussian => zeros([d_out], device),
+        });
+        let ones = || uninitialized([d_out], device, |shape, device| Tensor::ones(shape, device));
+        Self {
+            lora_a: LowRank { weight: a, bias: None },
+            lora_b: LowRank { weight: b, bias },
+            lora_magnitude_vector: config.use_dora.then(ones),
+            dropout: config.lora_dropout,
+            scaling: config.scaling(module),
+        }
     }
 
-    /// `x W + b + s (drop(x) A) B` for the frozen `weight` and the `bias`, if any, of the layer:
-    /// `[n, in] -> [n, out]`, f32.
+    /// Where the lengths of the columns learn, they begin as those of `weight` with the adapter.
+    pub(crate) fn begin(&mut self, weight: &Tensor<2>) {
+        if let Some(magnitude) = self.lora_magnitude_vector.take() {
+            let lengths = self.lengths(weight.clone());
+            self.lora_magnitude_vector = Some(Param::initialized(magnitude.id, lengths.require_grad()));
+        }
+    }
+
+    /// `x W + b + s ((drop(x) A) B + b')` for the frozen `weight` and the `bias`, if any, of the
+    /// layer: `[n, in] -> [n, out]`, f32. With lengths `m` of columns (DoRA) `x W + b + (c - 1) drop(x)
+    /// W + c s (drop(x) A) B` instead, where `c = m / ||W + s A B||` by column and the norm has no
+    /// gradient. Reference: `peft.tuners.lora.dora.DoraLinearLayer`.
     pub(crate) fn forward<'a>(
         &self,
         x: impl Into<Operand<'a>>,
@@ -174,12 +211,62 @@ impl Lora {
         bias: Option<Tensor<1>>,
         pass: Pass<'_>,
     ) -> Tensor<2> {
-        pass.adapted(x, weight, bias, [&self.lora_a.weight, &self.lora_b.weight], self.dropout, self.scaling)
+        let low_rank = [&self.lora_a.weight, &self.lora_b.weight];
+        let Some(magnitude) = &self.lora_magnitude_vector else {
+            let of_adapter = self.lora_b.bias.as_ref().map(|bias| bias.val() * self.scaling);
+            let bias = match (bias, of_adapter) {
+                (Some(bias), Some(of_adapter)) => Some(bias + of_adapter),
+                (bias, of_adapter) => bias.or(of_adapter),
+            };
+            return pass.adapted(x, weight, bias, low_rank, self.dropout, self.scaling);
+        };
+        let factors = (magnitude.val() / self.lengths(weight.val())).unsqueeze::<2>();
+        if self.dropout == 0.0 || !pass.drops() {
+            let y = pass.adapted(x, weight, None, low_rank, 0.0, self.scaling) * factors;
+            return match bias {
+                Some(bias) => y + bias.unsqueeze(),
+                None => y,
+            };
+        }
+        let x = x.into().wide();
+        let dropped = ops::dropout::dropout(x.clone(), self.dropout, pass.rng, pass.ops());
+        let [a, b] = low_rank;
+        let low = pass.linear(pass.linear(dropped.clone(), a, None), b, None) * self.scaling;
+        let of_base = pass.linear(dropped, weight, None) * (factors.clone() - 1.0);
+        pass.linear(x, weight, bias) + of_base + low * factors
     }
 
-    /// `W + s A B`: the weight of a layer that computes the same without an adapter, `[in, out]`.
-    pub(crate) fn merged(&self, weight: Tensor<2>) -> Tensor<2> {
-        weight + self.lora_a.weight.val().matmul(self.lora_b.weight.val()) * self.scaling
+    /// `W + s A B`, `[in, out]`, in f32.
+    fn sum(&self, weight: Tensor<2>) -> Tensor<2> {
+        weight.cast(FloatDType::F32) + self.lora_a.weight.val().matmul(self.lora_b.weight.val()) * self.scaling
+    }
+
+    /// The lengths of the columns of `weight` with the adapter, without gradient: `[out]`.
+    fn lengths(&self, weight: Tensor<2>) -> Tensor<1> {
+        let [a, b] = [&self.lora_a, &self.lora_b].map(|matrix| matrix.weight.val().detach());
+        let sum = weight.detach().cast(FloatDType::F32) + a.matmul(b) * self.scaling;
+        sum.powf_scalar(2.0).sum_dim(0).sqrt().squeeze_dim(0)
+    }
+
+    /// The weight and the bias, if there is one, of a layer that computes the same without an adapter.
+    ///
+    /// # Errors
+    /// A bias of the adapter for a layer that has none.
+    pub(crate) fn merged(&self, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Result<(Tensor<2>, Option<Tensor<1>>)> {
+        let sum = self.sum(weight.clone());
+        let merged = match &self.lora_magnitude_vector {
+            Some(magnitude) => sum * (magnitude.val() / self.lengths(weight)).unsqueeze::<2>(),
+            None => sum,
+        };
+        let bias = match (bias, &self.lora_b.bias) {
+            (Some(bias), Some(of_adapter)) => Some(bias + of_adapter.val() * self.scaling),
+            (None, Some(_)) => {
+                let what = "the adapter has a bias (lora_bias) for a layer that has none, so that it cannot be merged";
+                return Err(kiln_core::Error::data(what).help("use the adapter beside its base").into());
+            }
+            (bias, None) => bias,
+        };
+        Ok((merged, bias))
     }
 }
 

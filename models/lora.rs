@@ -9,7 +9,9 @@ use kiln_core::error::{Error, Result};
 use kiln_core::model_config::{Head, ModelType};
 use kiln_core::names::{Name, NameTable, Unknown};
 use kiln_core::words::json_words;
-use serde::{Deserialize, Serialize};
+use regex::Regex;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 /// A tensor of a model: its Hugging Face name, and whether it is the weight of a linear layer.
@@ -20,6 +22,9 @@ pub(crate) const PREFIX: &str = "base_model.model.";
 
 /// The one target that stands for all linear layers.
 const ALL_LINEAR: &str = "all-linear";
+
+/// The largest rank of an adapter.
+pub const MAX_RANK: usize = 1 << 20;
 
 /// The settings of the adapters of a model, as `adapter_config.json` has them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -45,8 +50,80 @@ pub struct LoraConfig {
     pub use_rslora: bool,
     /// How `A` and `B` begin.
     pub init_lora_weights: LoraInit,
+    /// The ranks of layers that differ from `r`.
+    pub rank_pattern: Patterns<usize>,
+    /// The values of layers that differ from `lora_alpha`.
+    pub alpha_pattern: Patterns<f64>,
+    /// Whether `B` has a bias, which is scaled as the product is.
+    pub lora_bias: bool,
+    /// Whether the adapters learn the length of each column of the weight beside its direction
+    /// (DoRA, Liu et al. 2024).
+    pub use_dora: bool,
     /// `peft`'s name of the task; none for masked language models, for which it has none.
     pub task_type: Option<String>,
+}
+
+/// Values of layers by patterns of their names, in the order of the file: regular expressions of
+/// which the first that the name of a layer, or its last parts, match holds. Reference:
+/// `peft.utils.other.get_pattern_key`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Patterns<T>(Vec<(String, T)>);
+
+impl<T> Default for Patterns<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Copy> Patterns<T> {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Every pattern and its value.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, T)> {
+        self.0.iter().map(|(pattern, value)| (pattern.as_str(), *value))
+    }
+
+    /// The value of the layer called `module`; none for one that no pattern matches.
+    fn of(&self, module: &str) -> Option<T> {
+        self.iter()
+            .find(|(pattern, _)| regex(pattern).is_ok_and(|regex| regex.is_match(module)))
+            .map(|(_, value)| value)
+    }
+
+    /// The error of the first pattern, of the setting `name`, that is none.
+    fn check(&self, name: &str) -> Result<()> {
+        for (pattern, _) in self.iter() {
+            if let Err(error) = regex(pattern) {
+                let what = error.to_string().replace('\n', " ");
+                return Err(Error::config(format!(
+                    "{name}: {pattern:?} is no regular expression that Kiln reads: {what}"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The expression that a pattern stands for.
+fn regex(pattern: &str) -> std::result::Result<Regex, regex::Error> {
+    Regex::new(&format!(r"\A(.*\.)?({pattern})\z"))
+}
+
+impl<T: Serialize> Serialize for Patterns<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(pattern, value)| (pattern, value)))
+    }
+}
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Patterns<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let values = Map::<String, Value>::deserialize(deserializer)?.into_iter();
+        let values = values.map(|(pattern, value)| Ok((pattern, serde_json::from_value(value)?)));
+        values.collect::<serde_json::Result<_>>().map(Self).map_err(D::Error::custom)
+    }
 }
 
 /// The biases that learn beside the adapters. They are the model's own, so the base's outputs
@@ -90,6 +167,10 @@ impl Default for LoraConfig {
             modules_to_save: Vec::new(),
             use_rslora: false,
             init_lora_weights: LoraInit::Zero,
+            rank_pattern: Patterns::default(),
+            alpha_pattern: Patterns::default(),
+            lora_bias: false,
+            use_dora: false,
             task_type: None,
         }
     }
@@ -140,11 +221,11 @@ pub static ADAPTER_CONFIG_NAMES: NameTable = NameTable {
         Name::inert("loftq_config", "how the first values were found; `init_lora_weights` says whether they were"),
         Name::inert("qalora_group_size", "a size of QALoRA, which `use_qalora` switches on"),
         Name::inert("merge_weights", "a switch of versions before 0.3, by which evaluation merged the adapter"),
-        Name::only("rank_pattern", || json!({}), "adapters of several ranks are not implemented"),
-        Name::only("alpha_pattern", || json!({}), "adapters of several scales are not implemented"),
-        Name::only("use_dora", || json!(false), "the decomposition of weights (DoRA) is not implemented"),
+        Name::honoured("rank_pattern", "the ranks of layers that differ from `r`"),
+        Name::honoured("alpha_pattern", "the values of layers that differ from `lora_alpha`"),
+        Name::honoured("use_dora", "the decomposition of weights (DoRA)"),
+        Name::honoured("lora_bias", "a bias of the second matrix"),
         Name::only("use_qalora", || json!(false), "adapters of quantised layers (QALoRA) are not implemented"),
-        Name::only("lora_bias", || json!(false), "a bias of the second matrix is not implemented"),
         Name::refused("trainable_token_indices", "single rows of an embedding are not implemented"),
         Name::refused("target_parameters", "adapters of tensors that are no layers are not implemented"),
         Name::refused("layer_replication", "a base with repeated layers is not implemented"),
@@ -214,9 +295,59 @@ impl LoraConfig {
         }
     }
 
-    /// The factor of the product.
-    pub fn scaling(&self) -> f64 {
-        if self.use_rslora { self.lora_alpha / (self.r as f64).sqrt() } else { self.lora_alpha / self.r as f64 }
+    /// The rank of the adapter of the layer called `module`.
+    pub fn rank(&self, module: &str) -> usize {
+        self.rank_pattern.of(module).unwrap_or(self.r)
+    }
+
+    /// The factor of the product of the adapter of the layer called `module`.
+    pub fn scaling(&self, module: &str) -> f64 {
+        self.factor(self.alpha_pattern.of(module).unwrap_or(self.lora_alpha), self.rank(module))
+    }
+
+    /// The factor of the product of a layer that no pattern matches.
+    pub fn default_scaling(&self) -> f64 {
+        self.factor(self.lora_alpha, self.r)
+    }
+
+    fn factor(&self, alpha: f64, r: usize) -> f64 {
+        alpha / if self.use_rslora { (r as f64).sqrt() } else { r as f64 }
+    }
+
+    /// Settings that go together, and patterns that are regular expressions.
+    ///
+    /// # Errors
+    /// The first setting that is wrong, by its name.
+    pub fn check(&self) -> Result<()> {
+        self.rank_pattern.check("rank_pattern")?;
+        self.alpha_pattern.check("alpha_pattern")?;
+        if let Some((pattern, r)) = self.rank_pattern.iter().find(|(_, r)| !(1..=MAX_RANK).contains(r)) {
+            let message = format!("rank_pattern: {pattern:?}: expected a rank from 1 to {MAX_RANK}, got {r}");
+            return Err(Error::config(message));
+        }
+        if let Some((pattern, alpha)) =
+            self.alpha_pattern.iter().find(|(_, alpha)| !(alpha.is_finite() && *alpha >= 0.0))
+        {
+            let message = format!("alpha_pattern: {pattern:?}: expected a number of 0 or more, got {alpha}");
+            return Err(Error::config(message));
+        }
+        if self.lora_bias && self.use_dora {
+            return Err(Error::config("lora_bias: expected false beside use_dora = true, with which PEFT has none"));
+        }
+        if self.lora_bias && self.init_lora_weights == LoraInit::Gaussian {
+            let message = "lora_bias: expected false beside init_lora_weights = \"gaussian\", with which PEFT has none";
+            return Err(Error::config(message));
+        }
+        Ok(())
+    }
+
+    /// The first pattern that no layer among `targets` matches.
+    pub fn idle_pattern(&self, targets: &BTreeSet<String>) -> Option<(&'static str, &str)> {
+        let is_idle =
+            |pattern: &str| !regex(pattern).is_ok_and(|regex| targets.iter().any(|module| regex.is_match(module)));
+        let ranks = self.rank_pattern.iter().map(|(pattern, _)| ("rank_pattern", pattern));
+        let alphas = self.alpha_pattern.iter().map(|(pattern, _)| ("alpha_pattern", pattern));
+        ranks.chain(alphas).find(|(_, pattern)| is_idle(pattern))
     }
 
     /// Whether the linear layer called `module` has an adapter.
@@ -298,20 +429,23 @@ impl LoraConfig {
         let saved = if self.modules_to_save.is_empty() { Value::Null } else { json!(self.modules_to_save) };
         json!({
             "auto_mapping": null,
+            "alpha_pattern": self.alpha_pattern,
             "base_model_name_or_path": self.base_model_name_or_path,
             "bias": self.bias,
             "fan_in_fan_out": kind == ModelType::Gpt2,
             "inference_mode": true,
             "init_lora_weights": self.init_lora_weights,
             "lora_alpha": number(self.lora_alpha),
+            "lora_bias": self.lora_bias,
             "lora_dropout": self.lora_dropout,
             "modules_to_save": saved,
             "peft_type": "LORA",
             "r": self.r,
+            "rank_pattern": self.rank_pattern,
             "revision": self.revision,
             "target_modules": self.target_modules,
             "task_type": self.task_type,
-            "use_dora": false,
+            "use_dora": self.use_dora,
             "use_rslora": self.use_rslora,
         })
     }
@@ -367,7 +501,7 @@ impl LoraConfig {
         let default = Self::default();
         let r = match given("r") {
             None => default.r,
-            Some(value) => match value.as_u64().filter(|r| (1..=1 << 20).contains(r)) {
+            Some(value) => match value.as_u64().filter(|r| (1..=MAX_RANK as u64).contains(r)) {
                 Some(r) => r as usize,
                 None => return bad(format!("r: expected a whole number of 1 or more, got {value}")),
             },
@@ -421,7 +555,7 @@ impl LoraConfig {
         let mut modules_to_save = list("modules_to_save")?.unwrap_or_default();
         let missing = of_task.iter().filter(|name| !modules_to_save.iter().any(|saved| saved == *name));
         modules_to_save.extend(missing.map(|name| (*name).to_owned()).collect::<Vec<_>>());
-        Ok(Self {
+        let config = Self {
             base_model_name_or_path: named("base_model_name_or_path"),
             revision: named("revision"),
             r,
@@ -432,9 +566,22 @@ impl LoraConfig {
             modules_to_save,
             use_rslora: flag("use_rslora")?,
             init_lora_weights,
+            rank_pattern: patterns(given("rank_pattern"), "rank_pattern", "whole numbers")?,
+            alpha_pattern: patterns(given("alpha_pattern"), "alpha_pattern", "numbers")?,
+            lora_bias: flag("lora_bias")?,
+            use_dora: flag("use_dora")?,
             task_type,
-        })
+        };
+        config.check()?;
+        Ok(config)
     }
+}
+
+/// The patterns of the field `name` with `value`; none where it is left out.
+fn patterns<T: DeserializeOwned>(value: Option<&Value>, name: &str, what: &str) -> Result<Patterns<T>> {
+    let Some(value) = value else { return Ok(Patterns::default()) };
+    serde_json::from_value(value.clone())
+        .map_err(|_| Error::config(format!("{name}: expected an object of {what} by patterns of names, got {value}")))
 }
 
 /// How an adapter that is read began, by its `init_lora_weights`. The names are compared as
@@ -504,5 +651,6 @@ fn names(target: &str, module: &str) -> bool {
 
 /// Whether `name` is that of an adapter's own tensor.
 pub(crate) fn is_of_adapter(name: &str) -> bool {
-    name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight")
+    const ENDS: [&str; 4] = [".lora_A.weight", ".lora_B.weight", ".lora_B.bias", ".lora_magnitude_vector"];
+    ENDS.iter().any(|end| name.ends_with(end))
 }

@@ -3,6 +3,8 @@
 //! token classification and multiple choice). [`Model::forward`] gives logits and nothing else; the
 //! loss belongs to the trainer.
 
+use std::collections::{BTreeSet, HashMap};
+
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
 use kiln_core::model_config::{
@@ -13,7 +15,7 @@ use crate::bert::BertModel;
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, Positions};
 use crate::kv_cache::KvCache;
-use crate::layers::{EachLinear, LayerNorm, Linear, Lora, uninitialized};
+use crate::layers::{EachLinear, LayerNorm, Linear, LinearParts, Lora, uninitialized};
 use crate::lora::LoraConfig;
 use crate::ops::attention::Mask;
 use crate::ops::dropout::dropout;
@@ -236,27 +238,38 @@ impl Model {
         config.settled(&all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>())
     }
 
+    /// The names of the linear layers that get an adapter by `config`.
+    ///
+    /// # Errors
+    /// Those of [`with_lora`](Self::with_lora).
+    pub fn lora_targets(&self, config: &LoraConfig) -> Result<BTreeSet<String>> {
+        config.check()?;
+        let all = parameters(self);
+        let named = all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>();
+        Ok(config.targets(&named)?)
+    }
+
     /// This model with new adapters beside its linear layers, as `config` says. Only what learns is
     /// saved of it: the adapters, and the modules that `config` names beside them. A language model
     /// whose embedding or output is among them has an output of its own from then on, as `peft`
     /// copies the module that it saves and leaves the other one.
     ///
     /// # Errors
-    /// A target or a module to save that the model does not have.
+    /// A target or a module to save that the model does not have, and what
+    /// [`check`](LoraConfig::check) finds.
     pub fn with_lora(mut self, config: &LoraConfig) -> Result<Self> {
         if self.tied_pair().is_some_and(|pair| pair.iter().any(|module| config.saves_module(module))) {
             self.untie();
         }
-        let all = parameters(&self);
-        let named = all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>();
-        let targets = config.targets(&named)?;
-        let is_target = |parameter: &&crate::weights::Parameter| {
-            parameter.name.strip_suffix(".weight").is_some_and(|module| targets.contains(module))
+        let targets = self.lora_targets(config)?;
+        let module = |parameter: &crate::weights::Parameter| {
+            let module = parameter.name.strip_suffix(".weight").filter(|module| targets.contains(*module))?;
+            Some((parameter.id, module.to_owned()))
         };
-        let ids = all.iter().filter(is_target).map(|parameter| parameter.id).collect::<Vec<_>>();
-        self.each_linear(&mut |weight, lora| {
-            if ids.contains(&weight.id) {
-                *lora = Some(Lora::new(config, weight.lazy_shape().dims(), &weight.lazy_device()));
+        let modules = parameters(&self).iter().filter_map(module).collect::<HashMap<_, _>>();
+        self.each_linear(&mut |LinearParts { weight, lora, .. }| {
+            if let Some(module) = modules.get(&weight.id) {
+                *lora = Some(Lora::new(config, module, weight.lazy_shape().dims(), &weight.lazy_device()));
             }
         });
         self.lora = Some(config.clone());
@@ -307,13 +320,36 @@ impl Model {
 
     /// This model with its adapters merged into its weights: it computes the same, up to rounding.
     #[must_use]
-    pub fn merged(mut self) -> Self {
-        self.each_linear(&mut |weight, lora| {
-            if let Some(lora) = lora.take() {
-                *weight = Param::initialized(weight.id, lora.merged(weight.val()));
+    ///
+    /// # Errors
+    /// An adapter that no weights without one compute.
+    pub fn merged(mut self) -> Result<Self> {
+        let mut merged = Ok(());
+        self.each_linear(&mut |LinearParts { weight, bias, lora }| {
+            let Some(lora) = lora.take() else { return };
+            match lora.merged(weight.val(), bias.as_ref().map(|bias| bias.val())) {
+                Ok((sum, bias_sum)) => {
+                    *weight = Param::initialized(weight.id, sum);
+                    if let (Some(bias), Some(sum)) = (bias, bias_sum) {
+                        *bias = Param::initialized(bias.id, sum);
+                    }
+                }
+                Err(error) => merged = Err(error),
             }
         });
         self.lora = None;
+        merged.map(|()| self)
+    }
+
+    /// Adapters that nobody has trained yet, beside weights that are loaded: with DoRA each begins
+    /// with the lengths of its layer's columns.
+    #[must_use]
+    pub fn with_begun_adapters(mut self) -> Self {
+        self.each_linear(&mut |LinearParts { weight, lora, .. }| {
+            if let Some(lora) = lora {
+                lora.begin(&weight.val());
+            }
+        });
         self
     }
 

@@ -370,6 +370,11 @@ impl<'a> Pass<'a> {
         y + self.compute.product(low, self.weight(b)) * scaling
     }
 
+    /// Whether dropout drops anything, as in training.
+    pub fn drops(self) -> bool {
+        !matches!(self.rng, DropoutRng::Off)
+    }
+
     /// Tells that stage `stage` begins. A model need not tell; one that does lets training draw the
     /// dropout of each stage from a seed of its own.
     pub fn begin_stage(self, stage: usize) {

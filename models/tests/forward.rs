@@ -295,10 +295,15 @@ fn both_forms_drop_the_same_elements() {
         device.seed(3);
         let whole = Model::new(&config, head, &device).unwrap();
         whole.forward(input(&[&[1, 2, 3]]), false); // weights are drawn when they are first used
-        let adapted = whole.clone().with_lora(&adapters).unwrap();
-        adapted.forward(input(&[&[1, 2, 3]]), false);
+        let with = |adapters: &LoraConfig| {
+            let adapted = whole.clone().with_lora(adapters).unwrap().with_begun_adapters();
+            adapted.forward(input(&[&[1, 2, 3]]), false);
+            adapted
+        };
+        let adapted = with(&adapters);
+        let dora = with(&LoraConfig { use_dora: true, ..adapters });
         let documents = matches!(kind, Gpt2 | GptNeo).then_some(&documents);
-        for (plain, input) in [&whole, &adapted].iter().flat_map(|model| {
+        for (plain, input) in [&whole, &adapted, &dora].iter().flat_map(|model| {
             let model = *model;
             inputs.iter().chain(documents).map(move |input| (model, input))
         }) {

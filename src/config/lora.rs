@@ -1,6 +1,6 @@
 //! `[lora]`: adapters beside frozen weights. `kiln_models::lora` computes them.
 
-use kiln_models::{LoraBias, LoraConfig, LoraInit};
+use kiln_models::{LoraBias, LoraConfig, LoraInit, Patterns};
 use serde::{Deserialize, Serialize};
 
 use kiln_core::values::{count, strings};
@@ -43,7 +43,21 @@ pub struct LoraSection {
     /// that the model begins as its base), `"gaussian"` (a normal first matrix, and zeros in the
     /// second) or `false` (both uniform, for tests). Default: true.
     pub init_lora_weights: LoraInit,
-    /// PEFT's weight decomposition (DoRA), which Kiln does not have: `true` is refused. Default:
+    /// The ranks of layers that differ from `r`, by patterns: `{ "c_proj" = 4, "h\.0\..*" = 2 }`. A
+    /// pattern is a regular expression for the Hugging Face name of a layer or the last parts of it,
+    /// as in PEFT; the first that matches holds. One that no adapted layer matches is refused. Left
+    /// out: `r` for all.
+    #[serde(skip_serializing_if = "Patterns::is_empty")]
+    pub rank_pattern: Patterns<usize>,
+    /// The values of layers that differ from `lora_alpha`, by patterns as in `rank_pattern`. Left
+    /// out: `lora_alpha` for all.
+    #[serde(skip_serializing_if = "Patterns::is_empty")]
+    pub alpha_pattern: Patterns<f64>,
+    /// Whether the second matrix of an adapter has a bias, which is scaled as the product is. An
+    /// adapter with one is merged only into layers that have a bias. Default: false.
+    pub lora_bias: bool,
+    /// Whether the length of each column of a weight learns beside its direction (DoRA, Liu et al.
+    /// 2024). A step takes longer: the lengths are computed from the whole weight in each. Default:
     /// false.
     pub use_dora: bool,
     /// PEFT's statement of how weights are stored. It has no effect: Kiln knows each layer.
@@ -56,7 +70,9 @@ pub struct LoraSection {
 
 impl Default for LoraSection {
     fn default() -> Self {
-        let LoraConfig { r, lora_alpha, lora_dropout, bias, use_rslora, init_lora_weights, .. } = LoraConfig::default();
+        let LoraConfig {
+            r, lora_alpha, lora_dropout, bias, use_rslora, init_lora_weights, lora_bias, use_dora, ..
+        } = LoraConfig::default();
         Self {
             r,
             lora_alpha,
@@ -66,7 +82,10 @@ impl Default for LoraSection {
             modules_to_save: Vec::new(),
             use_rslora,
             init_lora_weights,
-            use_dora: false,
+            rank_pattern: Patterns::default(),
+            alpha_pattern: Patterns::default(),
+            lora_bias,
+            use_dora,
             fan_in_fan_out: None,
             task_type: None,
         }

@@ -78,11 +78,18 @@ impl Architecture {
                 0..=8 => lora.target_modules.join(", "),
                 many => format!("{many} layers"),
             };
-            let (r, scaling, dropout) = (lora.r, lora.scaling(), lora.lora_dropout);
+            let (r, scaling, dropout) = (lora.r, lora.default_scaling(), lora.lora_dropout);
+            let kind = if lora.use_dora { "DoRA" } else { "LoRA" };
             text.line(
                 "adapters",
-                format!("LoRA of rank {r} on {targets}, {from}; scaled by {scaling}, dropout {dropout}"),
+                format!("{kind} of rank {r} on {targets}, {from}; scaled by {scaling}, dropout {dropout}"),
             );
+            let ranks = lora.rank_pattern.iter().map(|(pattern, r)| format!("rank {r} for {pattern}"));
+            let alphas = lora.alpha_pattern.iter().map(|(pattern, alpha)| format!("lora_alpha {alpha} for {pattern}"));
+            let patterns = ranks.chain(alphas).collect::<Vec<_>>();
+            if !patterns.is_empty() {
+                text.line("", patterns.join(", "));
+            }
             let biases = match lora.bias {
                 LoraBias::None => None,
                 LoraBias::All => Some("all biases"),

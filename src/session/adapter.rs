@@ -1,6 +1,7 @@
 //! Where the weights of a model come from: its own folder, or a base and an adapter on it, which is
 //! a PEFT folder (`adapter_config.json`, `adapter_model.safetensors`) that names its base.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use kiln_core::error::{Error, ErrorKind, Result};
@@ -222,6 +223,13 @@ impl Adapters {
                 let lora = section.resolve(model, task, &source.base, from.as_deref().unwrap_or_default());
                 let fresh = Model::new(model, task.head(), &burn::tensor::Device::flex())?;
                 let lora = fresh.settled(lora);
+                let targets = fresh.lora_targets(&lora).map_err(|error| Error::from(error).at("[lora]"))?;
+                if let Some((name, pattern)) = lora.idle_pattern(&targets) {
+                    let layers = targets.iter().map(|module| module.rsplit('.').next().unwrap_or(module));
+                    let layers = layers.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ");
+                    return Err(Error::config(format!("lora.{name}: no layer with an adapter matches {pattern:?}"))
+                        .help(format!("the layers with an adapter end in {layers}")));
+                }
                 fresh.with_lora(&lora).map_err(|error| Error::from(error).at("[lora]"))?;
                 Ok(Self { config: Some(lora), from: None })
             }
@@ -255,6 +263,10 @@ impl crate::config::LoraSection {
             modules_to_save,
             use_rslora: self.use_rslora,
             init_lora_weights: self.init_lora_weights,
+            rank_pattern: self.rank_pattern.clone(),
+            alpha_pattern: self.alpha_pattern.clone(),
+            lora_bias: self.lora_bias,
+            use_dora: self.use_dora,
             task_type: LoraConfig::task_type_of(task.head()).map(str::to_owned),
         }
     }

@@ -238,11 +238,9 @@ impl TrainingTask for BuiltIn {
                         let asked = |of: fn(&ModelSection) -> bool| model_section.is_some_and(of);
                         let ignore_mismatched_sizes = asked(|section| section.ignore_mismatched_sizes);
                         let resize_token_embeddings = asked(|section| section.resize_token_embeddings);
-                        load_with(
-                            model,
-                            folder,
-                            LoadOptions { narrow, ignore_mismatched_sizes, resize_token_embeddings },
-                        )?
+                        let options = LoadOptions { narrow, ignore_mismatched_sizes, resize_token_embeddings };
+                        let (model, report) = load_with(model, folder, options)?;
+                        (model.with_begun_adapters(), report)
                     }
                 };
                 if let (Some(adapter), [first, ..]) = (adapter, report.replaced.as_slice()) {

@@ -212,7 +212,12 @@ fn what_makes_no_sense_is_refused() {
     refused(&["lora.modules_to_save=scores"], 2, &["no module whose name ends in \"scores\""]);
     refused(&["lora.bias=some"], 2, &["lora.bias", "`none`, `all`, `lora_only`"]);
     refused(&["lora.rank=3"], 2, &["lora.rank", "unknown key"]);
-    refused(&["lora.use_dora=true"], 2, &["lora.use_dora", "DoRA"]);
+    refused(&["lora.use_dora=true", "lora.lora_bias=true"], 2, &["lora_bias: expected false beside use_dora"]);
+    let patterns =
+        ["lora.rank_pattern={ c_atn = 4 }", "lora.alpha_pattern={ \"(\" = 4 }", "lora.rank_pattern={ c_attn = 0 }"];
+    refused(&patterns[..1], 2, &["lora.rank_pattern: no layer with an adapter matches \"c_atn\"", "end in c_attn"]);
+    refused(&patterns[1..2], 2, &["alpha_pattern: \"(\" is no regular expression"]);
+    refused(&patterns[2..], 2, &["rank_pattern: \"c_attn\": expected a rank from 1 to", "got 0"]);
     refused(&["lora.init_lora_weights=pissa"], 2, &["lora.init_lora_weights", "expected true, false or \"gaussian\""]);
     refused(&["lora.task_type=SEQ_CLS"], 2, &["lora.task_type", "is not the task clm"]);
     refused(&["trainer.freeze=*"], 2, &["every tensor of the model is frozen"]);
@@ -276,7 +281,9 @@ fn an_adapter_that_cannot_be_used_is_refused() {
         fails(&mut command, 3, parts);
     };
     state("use_dora", true.into());
-    refused(&["adapter_config.json: use_dora: expected false, got true", "merge_and_unload"]);
+    refused(&["lora_magnitude_vector"]);
+    state("use_qalora", true.into());
+    refused(&["adapter_config.json: use_qalora: expected false, got true", "merge_and_unload"]);
     state("peft_type", "IA3".into());
     refused(&["adapter_config.json", "peft_type: expected \"LORA\", got \"IA3\""]);
     state("r", 0.into());
@@ -284,7 +291,11 @@ fn an_adapter_that_cannot_be_used_is_refused() {
     state("r", 3.into());
     refused(&["lora_A.weight: expected [3, 16], got [2, 16]"]);
     state("rank_pattern", serde_json::json!({"c_attn": 4}));
-    refused(&["adapter_config.json", "rank_pattern"]);
+    refused(&["lora_A.weight: expected [4, 16], got [2, 16]"]);
+    state("rank_pattern", serde_json::json!({"c_attn": "4"}));
+    refused(&["adapter_config.json", "rank_pattern: expected an object of whole numbers"]);
+    state("alpha_pattern", serde_json::json!({"(": 4}));
+    refused(&["adapter_config.json", "alpha_pattern: \"(\" is no regular expression"]);
     state("target_modules", serde_json::json!(["query"]));
     refused(&["does not fit its base", "no linear layer called \"query\""]);
     state("target_modules", serde_json::json!(["c_attn"]));

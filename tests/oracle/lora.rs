@@ -152,6 +152,25 @@ fn check_training(case: &str, task: &str, compiler: &str) {
 }
 
 #[test]
+fn ranks_and_scales_by_pattern_and_a_bias_of_the_second_matrix() {
+    check("lora-gpt2-patterns", "clm");
+}
+
+#[test]
+fn dora() {
+    check("lora-gpt2-dora", "clm");
+    check("lora-bert-dora", "sequence-classification");
+}
+
+#[test]
+fn dora_trains_as_with_the_trainer() {
+    for compiler in ["native", "compiled"] {
+        check_training("trainer-lora-bert-dora", "sequence-classification", compiler);
+        check_training("trainer-lora-gpt2-bias", "clm", compiler);
+    }
+}
+
+#[test]
 fn gpt2_lm_trains_as_with_the_trainer() {
     for compiler in ["native", "compiled"] {
         check_training("trainer-lora-gpt2-lm", "clm", compiler);
@@ -235,7 +254,7 @@ fn every_field_of_an_adapter_computes_as_in_peft_or_is_refused_by_name() {
             let expected = expected.unwrap_or_else(|| panic!("{name} = {value}: peft opens no such adapter"));
             assert!(off(folder.path(), &expected) < LOGITS_ABSOLUTE, "{name} = {value}: other logits than peft's");
             computed.push(format!("{name} = {value}"));
-        } else if name == "r" || name == "modules_to_save" {
+        } else if ["r", "modules_to_save", "rank_pattern", "lora_bias", "use_dora"].contains(&name.as_str()) {
             // The tensors do not fit, and the message names those.
             assert!(output.status.code() == Some(3) && said.contains("the weights do not fit"), "{name}: {said}");
         } else {
@@ -250,6 +269,7 @@ fn every_field_of_an_adapter_computes_as_in_peft_or_is_refused_by_name() {
         "fan_in_fan_out = true",
         "lora_alpha = 16",
         "use_rslora = true",
+        "alpha_pattern = {\"query\":4}",
         "modules_to_save = null",
         "target_modules = \".*(query|value)\"",
         "ensure_weight_tying = true",

@@ -7,6 +7,7 @@ mod data;
 use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, at_least, at_most, not_empty, two_ways};
 use kiln_core::error::Result;
 use kiln_models::LoraConfig;
+use kiln_models::lora::MAX_RANK;
 use toml::Value;
 
 use super::{DataFormat, EvalStrategy, GenerationSection, LoraSection, RunConfig, Task, TrainingArguments};
@@ -132,9 +133,6 @@ fn lora(section: &LoraSection, config: &RunConfig) -> Checked {
     if !(0.0..1.0).contains(&section.lora_dropout) {
         let message = format!("expected a probability from 0 to below 1, got {}", section.lora_dropout);
         return Err(Complaint::new("lora.lora_dropout", message));
-    }
-    if section.use_dora {
-        return Err(Complaint::new("lora.use_dora", "Kiln has no weight decomposition (DoRA)").help("leave it out"));
     }
     for (key, names) in
         [("lora.target_modules", &section.target_modules), ("lora.modules_to_save", &section.modules_to_save)]
@@ -285,5 +283,3 @@ fn generation(section: &GenerationSection, config: &RunConfig) -> Checked {
     }
     Ok(())
 }
-
-const MAX_RANK: usize = 1 << 20;
