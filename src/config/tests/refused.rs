@@ -144,7 +144,7 @@ fn unknown_names() {
         "lr_scheduler_type = \"cosin\"",
         "lr_scheduler_type = \"reduce_lr_on_plateau\"",
         "optim = \"adamw_troch\"",
-        "optim = \"rmsprop\"",
+        "optim = \"rmsprop_bnb\"",
         "optim = \"sgd\"\noptim_args.momentm = 0.9",
         "optim_args = \"momentum\"",
         "adafactor = 2",

@@ -158,7 +158,7 @@ fn unknown_names_get_a_suggestion() {
         "device.kind=cuda0",
         "trainer.eval_strategy=step",
         "model.size=smal",
-        "trainer.optim=rmsprop",
+        "trainer.optim=rmsprop_bnb",
     ] {
         place.refused("text.toml", &[set], 2);
     }

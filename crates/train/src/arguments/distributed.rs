@@ -23,8 +23,8 @@ pub struct DistributedArguments {
     /// Divides the optimizer among the devices (ZeRO, stage 1): each has the moments of an equal
     /// part of the parameters, updates that part and hands it to the others; otherwise each has all
     /// moments. On the CPU the run computes the same to the bit, on a GPU up to rounding, and its
-    /// checkpoints are the same. With an element-wise optimizer (AdamW, Adam, SGD, Lion); steps are
-    /// not captured. Default: false.
+    /// checkpoints are the same. With an element-wise optimizer (AdamW, Adam, SGD, Lion,
+    /// RMSprop, Adagrad); steps are not captured. Default: false.
     pub optimizer_sharding: bool,
     /// Sums the gradients of a block over the devices while the backward pass computes those of the
     /// blocks before it; otherwise all are summed after the backward pass. On the CPU the run

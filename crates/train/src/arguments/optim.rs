@@ -11,7 +11,10 @@ use super::TrainingArguments;
 use crate::optim::arguments::OptimizerName;
 use crate::optim::loss::{Accumulation, LossOptions, Reduction};
 use crate::optim::outliers::OutlierLimits;
-use crate::optim::{AdafactorConfig, AdamConfig, LionConfig, MuonConfig, OptimizerConfig, ParameterGroups, SgdConfig};
+use crate::optim::{
+    AdafactorConfig, AdagradConfig, AdamConfig, LionConfig, MuonConfig, OptimizerConfig, ParameterGroups,
+    RmsPropConfig, SgdConfig,
+};
 
 impl From<&TrainingArguments> for OptimizerConfig {
     /// The optimizer that `[trainer]` asks for.
@@ -24,6 +27,22 @@ impl From<&TrainingArguments> for OptimizerConfig {
             OptimizerName::Adam => Self::Adam(adam),
             OptimizerName::Lamb => Self::Lamb(adam),
             OptimizerName::Lion => Self::Lion(LionConfig { beta1, beta2 }),
+            OptimizerName::RmsProp => {
+                let default = RmsPropConfig::default();
+                Self::RmsProp(RmsPropConfig {
+                    alpha: args.alpha.unwrap_or(default.alpha),
+                    epsilon: args.eps.unwrap_or(default.epsilon),
+                    momentum: args.momentum.unwrap_or(default.momentum),
+                    centered: args.centered.unwrap_or(default.centered),
+                })
+            }
+            OptimizerName::Adagrad => {
+                let default = AdagradConfig::default();
+                Self::Adagrad(AdagradConfig {
+                    lr_decay: args.lr_decay.unwrap_or(default.lr_decay),
+                    epsilon: args.eps.unwrap_or(default.epsilon),
+                })
+            }
             OptimizerName::Sgd => Self::Sgd(SgdConfig {
                 momentum: args.momentum.unwrap_or(0.0),
                 dampening: args.dampening.unwrap_or(0.0),

@@ -20,6 +20,10 @@ choices! {
         Adafactor = "adafactor",
         /// Lion: the sign of an average of gradients. `lion` is an accepted spelling.
         Lion = "lion_32bit",
+        /// RMSprop by PyTorch's formula: weight decay is added to the gradient.
+        RmsProp = "rmsprop",
+        /// Adagrad by PyTorch's formula: weight decay is added to the gradient.
+        Adagrad = "adagrad",
         /// LAMB: Adam's update, scaled in every tensor to the size of its weights.
         Lamb = "lamb",
         /// Muon for the matrices of the layers, AdamW for everything else.
@@ -29,18 +33,8 @@ choices! {
 
 fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName>> {
     // The rest of transformers.training_args.OptimizerNames, by family.
-    const FAMILIES: [&str; 10] = [
-        "ademamix",
-        "adagrad",
-        "lion_8bit",
-        "paged_",
-        "rmsprop",
-        "galore_",
-        "lomo",
-        "adalomo",
-        "grokadamw",
-        "schedule_free_",
-    ];
+    const FAMILIES: [&str; 9] =
+        ["ademamix", "lion_8bit", "paged_", "rmsprop_", "galore_", "lomo", "adalomo", "grokadamw", "schedule_free_"];
     const SINGLES: [&str; 11] = [
         "adamw_hf",
         "adamw_torch_xla",
@@ -58,7 +52,11 @@ fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName>> {
         "adamw" | "adamw_torch_fused" => Some(Ok(OptimizerName::AdamW)),
         "lion" => Some(Ok(OptimizerName::Lion)),
         _ if SINGLES.contains(&given) || FAMILIES.iter().any(|family| given.starts_with(family)) => {
-            let instead = if given.contains("lion") { OptimizerName::Lion } else { OptimizerName::AdamW };
+            let instead = match given {
+                _ if given.contains("lion") => OptimizerName::Lion,
+                _ if given.contains("rmsprop") => OptimizerName::RmsProp,
+                _ => OptimizerName::AdamW,
+            };
             Some(Err(Error::config(format!("Hugging Face's optimizer `{given}` is not supported by this version"))
                 .help(format!("use `{instead}`"))))
         }
@@ -72,7 +70,7 @@ impl OptimizerName {
         match self {
             Self::AdamW | Self::Adam | Self::Lamb | Self::Muon => &["adam_beta1", "adam_beta2", "adam_epsilon"],
             Self::Lion => &["adam_beta1", "adam_beta2"],
-            Self::Sgd | Self::Adafactor => &[],
+            Self::Sgd | Self::Adafactor | Self::RmsProp | Self::Adagrad => &[],
         }
     }
 
@@ -81,6 +79,8 @@ impl OptimizerName {
         match self {
             Self::AdamW | Self::Adam | Self::Lion | Self::Lamb => &[],
             Self::Sgd => &["momentum", "dampening", "nesterov"],
+            Self::RmsProp => &["alpha", "eps", "momentum", "centered"],
+            Self::Adagrad => &["lr_decay", "eps"],
             Self::Adafactor => &["scale_parameter", "clip_threshold", "decay_rate", "beta1"],
             Self::Muon => &["momentum", "nesterov", "ns_steps", "adjust_lr_fn"],
         }
@@ -107,7 +107,7 @@ choices! {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OptimArgs {
-    /// Momentum of `sgd` (default 0) and `muon` (default 0.95).
+    /// Momentum of `sgd` and `rmsprop` (default 0) and `muon` (default 0.95).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f64>,
     /// How much of a new gradient `sgd` leaves out of its momentum (default 0).
@@ -132,6 +132,18 @@ pub struct OptimArgs {
     /// Newton-Schulz iterations of `muon` (default 5).
     #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
     pub ns_steps: Option<usize>,
+    /// Decay of the average of squares of `rmsprop` (default 0.99).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alpha: Option<f64>,
+    /// Number that `rmsprop` (default 1e-8) and `adagrad` (default 1e-10) add to the root of squares.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eps: Option<f64>,
+    /// Whether `rmsprop` subtracts the square of the average gradient (default false).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub centered: Option<bool>,
+    /// The learning rate of `adagrad` is divided by `1 + (step - 1) lr_decay` (default 0).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lr_decay: Option<f64>,
     /// How `muon`'s learning rate depends on the shape (default `match_rms_adamw`, since one
     /// `learning_rate` serves Muon and AdamW here; PyTorch's default is `original`).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -153,6 +165,10 @@ impl OptimArgs {
             ("clip_threshold", self.clip_threshold.is_some()),
             ("decay_rate", self.decay_rate.is_some()),
             ("beta1", self.beta1.is_some()),
+            ("alpha", self.alpha.is_some()),
+            ("eps", self.eps.is_some()),
+            ("centered", self.centered.is_some()),
+            ("lr_decay", self.lr_decay.is_some()),
             ("ns_steps", self.ns_steps.is_some()),
             ("adjust_lr_fn", self.adjust_lr_fn.is_some()),
         ]
@@ -178,6 +194,9 @@ impl OptimArgs {
         for (name, value, expected, ok) in [
             ("momentum", self.momentum, "from 0 to below 1", (|v| (0.0..1.0).contains(&v)) as fn(f64) -> bool),
             ("dampening", self.dampening, "from 0 to 1", |v| (0.0..=1.0).contains(&v)),
+            ("alpha", self.alpha, "from 0 to below 1", |v| (0.0..1.0).contains(&v)),
+            ("eps", self.eps, "of 0 or more", |v| v >= 0.0),
+            ("lr_decay", self.lr_decay, "of 0 or more", |v| v >= 0.0),
             ("clip_threshold", self.clip_threshold, "above 0", |v| v > 0.0),
             ("decay_rate", self.decay_rate, "below 0", |v| v < 0.0),
             ("beta1", self.beta1, "from 0 to below 1", |v| (0.0..1.0).contains(&v)),
@@ -222,7 +241,8 @@ mod tests {
             let error = name.parse::<OptimizerName>().unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         };
-        refused("rmsprop", "Hugging Face's optimizer `rmsprop` is not supported");
+        refused("rmsprop_bnb_8bit", "use `rmsprop`");
+        refused("galore_adafactor", "Hugging Face's optimizer `galore_adafactor` is not supported");
         refused("paged_lion_8bit", "use `lion_32bit`");
         refused("adamw_trch", "did you mean `adamw_torch`?");
         refused("mun", "did you mean `muon`?");
@@ -237,6 +257,8 @@ mod tests {
         check("sgd", "momentum=0.9, nesterov=true").unwrap();
         check("sgd", "momentum=0.9,dampening=0.5").unwrap();
         check("adafactor", "scale_parameter=true,decay_rate=-0.7,clip_threshold=2,beta1=0.9").unwrap();
+        check("rmsprop", "alpha=0.9,eps=1e-6,momentum=0.5,centered=true").unwrap();
+        check("adagrad", "lr_decay=0.01,eps=1e-8").unwrap();
         check("muon", "ns_steps=6,adjust_lr_fn='original',nesterov=false").unwrap();
         for (name, args, part) in [
             ("adamw_torch", "momentum=0.9", "has no argument `momentum`: it takes none"),
@@ -246,6 +268,9 @@ mod tests {
             ("sgd", "nesterov=true,momentum=0.9,dampening=0.1", "no dampening"),
             ("sgd", "dampening=0.1", "`dampening` needs a momentum"),
             ("adafactor", "decay_rate=0.8", "expected a number below 0, got 0.8"),
+            ("rmsprop", "alpha=1.0", "expected a number from 0 to below 1, got 1"),
+            ("rmsprop", "lr_decay=0.1", "it takes alpha, eps, momentum, centered"),
+            ("adagrad", "eps=-1.0", "expected a number of 0 or more, got -1"),
             ("muon", "ns_steps=0", "expected 1 to 99, got 0"),
         ] {
             let error = check(name, args).unwrap_err();

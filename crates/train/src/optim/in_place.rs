@@ -271,7 +271,7 @@ impl OptimizerConfig {
         match self {
             Self::AdamW(config) | Self::Adam(config) | Self::Lamb(config) => Some(*config),
             Self::Muon(config) => Some(config.adamw),
-            Self::Sgd(_) | Self::Lion(_) | Self::Adafactor(_) | Self::Own(_) => None,
+            _ => None,
         }
     }
 

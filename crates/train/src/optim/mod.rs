@@ -17,6 +17,7 @@ pub mod schedule;
 pub mod scheduler;
 
 mod adafactor;
+mod adagrad;
 mod adam;
 #[cfg(feature = "compiler")]
 pub mod in_place;
@@ -25,6 +26,7 @@ mod lion;
 mod muon;
 mod optimizer;
 mod own;
+mod rmsprop;
 mod sgd;
 mod skip;
 mod step;
@@ -33,12 +35,14 @@ mod step;
 mod tests;
 
 pub use adafactor::AdafactorConfig;
+pub use adagrad::AdagradConfig;
 pub use adam::AdamConfig;
 pub use groups::ParameterGroups;
 pub use lion::LionConfig;
 pub use muon::MuonConfig;
 pub use optimizer::{Optimizer, OptimizerConfig};
 pub use own::{LambdaLr, OwnOptimizer, ParameterUpdate, UpdateRule};
+pub use rmsprop::RmsPropConfig;
 pub use sgd::SgdConfig;
 
 use burn::tensor::Tensor;

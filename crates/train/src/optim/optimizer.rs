@@ -14,11 +14,13 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use super::adafactor::AdafactorConfig;
+use super::adagrad::{self, AdagradConfig};
 use super::adam::{self, AdamConfig};
 use super::groups::ParameterGroups;
 use super::lion::{self, LionConfig};
 use super::muon::{self, MuonConfig};
 use super::own::OwnOptimizer;
+use super::rmsprop::RmsPropConfig;
 use super::sgd::{self, SgdConfig};
 use super::skip::{Skip, Tables};
 use super::step::Step;
@@ -42,6 +44,11 @@ pub enum OptimizerConfig {
     Adafactor(AdafactorConfig),
     /// Lion
     Lion(LionConfig),
+    /// `torch.optim.RMSprop`
+    #[serde(rename = "rmsprop")]
+    RmsProp(RmsPropConfig),
+    /// `torch.optim.Adagrad`
+    Adagrad(AdagradConfig),
     /// LAMB
     Lamb(AdamConfig),
     /// `torch.optim.Muon` for the matrices of the layers, AdamW for the rest
@@ -76,7 +83,10 @@ impl OptimizerConfig {
 
     /// Whether the update of a value needs its own gradient and moments alone.
     pub fn is_element_wise(&self) -> bool {
-        matches!(self, Self::AdamW(_) | Self::Adam(_) | Self::Sgd(_) | Self::Lion(_))
+        matches!(
+            self,
+            Self::AdamW(_) | Self::Adam(_) | Self::Sgd(_) | Self::Lion(_) | Self::RmsProp(_) | Self::Adagrad(_)
+        )
     }
 
     /// Refuses to divide this optimizer, called `name`, among devices where the update of a value
@@ -86,17 +96,17 @@ impl OptimizerConfig {
     /// `distributed.optimizer_sharding` with an optimizer that is not element-wise.
     pub fn check_sharding(&self, name: &str) -> Result<()> {
         let needs = match self {
-            Self::AdamW(_) | Self::Adam(_) | Self::Sgd(_) | Self::Lion(_) => return Ok(()),
+            _ if self.is_element_wise() => return Ok(()),
             Self::Adafactor(_) => "the rows and columns of a whole matrix",
             Self::Lamb(_) => "the norms of a whole parameter",
             Self::Muon(_) => "a whole matrix",
-            Self::Own(_) => "a whole parameter",
+            _ => "a whole parameter",
         };
         Err(Error::config(format!(
             "distributed.optimizer_sharding = true with trainer.optim = \"{name}\": its update needs {needs}, and a device has \
              a part of it"
         ))
-        .help("use an element-wise optimizer (adamw_torch, adam, sgd, lion), or distributed.optimizer_sharding = false"))
+        .help("use an element-wise optimizer (adamw_torch, adam, sgd, lion, rmsprop, adagrad), or distributed.optimizer_sharding = false"))
     }
 
     /// Names and sizes of what is kept for `parameter`, in the order in which the optimizer keeps
@@ -110,6 +120,8 @@ impl OptimizerConfig {
             Self::Sgd(_) => vec![(sgd::STATE, n)],
             Self::Adafactor(config) => config.state(&own_shape(parameter)),
             Self::Lion(_) => vec![(lion::STATE, n)],
+            Self::RmsProp(config) => config.state().into_iter().map(|name| (name, n)).collect(),
+            Self::Adagrad(_) => vec![(adagrad::STATE, n)],
             Self::Muon(_) if is_layer_matrix(parameter) => vec![(muon::STATE, n)],
             Self::Muon(_) => moments(),
             Self::Own(own) => own.state().iter().map(|name| (*name, n)).collect(),
@@ -118,9 +130,13 @@ impl OptimizerConfig {
 
     /// Whether an update can be skipped on the device; see [`Optimizer::step_unless`].
     pub fn can_skip(&self) -> bool {
-        // The decay rate of Adafactor is a function of the number of updates, and a program's rule
-        // may have one.
-        !matches!(self, Self::Adafactor(_) | Self::Own(_))
+        // The decay rate of Adafactor and the learning rate of Adagrad with a decay are functions of
+        // the number of updates, and a program's rule may have one.
+        match self {
+            Self::Adafactor(_) | Self::Own(_) => false,
+            Self::Adagrad(config) => config.lr_decay == 0.0,
+            _ => true,
+        }
     }
 
     /// Whether an update can be made in place, as captured steps make it: a weight moves by the
@@ -135,6 +151,9 @@ impl OptimizerConfig {
             Self::Adafactor(config) if config.beta1.is_some() => {
                 Some("the first moment of adafactor (beta1) has the learning rate in it")
             }
+            Self::Adagrad(config) if config.lr_decay != 0.0 => {
+                Some("the learning rate of adagrad with lr_decay depends on the number of updates")
+            }
             Self::Own(_) => Some("the program brings an optimizer of its own"),
             _ => None,
         }
@@ -147,6 +166,14 @@ impl OptimizerConfig {
         match self {
             Self::AdamW(c) | Self::Adam(c) | Self::Lamb(c) => adam(c),
             Self::Lion(c) => format!("betas ({}, {})", c.beta1, c.beta2),
+            Self::RmsProp(c) => format!(
+                "alpha {}, epsilon {}, momentum {}{}",
+                c.alpha,
+                c.epsilon,
+                c.momentum,
+                if c.centered { ", centred" } else { "" }
+            ),
+            Self::Adagrad(c) => format!("lr_decay {}, epsilon {}", c.lr_decay, c.epsilon),
             Self::Sgd(c) => format!("momentum {}, dampening {}{}", c.momentum, c.dampening, nesterov(c.nesterov)),
             Self::Adafactor(c) => format!(
                 "decay rate {}, clip threshold {}, beta1 {}{}",

@@ -78,6 +78,8 @@ impl OptimizerConfig {
             Self::Sgd(config) => config.update(update, state),
             Self::Adafactor(config) => config.update(update, state),
             Self::Lion(config) => config.update(update, state),
+            Self::RmsProp(config) => config.update(update, state),
+            Self::Adagrad(config) => config.update(update, state),
             Self::Lamb(config) => lamb::update(config, update, state),
             Self::Muon(config) if is_layer_matrix => config.update(update, state),
             Self::Muon(config) => config.adamw.adamw(update, state),

@@ -52,7 +52,7 @@ fn layers(device: &Device) -> Layers {
 fn fixture() -> Fixture {
     let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/optimizers.json"));
     let fixture: Fixture = serde_json::from_str(text).unwrap();
-    assert!(fixture.torch.starts_with("2.15") && fixture.transformers.starts_with("5.23"));
+    assert!(fixture.torch.starts_with("2.15") && fixture.transformers.starts_with("5.24"));
     fixture
 }
 
@@ -246,6 +246,10 @@ fn the_state_has_the_names_of_the_reference() {
         OptimizerConfig::from(&toml::from_str::<TrainingArguments>(&text).unwrap()).state(parameter)
     };
     assert_eq!(state("adamw_torch", "", weight), [("exp_avg", 15), ("exp_avg_sq", 15)]);
+    assert_eq!(state("rmsprop", "", weight), [("square_avg", 15)]);
+    let all = [("square_avg", 5), ("grad_avg", 5), ("momentum_buffer", 5)];
+    assert_eq!(state("rmsprop", "centered = true\nmomentum = 0.5", bias), all);
+    assert_eq!(state("adagrad", "", bias), [("sum", 5)]);
     assert_eq!(state("adafactor", "", weight), [("exp_avg_sq_row", 3), ("exp_avg_sq_col", 5)]);
     assert_eq!(state("adafactor", "beta1 = 0.9", bias), [("exp_avg_sq", 5), ("exp_avg", 5)]);
     assert_eq!(state("muon", "", weight), [("momentum_buffer", 15)]);
