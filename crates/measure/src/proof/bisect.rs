@@ -18,6 +18,13 @@ use kiln_train::trial::probe::{Look, Probe};
 /// of two native runs.
 const SLOWER: f64 = 0.05;
 
+/// Milliseconds that the steps of a timing take together, so that what else the machine does lasts
+/// no longer than some of them: short steps are made more often.
+const TIMED_MS: f64 = 500.0;
+
+/// The most steps of a timing.
+const MOST_TIMED: usize = 100;
+
 /// The result of a search.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Finding {
@@ -127,11 +134,13 @@ pub fn bisect(
         }
         return Ok(Finding::Wrong { parity: Box::new(parity), columns: to_blame, together });
     }
+    let mut time =
+        |config: &RunConfig, steps: usize| runner(config, steps, Look::Times).map(|probe: Probe| probe.median_ms());
     // A median needs some steps; the first is left out.
-    let timed = steps.max(6);
-    let mut time = |config: &RunConfig| runner(config, timed, Look::Times).map(|probe: Probe| probe.median_ms());
-    let natives = [time(&native)?, time(&native)?];
-    let compiled_ms = time(&compiled)?;
+    let least = steps.max(6);
+    let timed = least.max(MOST_TIMED.min((TIMED_MS / time(&native, least)?) as usize));
+    let natives = [time(&native, timed)?, time(&native, timed)?];
+    let compiled_ms = time(&compiled, timed)?;
     let native_ms = natives[0].min(natives[1]);
     let noise = (natives[0] - natives[1]).abs() / native_ms;
     let step_ms = [native_ms, compiled_ms];
@@ -142,7 +151,7 @@ pub fn bisect(
     }
     let mut to_blame = Vec::new();
     for column in columns {
-        let ms = time(&without(column))?;
+        let ms = time(&without(column), timed)?;
         said(&format!("without {column}: {ms:.2} ms a step"));
         if ms <= limit {
             to_blame.push((column, ms));
@@ -204,6 +213,25 @@ mod tests {
             });
             let (fused, device) = (fused.collect(), kind);
             Ok(Probe { device, fused, captures, steps: vec![step; steps], step_ms, ..Probe::default() })
+        }
+    }
+
+    #[test]
+    fn short_steps_are_timed_more_often() {
+        for (ms, expected) in [(0.5, 100), (20.0, 25), (400.0, 6)] {
+            let mut timed = Vec::new();
+            let mut probe = machine(DeviceKind::Cpu, &[], &[]);
+            let mut runner = |config: &RunConfig, steps: usize, look: Look| {
+                let mut made = probe(config, steps, look)?;
+                if look == Look::Times {
+                    timed.push(steps);
+                    made.step_ms = vec![ms; steps];
+                }
+                Ok(made)
+            };
+            let found = bisect(&config(), 3, &mut runner, &mut |_| {}).unwrap();
+            assert!(matches!(found, Finding::Nothing { step_ms, .. } if step_ms == [ms, ms]), "{found:?}");
+            assert_eq!(timed, [6, expected, expected, expected]);
         }
     }
 
