@@ -283,6 +283,15 @@ impl LoraConfig {
         }
     }
 
+    /// The one of `classifier` and `score` that a model of this type lacks: a classification lists
+    /// both.
+    pub fn absent_head(kind: ModelType, head: Head) -> &'static str {
+        match (kind, head) {
+            (ModelType::Gpt2 | ModelType::GptNeo, Head::SequenceClassification) => "classifier",
+            _ => "score",
+        }
+    }
+
     /// `peft`'s name of the task of a head, which has none for masked language models and multiple
     /// choice.
     pub fn task_type_of(head: Head) -> Option<&'static str> {

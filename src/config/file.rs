@@ -41,7 +41,8 @@ pub(super) struct RunFile {
 pub(super) struct RunSection {
     /// The run folder. Default: `runs/NAME` for a config file `NAME.toml`; required without a file.
     output_dir: PathBuf,
-    /// The treatment of a run folder that exists. Default: `fail`.
+    /// The treatment of a run folder that exists. It belongs to a call and not to the run, so that
+    /// plan.toml has the default. Default: `fail`.
     on_existing: OnExisting,
     /// A name for people, shown in the plan and by `kiln describe`. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -13,7 +13,7 @@ use kiln_core::signals;
 use kiln_data::collate::collate;
 use kiln_data::labels::{check_label_names, label_names};
 use kiln_data::padding::Padding;
-use kiln_data::squad::{Question, SpanLogits, SpanOptions, SquadData, WindowEncoder, read_unanswered};
+use kiln_data::squad::{Prediction, Question, SpanLogits, SpanOptions, SquadData, WindowEncoder, read_unanswered};
 use kiln_data::table::{Columns, Row, Table};
 use kiln_data::tokenizer::{RowEncoder, Tokenizer};
 use kiln_data::{Dataset, Example, IGNORED, Label};
@@ -148,6 +148,26 @@ pub fn predict(
     }
 }
 
+/// A prediction with the fields of those that [`predict`] hands on, where it has any; the values
+/// mean nothing.
+///
+/// # Errors
+/// A model whose labels have no names that can be told apart.
+pub fn fields(folder: &ModelFolder, task: Task, options: &PredictOptions) -> Result<Value> {
+    let labels = if task.has_label_names() { label_names(folder.config.labels())? } else { Vec::new() };
+    let (logits, name) = (vec![0.0; labels.len()], |class: usize| labels[class].clone());
+    let prediction = match task {
+        Task::Regression => valued(0, 0.0),
+        Task::TokenClassification => tagged(0, 0, std::iter::empty(), &name),
+        Task::MultiLabelClassification => several(0, &logits, &name),
+        Task::MultipleChoice => chosen(0, &[0.0]),
+        Task::QuestionAnswering => answered(&Prediction::default()),
+        Task::SequenceClassification => classified(0, &logits, &name),
+        Task::Clm | Task::Mlm => Value::Null,
+    };
+    Ok(with(options.keep.iter().map(|name| (name.clone(), Value::Null)).collect(), prediction))
+}
+
 /// The format that the ending of a file names, or that of a folder of `datasets`.
 pub fn format_of(path: &Path) -> Result<DataFormat> {
     if is_saved(path) {
@@ -229,19 +249,13 @@ impl Predictor<'_> {
             {
                 finite(values, &format_args!("row {written}"))?;
                 let prediction = match task {
-                    Task::Regression => json!({ "index": written, "value": values[0] }),
+                    Task::Regression => valued(written, values[0]),
                     Task::TokenClassification => {
                         let tokens = values.chunks(width).zip(&encoded.words);
                         tagged(written, row.parts.len(), tokens, &name)
                     }
                     Task::MultiLabelClassification => several(written, values, &name),
-                    Task::MultipleChoice => {
-                        let (best, probabilities) = softmax(values);
-                        json!({
-                            "index": written, "choice": best, "score": probabilities[best],
-                            "probabilities": probabilities
-                        })
-                    }
+                    Task::MultipleChoice => chosen(written, values),
                     _ => classified(written, values, &name),
                 };
                 write(&with(kept, prediction))?;
@@ -325,11 +339,7 @@ impl Predictor<'_> {
         let answers = data.answers(&logits);
         let kept = kept.into_iter().chain(std::iter::repeat_with(Kept::new));
         for (answer, kept) in answers.iter().zip(kept) {
-            let (start, end) = (answer.span.map(|span| span.0), answer.span.map(|span| span.1));
-            let prediction = json!({
-                "id": answer.id, "answer": answer.text, "score": answer.probability, "start": start, "end": end
-            });
-            write(&with(kept, prediction))?;
+            write(&with(kept, answered(answer)))?;
         }
         Ok(answers.len())
     }
@@ -350,6 +360,23 @@ fn classified(index: usize, logits: &[f32], name: &dyn Fn(usize) -> String) -> V
     let probabilities = all.iter().enumerate().map(|(class, probability)| (name(class), json!(probability)));
     let probabilities = probabilities.collect::<Map<_, _>>();
     json!({ "index": index, "label": name(best), "score": all[best], "probabilities": probabilities })
+}
+
+/// The number that a regression gives.
+fn valued(index: usize, value: f32) -> Value {
+    json!({ "index": index, "value": value })
+}
+
+/// The most likely choice and the probabilities of all.
+fn chosen(index: usize, logits: &[f32]) -> Value {
+    let (best, probabilities) = softmax(logits);
+    json!({ "index": index, "choice": best, "score": probabilities[best], "probabilities": probabilities })
+}
+
+/// The answer to a question.
+fn answered(answer: &Prediction) -> Value {
+    let (start, end) = (answer.span.map(|span| span.0), answer.span.map(|span| span.1));
+    json!({ "id": answer.id, "answer": answer.text, "score": answer.probability, "start": start, "end": end })
 }
 
 /// The class with the largest of `logits`, and the probabilities of all, in f64.

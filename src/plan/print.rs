@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 
 use kiln_core::error::Result;
 use kiln_data::hub;
-use kiln_models::LoraBias;
+use kiln_models::{LoraBias, LoraConfig};
 use kiln_train::plan::{Lines, Remarks};
 
 use super::{Architecture, RunPlan};
-use crate::config::{Accumulation, PaddingStrategy, RunConfig, Task};
+use crate::config::{Accumulation, OnExisting, PaddingStrategy, RunConfig, Task};
 
 impl RunPlan {
     /// The plan in lines, every number with its arithmetic.
@@ -43,7 +43,11 @@ impl RunPlan {
             writeln!(text, "# {line}").expect("writing to a String cannot fail");
         }
         writeln!(text, "# kiln {}\n", env!("CARGO_PKG_VERSION")).expect("writing to a String cannot fail");
-        Ok(text + &self.resolved(config).to_toml()?)
+        let mut resolved = self.resolved(config);
+        // How a folder was treated belongs to a call, too: from here it would switch off the guard
+        // of `--resume`.
+        resolved.trainer.on_existing = OnExisting::Fail;
+        Ok(text + &resolved.to_toml()?)
     }
 }
 
@@ -73,7 +77,10 @@ impl Architecture {
 
     pub(super) fn describe_adapters(&self, text: &mut Lines) {
         if let Some(lora) = &self.lora {
-            let from = self.adapter.as_ref().map_or("new".into(), |path| format!("from {}", path.display()));
+            let (new, from) = match &self.adapter {
+                None => ("new ", String::new()),
+                Some(path) => ("", format!("from {}, ", path.display())),
+            };
             let targets = match lora.target_modules.len() {
                 0..=8 => lora.target_modules.join(", "),
                 many => format!("{many} layers"),
@@ -82,7 +89,7 @@ impl Architecture {
             let kind = if lora.use_dora { "DoRA" } else { "LoRA" };
             text.line(
                 "adapters",
-                format!("{kind} of rank {r} on {targets}, {from}; scaled by {scaling}, dropout {dropout}"),
+                format!("{new}{kind} of rank {r} on {targets}; {from}scaled by {scaling}, dropout {dropout}"),
             );
             let ranks = lora.rank_pattern.iter().map(|(pattern, r)| format!("rank {r} for {pattern}"));
             let alphas = lora.alpha_pattern.iter().map(|(pattern, alpha)| format!("lora_alpha {alpha} for {pattern}"));
@@ -95,7 +102,9 @@ impl Architecture {
                 LoraBias::All => Some("all biases"),
                 LoraBias::LoraOnly => Some("the biases of these layers"),
             };
-            let whole = lora.modules_to_save.iter().map(String::as_str).chain(biases).collect::<Vec<_>>();
+            let absent = LoraConfig::absent_head(self.config.model_type(), self.task.head());
+            let saved = lora.modules_to_save.iter().map(String::as_str).filter(|module| *module != absent);
+            let whole = saved.chain(biases).collect::<Vec<_>>();
             if !whole.is_empty() {
                 text.line("", format!("beside them learn {}", whole.join(", ")));
             }

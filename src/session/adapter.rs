@@ -223,14 +223,24 @@ impl Adapters {
                 let lora = section.resolve(model, task, &source.base, from.as_deref().unwrap_or_default());
                 let fresh = Model::new(model, task.head(), &burn::tensor::Device::flex())?;
                 let lora = fresh.settled(lora);
-                let targets = fresh.lora_targets(&lora).map_err(|error| Error::from(error).at("[lora]"))?;
+                let refused = |error: kiln_models::Error| {
+                    let (error, kind) = (Error::from(error), model.model_type());
+                    let default = LoraConfig::default_targets(kind).join(", ");
+                    let error = if error.message().starts_with("target_modules") {
+                        error.help(format!("left out, lora.target_modules is {default} for {}", kind.name()))
+                    } else {
+                        error
+                    };
+                    error.at("[lora]")
+                };
+                let targets = fresh.lora_targets(&lora).map_err(refused)?;
                 if let Some((name, pattern)) = lora.idle_pattern(&targets) {
                     let layers = targets.iter().map(|module| module.rsplit('.').next().unwrap_or(module));
                     let layers = layers.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ");
                     return Err(Error::config(format!("lora.{name}: no layer with an adapter matches {pattern:?}"))
                         .help(format!("the layers with an adapter end in {layers}")));
                 }
-                fresh.with_lora(&lora).map_err(|error| Error::from(error).at("[lora]"))?;
+                fresh.with_lora(&lora).map_err(refused)?;
                 Ok(Self { config: Some(lora), from: None })
             }
         }

@@ -421,6 +421,8 @@ fn a_job_that_a_signal_stops_continues_by_itself_to_the_bit() {
         }
         assert_eq!(output.status.code(), Some(143), "{all}");
         assert!(all.contains("Training seconds: ") && all.contains("SIGTERM"), "{all}");
+        let way_on = "help: start the job again: it continues from its checkpoints";
+        assert!(all.contains(way_on) && !all.contains("--resume"), "{all}");
         stops += 1;
         if stops == 3 {
             break;

@@ -35,7 +35,7 @@ fn a_run_says_what_learns_and_saves_a_folder_of_peft() {
     let plan = succeeds(kiln(folder.path()).args(["plan", "config.toml"]));
     // Of two layers: A [16, 2] and B [2, 48], A [64, 2] and B [2, 16].
     assert!(plan.contains("576 learn ("), "{plan}");
-    assert!(plan.contains("LoRA of rank 2 on c_attn, mlp.c_proj, new; scaled by 3, dropout 0.2"), "{plan}");
+    assert!(plan.contains("new LoRA of rank 2 on c_attn, mlp.c_proj; scaled by 3, dropout 0.2"), "{plan}");
     let json = succeeds(kiln(folder.path()).args(["plan", "config.toml", "--json"]));
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["model"]["num_trainable"], 576);
@@ -207,7 +207,8 @@ fn what_makes_no_sense_is_refused() {
     refused(&["lora.r=0"], 2, &["lora.r", "expected 1 or more, got 0"]);
     refused(&["lora.alpha=0"], 2, &["lora.lora_alpha", "expected a number above 0, got 0"]);
     refused(&["lora.dropout=1"], 2, &["lora.lora_dropout", "expected a probability from 0 to below 1, got 1"]);
-    refused(&["lora.target_modules=query"], 2, &["no linear layer called \"query\"", "c_attn, c_fc, c_proj"]);
+    let default = "left out, lora.target_modules is c_attn for gpt2";
+    refused(&["lora.target_modules=query"], 2, &["no linear layer called \"query\"", "c_attn, c_fc, c_proj", default]);
     refused(&["lora.target_modules=[\"c_attn\", \"lm_head\"]"], 2, &["no linear layer called \"lm_head\""]);
     refused(&["lora.modules_to_save=scores"], 2, &["no module whose name ends in \"scores\""]);
     refused(&["lora.bias=some"], 2, &["lora.bias", "`none`, `all`, `lora_only`"]);

@@ -37,6 +37,7 @@ mod training_options;
 // The folder of a run, stops and continuations.
 mod interrupted;
 mod resume;
+mod run_again;
 mod run_folder;
 
 // Several processes.

@@ -81,6 +81,21 @@ fn agreed(folder: &Path, input: &str, other: &[&str]) -> (Vec<Value>, Value, Vec
     assert_eq!(json(&folder.join("moved.json"))["eval_loss"], row["eval_loss"]);
     let others = predicted(folder, "moved", &[&["--input", input], other].concat());
     assert_ne!(others, answers, "a flag overrides the run: {other:?}");
+    // A table names its columns, however many rows it has.
+    let csv = |input: &str| {
+        let mut command = kiln(folder);
+        command.args(["predict", "--compiler", "native", "moved", "--input", input, "--out", "table.csv"]);
+        let said = succeeds(&mut command);
+        (said, std::fs::read_to_string(folder.join("table.csv")).unwrap())
+    };
+    // SQuAD's JSON without a question is refused.
+    if input.ends_with(".jsonl") {
+        let (_, table) = csv(input);
+        let names = table.lines().next().unwrap();
+        std::fs::write(folder.join("none.jsonl"), "").unwrap();
+        let (said, table) = csv("none.jsonl");
+        assert!(said.contains("wrote 0 predictions") && table == format!("{names}\n"), "{said}{table}");
+    }
     // The model alone knows nothing of the run.
     std::fs::rename(folder.join("moved/model"), folder.join("alone")).unwrap();
     std::fs::rename(folder.join("moved"), folder.join("run")).unwrap();

@@ -397,9 +397,41 @@ fn a_signal_reaches_the_job_and_time_is_counted_over_its_starts() {
     let second = status(folder);
     let trained = second["training_seconds"].as_f64().unwrap();
     assert_eq!((&second["status"], &second["starts"]), (&json!("Stopped"), &json!(3)));
+    // A job without a run is told by what its launcher knows.
+    let shown = succeeds(kiln(folder).args(["describe", "jobs/job"]));
+    assert!(shown.contains("Stopped\n") && shown.contains("MaxRuntimeExceeded: the 8 s"), "{shown}");
     assert!(before < trained && trained >= 8.0, "{before} {trained}");
     let (_, error) = ends(&mut run(folder, &[]), 2);
     assert!(error.contains("max_run: the 3 starts of the job job have used its 8 s"), "{error}");
+}
+
+#[test]
+fn a_job_is_stopped_by_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    scripted(folder, "trap 'echo saving; exit 143' TERM\necho begun\nwhile :; do sleep 0.05; done", "");
+    let launcher = run(folder, &[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let log = || fs::read_to_string(folder.join("jobs/job/log.txt")).unwrap_or_default();
+    let since = Instant::now();
+    while !log().contains("begun") {
+        assert!(since.elapsed() < Duration::from_secs(60), "{}", log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (_, error) = ends(kiln(folder).args(["stop", "jub"]), 2);
+    assert!(error.contains("there is no job \"jub\"") && error.contains("did you mean `job`?"), "{error}");
+    let shown = succeeds(kiln(folder).args(["stop", "job"]));
+    assert!(
+        shown.contains("status         Stopped, exit code 143") && shown.contains("submit the job again"),
+        "{shown}"
+    );
+    assert_eq!(crate::common::ended(launcher).status.code(), Some(143));
+    assert!(log().contains("saving\n"), "{}", log());
+    let (_, error) = ends(kiln(folder).args(["stop", "job"]), 2);
+    assert!(error.contains("the job job is not going on: Stopped"), "{error}");
+    // The next start is not stopped by what was asked of this one.
+    scripted(folder, "echo whole", "");
+    succeeds(&mut run(folder, &[]));
+    assert_eq!(status(folder)["status"], "Completed");
 }
 
 const CONFIG: &str = r#"
@@ -451,7 +483,17 @@ fn a_job_that_is_stopped_continues_to_the_bit() {
     assert!(Command::new("kill").args(["-INT", &launcher.id().to_string()]).status().unwrap().success());
     assert_eq!(launcher.wait().unwrap().code(), Some(130), "{}", log());
     assert_eq!(status(folder)["status"], "Stopped");
-    succeeds(&mut run(folder, &[]));
+    // Its run stands as the job does; the job continues it, not a command on the run.
+    let shown = succeeds(kiln(folder).args(["describe", "jobs/job"]));
+    for part in ["Stopped\n", "SIGINT: submit the job again", "gpt2 clm\n", " of 300\n", "last row"] {
+        assert!(shown.contains(part), "{part}\nis not in\n{shown}");
+    }
+    assert!(!shown.contains("--resume"), "{shown}");
+    let stopped = succeeds(&mut run(folder, &[]));
+    assert!(stopped.contains("\nManaged Spot Training savings: 0.0%\n"), "{stopped}");
+    let listed = succeeds(kiln(folder).args(["runs", "jobs"]));
+    assert_eq!(listed.matches("Completed  300/300").count(), 2, "{listed}");
+    assert!(!listed.contains("Unreadable"), "{listed}");
     let model = |job: &str| fs::read(folder.join("jobs").join(job).join("opt/ml/model/model.safetensors")).unwrap();
     assert!(model("job") == model("straight"), "the final weights differ");
     let shown = succeeds(kiln(folder).args(["attach", "job"]));

@@ -9,6 +9,8 @@ use kiln_core::error::{Error, Result};
 use kiln_data::cache;
 
 use super::kernel_archive::{self as archive, Manifest};
+#[cfg(unix)]
+use super::submit::jobs;
 use super::terminal::show;
 use super::{say, terminal};
 
@@ -38,7 +40,13 @@ pub(super) fn runs(folder: &Path, json: bool) -> Result<()> {
         return Err(Error::data(format!("{}: there is no such folder, so there are no runs", folder.display()))
             .help("`kiln runs FOLDER` lists the runs in a folder; `kiln train FILE` makes the first one"));
     }
-    let runs = runs::list(folder)?;
+    let mut runs = runs::list(folder)?;
+    #[cfg(unix)]
+    for (path, run) in &mut runs {
+        if jobs::is_job(path) {
+            *run = jobs::run_of_job(path).and_then(|run| run.map_or_else(|| no_run(path), Ok));
+        }
+    }
     if !json {
         return show(terminal::runs::table(&runs, terminal::width()).trim_end());
     }
@@ -49,11 +57,18 @@ pub(super) fn runs(folder: &Path, json: bool) -> Result<()> {
     say(format!("{:#}", runs.iter().map(object).collect::<serde_json::Value>()))
 }
 
-pub(super) fn describe(run: &Path, json: bool) -> Result<()> {
-    let run = Run::read(run)?.ok_or_else(|| {
-        Error::data(format!("{}: there is no run of Kiln's in this folder", run.display()))
-            .help("`kiln runs FOLDER` lists the runs in a folder")
-    })?;
+/// The error of a folder without a run.
+fn no_run(folder: &Path) -> Result<Run> {
+    Err(Error::data(format!("{}: there is no run of Kiln's in this folder", folder.display()))
+        .help("`kiln runs FOLDER` lists the runs in a folder"))
+}
+
+pub(super) fn describe(folder: &Path, json: bool) -> Result<()> {
+    #[cfg(unix)]
+    let read = if jobs::is_job(folder) { jobs::run_of_job } else { Run::read };
+    #[cfg(not(unix))]
+    let read = Run::read;
+    let run = read(folder)?.map_or_else(|| no_run(folder), Ok)?;
     if json {
         say(serde_json::to_string_pretty(&run).expect("texts and figures are JSON"))
     } else {

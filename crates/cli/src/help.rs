@@ -28,7 +28,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Look at runs", &["runs", "describe", "watch", "report", "metrics"]),
     ("Use a model", &["eval", "predict", "generate", "forward", "merge", "export"]),
     ("Compare and check", &["compare", "bench", "parity", "bisect", "verify-resume"]),
-    ("Jobs", &["job", "submit", "attach"]),
+    ("Jobs", &["job", "submit", "attach", "stop"]),
     ("This machine", &["devices", "cache", "help", "completions"]),
 ];
 

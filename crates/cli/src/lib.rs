@@ -15,6 +15,7 @@ mod kernel_archive;
 mod memory;
 mod metrics;
 mod models;
+mod predict;
 mod ranks;
 #[cfg(unix)]
 mod submit;
@@ -42,7 +43,8 @@ use kiln_core::process;
 use kiln_measure::engines::Identity;
 use kiln_models::Ops;
 use metrics::MetricsArgs;
-use models::{ExportArgs, ForwardArgs, GenerateArgs, MergeArgs, PredictArgs};
+use models::{ExportArgs, ForwardArgs, GenerateArgs, MergeArgs};
+use predict::PredictArgs;
 use ranks::LaunchArgs;
 use sweep::SweepArgs;
 use terminal::show;
@@ -150,6 +152,9 @@ enum Command {
     /// Show a local job: its log, also while it goes on, and its metrics as a table
     #[cfg(unix)]
     Attach(submit::AttachArgs),
+    /// Stop a local job: it saves a checkpoint, from which the next `kiln submit` of it goes on
+    #[cfg(unix)]
+    Stop(submit::LocalJob),
     /// Compile and tune the kernels of a run and keep them, without training
     Pretune(ConfigArgs),
     /// List, clear, export or import what is kept between runs: tokenised text, sizes of batches,
@@ -194,7 +199,7 @@ impl Cli {
             Command::Pretune(args) => compiler::run_pretune(&args),
             Command::Forward(args) => models::run_forward(&args),
             Command::Generate(args) => models::run_generate(&args),
-            Command::Predict(args) => models::run_predict(&args),
+            Command::Predict(args) => predict::run_predict(&args),
             Command::Merge(args) => models::run_merge(&args),
             Command::Export(args) => models::run_export(&args),
             Command::Compare(args) => compare::run_compare(&args),
@@ -210,6 +215,8 @@ impl Cli {
             Command::Submit(args) => submit::run_submit(&args),
             #[cfg(unix)]
             Command::Attach(args) => submit::run_attach(&args),
+            #[cfg(unix)]
+            Command::Stop(job) => submit::run_stop(&job),
             Command::Cache(command) => folders::cache(&command),
             Command::Devices => devices(),
             Command::Help(args) => help::run_help(&args),

@@ -42,7 +42,7 @@ use kiln_measure::runner::in_a_process;
 
 use super::ask::{answer, tell, until_read};
 use super::compiler::{Worth, choose, verify_start, worth_of_compiling};
-use super::models::predict_to_file;
+use super::predict::predict_to_file;
 use super::ranks::{self, Ranks};
 use super::terminal::{LogFormat, Printer, Talk, runs};
 use super::{faults, finite, keep_moving, memory, progress_bar, say, tuning};
@@ -142,6 +142,9 @@ pub(super) struct TrainArgs {
     /// End after this many steps; the learning rate stays that of the whole run
     #[arg(long, value_name = "N")]
     stop_after: Option<NonZeroU64>,
+    /// The run is that of a job, which continues it when it is started again
+    #[arg(long, hide = true)]
+    of_job: bool,
     /// The mode that a trial of both engines has chosen, handed over by the engine that made the
     /// trial
     #[arg(long, hide = true)]
@@ -353,6 +356,18 @@ fn of_run(args: &ConfigArgs) -> Result<RunConfig> {
     }
     let mut config = RunConfig::load_with_hf_args(&plan, args.hf_args.as_deref(), &args.set)?;
     if !args.set.iter().any(|set| set.trim_start().starts_with("run.output_dir")) {
+        if let Some(laid_over) = &args.hf_args
+            && config.trainer.output_dir != *folder
+            && config.trainer.output_dir != RunConfig::load(&plan)?.trainer.output_dir
+        {
+            let output_dir = config.trainer.output_dir.display();
+            tracing::warn!(
+                "{}: output_dir = \"{output_dir}\" has no effect, since the run folder is named by {}; --set \
+                 run.output_dir=.. names another one",
+                laid_over.display(),
+                folder.display()
+            );
+        }
         // The folder may have been moved since the plan was written.
         config.trainer.output_dir.clone_from(folder);
     }
@@ -534,6 +549,9 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let mut trainer = trainer.with_callback(Printer::new(talk, loaded)).with_page(report::page_of_run);
     if world.is_root() {
         trainer = trainer.with_callback(memory::BeginsAgain { is_alone: !world.is_shared() });
+    }
+    if args.of_job {
+        trainer = trainer.with_way_on("start the job again: it continues from its checkpoints");
     }
     if let Some(steps) = args.stop_after {
         trainer = trainer.with_callback(StopAfter(steps.get()));

@@ -215,6 +215,19 @@ impl Error {
         self.help.as_deref()
     }
 
+    /// What a user can do about the refusal of the operating system that this error follows from;
+    /// none where nothing is known to help.
+    pub fn remedy(&self) -> Option<&'static str> {
+        use std::io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        let refused = self.source.as_ref()?.downcast_ref::<std::io::Error>()?;
+        match refused.kind() {
+            StorageFull | QuotaExceeded => Some("make room there"),
+            PermissionDenied | ReadOnlyFilesystem => Some("fix its permissions"),
+            FileTooLarge => Some("raise the limit of the size of files (`ulimit -f`)"),
+            _ => None,
+        }
+    }
+
     /// The exit code of the process that fails with this error: that of its kind.
     pub fn exit_code(&self) -> u8 {
         self.kind.exit_code()
@@ -365,6 +378,23 @@ mod tests {
             assert_eq!(kind, Some(code));
         }
         assert_eq!([0, 8, 101, 127, 256, -1].map(ErrorKind::of_exit_code), [None; 6]);
+    }
+
+    #[test]
+    fn a_main_function_prints_the_text_for_people() {
+        let error = Error::config("run.output_dir: it exists").help("name another folder");
+        assert_eq!(format!("{error:?}"), "run.output_dir: it exists\n  help: name another folder");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_remedy_is_that_of_the_refusal() {
+        let of = |code: i32| Error::io("write x", &std::io::Error::from_raw_os_error(code)).at("run").remedy();
+        assert_eq!([libc::ENOSPC, libc::EDQUOT].map(of), [Some("make room there"); 2]);
+        assert_eq!([libc::EACCES, libc::EPERM, libc::EROFS].map(of), [Some("fix its permissions"); 3]);
+        assert!(of(libc::EFBIG).is_some_and(|remedy| remedy.contains("ulimit -f")));
+        assert_eq!([libc::EIO, libc::ENOENT].map(of), [None; 2], "no room would help");
+        assert_eq!(Error::data("x").remedy(), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use glob::{MatchOptions, Pattern};
-use kiln_core::error::{Error, Result};
+use kiln_core::error::{Error, Result, nearest};
 use kiln_core::files::{ending, has_ending, is_description, is_hidden, read_error};
 use kiln_core::saved_dataset;
 use kiln_core::variables::expand_text;
@@ -38,6 +38,18 @@ pub fn resolve(patterns: &[String], format: DataFormat) -> Result<Vec<PathBuf>> 
     if files.is_empty() { Err(Error::config("expected at least one file, got an empty list")) } else { Ok(files) }
 }
 
+/// The path beside `path` with its ending whose name is nearest to its own.
+fn near(path: &Path) -> Option<String> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let beside = fs::read_dir(folder).ok()?.flatten().map(|entry| path.with_file_name(entry.file_name()));
+    let beside = beside.filter(|other| other.extension() == path.extension()).collect::<BTreeSet<_>>();
+    // Without the ending, which all of them share.
+    let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    let stems = beside.iter().map(|other| stem(other)).collect::<Vec<_>>();
+    let near = nearest(&stem(path), stems.iter().map(String::as_str))?;
+    beside.iter().find(|other| stem(other) == near).map(|other| other.display().to_string())
+}
+
 fn matching(pattern: &str, format: DataFormat) -> Result<Vec<PathBuf>> {
     let path = expand_text(pattern)?;
     if hub::is_dataset(&path) {
@@ -60,7 +72,9 @@ fn matching(pattern: &str, format: DataFormat) -> Result<Vec<PathBuf>> {
             return Err(Error::config(format!("{shown}: expected a regular file, got a pipe or a device"))
                 .help("data are read more than once: write them to a file"));
         }
-        return Err(Error::config(format!("{shown}: no such file")).help("paths are relative to where kiln is started"));
+        let near = near(&path).map_or_else(String::new, |near| format!("did you mean {near}? "));
+        return Err(Error::config(format!("{shown}: no such file"))
+            .help(format!("{near}paths are relative to where kiln is started")));
     }
     let invalid = |error: glob::PatternError| Error::config(format!("{shown}: not a valid glob: {error}"));
     // The pattern as a whole shows what is wrong with `a**` or `[a`.
@@ -264,6 +278,19 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         assert!(resolve(&[], DataFormat::Text).is_err());
+    }
+
+    #[test]
+    fn a_slip_in_a_name_gets_the_file_that_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tickets.csv"), "a\n").unwrap();
+        let help = |name: &str| {
+            let path = folder.path().join(name).display().to_string();
+            resolve(&[path], DataFormat::Csv).unwrap_err().help_line().unwrap().to_owned()
+        };
+        let near = format!("did you mean {}? ", folder.path().join("tickets.csv").display());
+        assert!(help("tikets.csv").starts_with(&near), "{}", help("tikets.csv"));
+        assert!(!help("other.csv").contains("did you mean") && !help("tickets.tsv").contains("did you mean"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! a run was made, so that runs can be compared later and their differences named. It says nothing
 //! about what the run did: that is `plan.toml`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kiln_core::error::Result;
 use kiln_core::files::{read_json_if_there, write_json};
@@ -60,6 +60,10 @@ pub struct Provenance {
     /// Kiln.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_sha256: Option<String>,
+    /// The checkpoint of another run from which this one was begun; none for a run that began at
+    /// step 0, and in runs of an earlier Kiln.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun_from: Option<PathBuf>,
     /// Whether training drops out anything of which each mode draws masks of its own, so that the
     /// losses of two modes differ by more than rounding.
     #[serde(alias = "dropout")]
@@ -74,7 +78,7 @@ pub struct Provenance {
 
 impl Provenance {
     /// The provenance of the run of `session` by this process, without the digest of its validation
-    /// data, for which all of them are read.
+    /// data, for which all of them are read, and without the checkpoint that it was begun from.
     ///
     /// # Errors
     /// A value that cannot be written.
@@ -104,6 +108,7 @@ impl Provenance {
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             config_sha256: description.sha256,
             validation_sha256: None,
+            begun_from: None,
             own_masks: session.task.drops() && !operators::drop_alike(plan.engine.device.kind),
             parameters: plan.model.num_parameters as u64,
             flops_per_token: description.flops_per_token,
@@ -125,4 +130,10 @@ impl Provenance {
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         read_json_if_there(&folder.join(FILE))
     }
+}
+
+/// The checkpoint of another run from which the run in `folder` was begun; none where nothing says
+/// so.
+pub(crate) fn begun_from(folder: &Path) -> Option<PathBuf> {
+    Provenance::read(folder).ok().flatten()?.begun_from
 }

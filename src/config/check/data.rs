@@ -43,8 +43,12 @@ pub(super) fn check(data: &DataSection) -> Checked {
             if !has_rows || data.has_instructions() {
                 let message =
                     format!("\"train[:{percent}%]\" are the first rows of a table or the first lines of a text");
+                let share = match has_rows {
+                    true => "rows that the seed draws",
+                    false => "the last blocks of one text file, or of several files those that the seed draws",
+                };
                 return Err(Complaint::new("data.validation", message)
-                    .help(format!("set data.validation = \"{percent}%\", which the seed draws, or name files")));
+                    .help(format!("set data.validation = \"{percent}%\", {share}, or name files")));
             }
         }
         Some(Validation::Files(files)) if files.is_empty() => {

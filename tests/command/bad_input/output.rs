@@ -81,7 +81,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
 
     // metrics.jsonl: rows that were written are whole, the one that failed is not there.
     let long = ["trainer.max_steps=40", "trainer.logging_steps=1"];
-    let again = "make room there, or fix its permissions; no checkpoint is there to continue from; begin again with `kiln train \
+    let again = "raise the limit of the size of files (`ulimit -f`); no checkpoint is there to continue from; begin again with `kiln train \
                  run/plan.toml --set run.on_existing=overwrite`";
     let parts = ["cannot write run/metrics.jsonl", full, again];
     fails(&mut limited(place.config("train", "rows.toml", &long), 12), 1, &parts);
@@ -114,7 +114,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
         fails(
             &mut limited(place.config("train", file, sets), 11),
             1,
-            &["run/model: cannot write", name, full, "help: make room"],
+            &["run/model: cannot write", name, full, "help: raise the limit of the size of files"],
         );
         assert_eq!(
             place.listing("run"),

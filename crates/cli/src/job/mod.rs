@@ -37,7 +37,7 @@ use super::say;
 const CONFIG: &str = "config.toml";
 
 /// The run folder, in the folder of checkpoints.
-const RUN: &str = "run";
+pub(crate) const RUN: &str = "run";
 
 /// How often the process that trains is looked at.
 const POLL: Duration = Duration::from_millis(20);
@@ -206,7 +206,7 @@ fn train(
         let hosts = serde_json::to_string(&contract.hosts).expect("names are JSON");
         command.env("SM_HOSTS", hosts).env("SM_CURRENT_HOST", current);
     }
-    command.arg("train").arg(config).args(["--log-format", "dict"]).envs(contract.variables());
+    command.arg("train").arg(config).args(["--of-job", "--log-format", "dict"]).envs(contract.variables());
     let mut child = Child::start_aloud(&mut command, &folder.join("said"))?;
     let mut is_told = false;
     let exit = loop {

@@ -12,18 +12,21 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use kiln::trainer::RunStatus;
+use kiln::trainer::runs::Run;
+use kiln::trainer::{RunStatus, Status};
 use kiln_core::clock;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_json, write_json};
 use serde::{Deserialize, Serialize};
 
+use crate::job::RUN;
 use crate::metrics::Definition;
 use crate::say;
 
 const STATUS: &str = "status.json";
 const LOG: &str = "log.txt";
 const LOCK: &str = ".lock";
+const STOP: &str = ".stop";
 
 /// The folder of a job.
 #[derive(Debug, Clone)]
@@ -110,6 +113,46 @@ impl JobFolder {
         Ok(self.0.join(LOCK).exists() && self.lock()?.is_none())
     }
 
+    /// Asks whoever works on the job to stop it.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub(super) fn ask_to_stop(&self) -> Result<()> {
+        let path = self.0.join(STOP);
+        File::create(&path).map(drop).map_err(|error| Error::io(format!("write {}", path.display()), &error))
+    }
+
+    /// Whether somebody has asked to stop the job.
+    pub(super) fn is_to_stop(&self) -> bool {
+        self.0.join(STOP).exists()
+    }
+
+    /// Forgets that somebody has asked to stop the job.
+    pub(super) fn forget_stop(&self) {
+        // Where nobody has asked there is no such file.
+        let _ = fs::remove_file(self.0.join(STOP));
+    }
+
+    /// How the job stands; one whose launcher was killed could not say so any more. None where the
+    /// folder holds no job.
+    ///
+    /// # Errors
+    /// The operating system's; a file that is damaged.
+    pub(super) fn standing(&self) -> Result<Option<JobStatus>> {
+        let goes_on = self.is_going_on()?;
+        let Some(mut job) = self.status()? else { return Ok(None) };
+        if job.status == RunStatus::InProgress && !goes_on {
+            job.status = RunStatus::Failed;
+            job.message = Some("the process that ran it was killed; submit the job again to continue it".into());
+        }
+        Ok(Some(job))
+    }
+
+    /// The folder of the job's run.
+    fn run(&self) -> PathBuf {
+        self.root().join("checkpoints").join(RUN)
+    }
+
     /// The job has come to `status`, which its file and its log say from now on.
     ///
     /// # Errors
@@ -137,10 +180,48 @@ impl JobFolder {
     }
 }
 
+/// Whether `folder` is that of a job: a run has a status of another form, and no such log.
+pub(crate) fn is_job(folder: &Path) -> bool {
+    folder.join(STATUS).is_file() && folder.join(LOG).is_file()
+}
+
+/// The run of the job in `folder`, which stands as the job does: a job may fail before its run
+/// begins, and after it.
+///
+/// # Errors
+/// A status that cannot be read, of the job or of its run.
+pub(crate) fn run_of_job(folder: &Path) -> Result<Option<Run>> {
+    let job_folder = JobFolder(folder.to_owned());
+    let Some(job) = job_folder.standing()? else { return Ok(None) };
+    let run = Run::read(&job_folder.run())?.unwrap_or_else(|| {
+        let begun = job.transitions.first().map_or(job.written_at, |begun| begun.at);
+        Run::of_status(
+            folder,
+            Status {
+                status: job.status,
+                message: None,
+                name: None,
+                model: "-".into(),
+                step: 0,
+                total_steps: 0,
+                best_model: None,
+                started_at: begun,
+                written_at: job.written_at,
+                seconds_before: 0.0,
+                seconds: job.training_seconds,
+            },
+        )
+    });
+    let status = Status { status: job.status, name: Some(job.name), ..run.status };
+    let reason = job.message.or(run.reason.filter(|_| job.status != RunStatus::InProgress));
+    // A job is continued by its launcher, with the input that it lays out.
+    Ok(Some(Run { status, reason, continued_by: None, ..run }))
+}
+
 /// The names of the jobs in a folder.
 pub(super) fn names(jobs: &Path) -> Vec<String> {
     let entries = fs::read_dir(jobs).into_iter().flatten().flatten();
-    let jobs = entries.filter(|entry| entry.path().join(STATUS).is_file() && entry.path().join(LOG).is_file());
+    let jobs = entries.filter(|entry| is_job(&entry.path()));
     let mut names = jobs.map(|job| job.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>();
     names.sort();
     names

@@ -2,6 +2,7 @@
 //! be run, else as a process, its log followed, its end kept.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -80,6 +81,7 @@ pub(super) fn run(job: &JobFile, jobs: &Path, process: bool) -> Result<(JobStatu
         return Err(Error::config(format!("the job {} is going on", job.name))
             .help(format!("`kiln attach {}` shows it; name another one with --name NAME", job.name)));
     };
+    folder.forget_stop();
     if before.as_ref().is_some_and(|before| before.status == RunStatus::Completed) {
         return Err(Error::config(format!("the job {} is complete", job.name))
             .help(format!("`kiln attach {}` shows it; name another one with --name NAME", job.name)));
@@ -274,9 +276,15 @@ fn start(
         status.training_seconds = before + seconds;
         folder.write(status)
     };
-    let ended = watch(child, follower, began, limit, &mut count);
+    let ended = watch(child, follower, began, limit, &|| folder.is_to_stop(), &mut count);
     count(began.elapsed().as_secs_f64())?;
     let (code, cause) = ended?;
+    if job.use_spot_instances && code == 0 {
+        // The line of SageMaker's Python SDK. Nothing is cheaper on this machine.
+        let line = File::options().append(true).open(folder.log());
+        line.and_then(|mut log| writeln!(log, "Managed Spot Training savings: 0.0%"))
+            .map_err(|error| Error::io(format!("write {}", folder.log().display()), &error))?;
+    }
     let said = || {
         let file = fs::read(folder.root().join("output/failure")).ok()?;
         let text = String::from_utf8_lossy(&file[..file.len().min(REASON)]).trim().to_owned();
@@ -316,13 +324,14 @@ enum Cause {
     MaxRun,
 }
 
-/// Follows the job to its end: passes a signal on, ends it when `limit` is over, and tells `count`
-/// its seconds now and then. Returns its exit code.
+/// Follows the job to its end: passes a signal on, ends it when `limit` is over or `is_to_stop`
+/// says so, and tells `count` its seconds now and then. Returns its exit code.
 fn watch(
     mut child: Child,
     follower: &mut Follower,
     began: Instant,
     limit: Duration,
+    is_to_stop: &dyn Fn() -> bool,
     count: &mut dyn FnMut(f64) -> Result<()>,
 ) -> Result<(u8, Option<Cause>)> {
     let (mut cause, mut counted) = (None, Instant::now());
@@ -342,7 +351,7 @@ fn watch(
         let (signal, why) = match (signals::received(), began.elapsed() >= limit) {
             (Some(signal), _) => (Some(signal), Cause::Signal),
             (None, true) => (Some(Signal::Terminate), Cause::MaxRun),
-            (None, false) => (None, Cause::Signal),
+            (None, false) => (is_to_stop().then_some(Signal::Terminate), Cause::Signal),
         };
         if let (Some(signal), None) = (signal, cause) {
             send(&child, signal.number());

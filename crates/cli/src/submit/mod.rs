@@ -1,8 +1,8 @@
-//! `kiln submit` and `kiln attach`: a job from its `job.toml`, run on this machine or written as
-//! the request that SageMaker takes, and shown again.
+//! `kiln submit`, `kiln attach` and `kiln stop`: a job from its `job.toml`, run on this machine or
+//! written as the request that SageMaker takes, shown again, and stopped.
 
 mod job_file;
-mod jobs;
+pub(crate) mod jobs;
 mod local;
 mod sagemaker;
 
@@ -48,13 +48,20 @@ pub(super) struct SubmitArgs {
     out: Option<PathBuf>,
 }
 
+// A doc comment would be the help of the commands that have it.
 #[derive(Debug, Args)]
-pub(super) struct AttachArgs {
+pub(super) struct LocalJob {
     /// The job's name
     name: String,
     /// The folder of the local jobs
     #[arg(long, value_name = "FOLDER", default_value = "jobs")]
     jobs_dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct AttachArgs {
+    #[command(flatten)]
+    job: LocalJob,
     /// Show what there is, and do not follow a job that goes on
     #[arg(long)]
     no_wait: bool,
@@ -95,17 +102,44 @@ pub(super) fn run_submit(args: &SubmitArgs) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn run_attach(args: &AttachArgs) -> Result<()> {
-    let folder = JobFolder::of(&args.jobs_dir, &args.name);
-    let Some(mut status) = folder.status()? else {
-        let names = jobs::names(&args.jobs_dir);
-        let error = Error::config(format!("{}: there is no job {:?}", args.jobs_dir.display(), args.name));
-        return Err(match (nearest(&args.name, names.iter().map(String::as_str)), names.is_empty()) {
+impl LocalJob {
+    /// The job's folder, and how it stands.
+    fn find(&self) -> Result<(JobFolder, JobStatus)> {
+        let folder = JobFolder::of(&self.jobs_dir, &self.name);
+        if let Some(status) = folder.standing()? {
+            return Ok((folder, status));
+        }
+        let names = jobs::names(&self.jobs_dir);
+        let error = Error::config(format!("{}: there is no job {:?}", self.jobs_dir.display(), self.name));
+        Err(match (nearest(&self.name, names.iter().map(String::as_str)), names.is_empty()) {
             (Some(near), _) => error.help(format!("did you mean `{near}`? There are {}", names.join(", "))),
             (None, false) => error.help(format!("there are {}", names.join(", "))),
             (None, true) => error.help("name the folder of the jobs with --jobs-dir FOLDER"),
-        });
-    };
+        })
+    }
+}
+
+pub(super) fn run_stop(job: &LocalJob) -> Result<()> {
+    let (folder, status) = job.find()?;
+    if !folder.is_going_on()? {
+        return Err(Error::config(format!("the job {} is not going on: {}", job.name, status.status))
+            .help(format!("`kiln attach {}` shows it", job.name)));
+    }
+    signals::install()?;
+    while folder.is_going_on()? {
+        if let Some(signal) = signals::received() {
+            return Err(signal.error(format_args!("the job {} was asked to stop, and has not ended yet", job.name)));
+        }
+        // A job that has just begun forgets who asked before.
+        folder.ask_to_stop()?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    folder.forget_stop();
+    describe(&folder.standing()?.unwrap_or(status))
+}
+
+pub(super) fn run_attach(args: &AttachArgs) -> Result<()> {
+    let (folder, status) = args.job.find()?;
     signals::install()?;
     let mut follower = Follower::new(&folder.log(), 0)?;
     while !args.no_wait && signals::received().is_none() && folder.is_going_on()? {
@@ -114,16 +148,11 @@ pub(super) fn run_attach(args: &AttachArgs) -> Result<()> {
     }
     let goes_on = folder.is_going_on()?;
     follower.print(!goes_on)?;
-    status = folder.status()?.unwrap_or(status);
-    if status.status == RunStatus::InProgress && !goes_on {
-        // Its launcher was killed, and could not say so any more.
-        status.status = RunStatus::Failed;
-        status.message = Some("the process that ran it was killed; submit the job again to continue it".into());
-    }
+    let status = folder.standing()?.unwrap_or(status);
     describe(&status)?;
     metrics_of(&status, &folder)?;
     match signals::received() {
-        Some(signal) if goes_on => Err(signal.error(format_args!("the job {} goes on", args.name))),
+        Some(signal) if goes_on => Err(signal.error(format_args!("the job {} goes on", args.job.name))),
         _ => Ok(()),
     }
 }

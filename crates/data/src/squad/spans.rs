@@ -35,7 +35,7 @@ impl Default for SpanOptions {
 }
 
 /// An answer that was found.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Prediction {
     /// The question's id.
     pub id: String,

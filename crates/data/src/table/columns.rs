@@ -62,6 +62,8 @@ impl Columns {
         // Texts that are kept as JSON are those of instructions.
         Error::data(format!("there is no column {name:?}; there are {quoted}")).help(if self.json {
             "name the columns with data.messages_column, or with data.prompt_column and data.completion_column"
+        } else if self.choices.iter().any(|choice| choice == name) {
+            "name the columns with data.choice_columns"
         } else {
             "name the columns with data.text_column, data.text_pair_column and data.label_column"
         })

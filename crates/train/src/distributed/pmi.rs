@@ -291,7 +291,13 @@ fn listen(mut receiver: impl BufRead, to_library: &mut impl Write, is_ending: &A
             }
             before_end();
             match code.parse() {
-                Ok(code) => end(format_args!("rank {rank} has ended the run with exit code {code}"), code),
+                Ok(code) => {
+                    let help = match ErrorKind::of_exit_code(code) {
+                        Some(ErrorKind::Config | ErrorKind::Data) => "its own message says what is wrong",
+                        _ => CONTINUE,
+                    };
+                    end(format_args!("rank {rank} has ended the run with exit code {code}"), help, code)
+                }
                 Err(_) => lose(rank),
             }
         }
@@ -306,11 +312,12 @@ fn listen(mut receiver: impl BufRead, to_library: &mut impl Write, is_ending: &A
 
 /// Ends this process because another one has left without a word.
 fn lose(rank: &str) -> ! {
-    end(format_args!("rank {rank} is gone, or the network to it is down"), i32::from(ErrorKind::Device.exit_code()))
+    let code = ErrorKind::Device.exit_code();
+    end(format_args!("rank {rank} is gone, or the network to it is down"), CONTINUE, code.into())
 }
 
-fn end(because: std::fmt::Arguments<'_>, code: i32) -> ! {
-    let _ = writeln!(io::stderr(), "error: {because}\n  help: {CONTINUE}");
+fn end(because: std::fmt::Arguments<'_>, help: &str, code: i32) -> ! {
+    let _ = writeln!(io::stderr(), "error: {because}\n  help: {help}");
     // Nothing that runs at an exit may wait for MPI, which waits for the others.
     signal_hook::low_level::exit(code)
 }

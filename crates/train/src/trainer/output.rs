@@ -322,7 +322,7 @@ impl RunFolder {
                 }
                 checkpoint::supersede(&checkpoints, found.state.step, &|name| manifest.has_in_checkpoints(name))?;
                 // The previous process wrote these files at its end, but the run goes on.
-                let mut stale = vec![RESULTS, page::PAGE, page::SAMPLES];
+                let mut stale = vec![RESULTS, page::PAGE, page::SAMPLES, page::CONFUSION];
                 // A program's run had one in Kiln up to 0.1.0.
                 if !session.description()?.files.iter().any(|(name, _)| name == "plan.toml") {
                     stale.push("plan.toml");
@@ -333,6 +333,9 @@ impl RunFolder {
                     }
                     let is_own = file.strip_prefix(&path).is_ok_and(|name| manifest.has(name));
                     if is_own && file.ends_with(page::SAMPLES) && page::keep_samples(&file, &file, found.state.step)? {
+                        continue;
+                    }
+                    if is_own && file.ends_with(page::CONFUSION) && page::has_confusion_until(&file, found.state.step) {
                         continue;
                     }
                     let gone = if is_own { fs::remove_file(&file) } else { keep(&file, &file) };
@@ -355,7 +358,11 @@ impl RunFolder {
         manifest.list(written)?;
         session.write_plan(&path)?;
         let validation_sha256 = promise.validation().map(str::to_owned);
-        Provenance { validation_sha256, ..Provenance::of(session)? }.write(&path)?;
+        let begun_from = match &found {
+            Some(_) if origin.is_none() => provenance::begun_from(&path),
+            _ => origin.clone(),
+        };
+        Provenance { validation_sha256, begun_from, ..Provenance::of(session)? }.write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
         let has_rows = match (&found, &origin) {
             (Some(found), Some(origin)) => take_over(origin, &found.state, &path)?,
@@ -410,7 +417,8 @@ impl RunFolder {
             Ok(()) => Ok(target),
             Err(error) if error.kind() == ErrorKind::Device => Err(error.at(target.display())),
             Err(error) => {
-                Err(error.at(target.display()).help(format!("make room there, or fix its permissions; {CONTINUE}")))
+                let help = error.remedy().map_or(CONTINUE.into(), |remedy| format!("{remedy}; {CONTINUE}"));
+                Err(error.at(target.display()).help(help))
             }
         }
     }

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use kiln_core::error::{Error, Result};
-use kiln_core::files::write_whole;
+use kiln_core::files::{read_regular_text, write_whole};
 use serde::{Deserialize, Serialize};
 
 /// The page of a run, in its folder.
@@ -39,6 +39,12 @@ impl ConfusionFile {
         let size = self.labels.len();
         size > 0 && self.counts.len() == size && self.counts.iter().all(|row| row.len() == size)
     }
+}
+
+/// Whether the file at `path` holds a confusion matrix of step `step` or of an earlier one.
+pub(super) fn has_confusion_until(path: &Path, step: u64) -> bool {
+    let text = read_regular_text(path).unwrap_or_default();
+    serde_json::from_str::<ConfusionFile>(&text).is_ok_and(|kept| kept.is_square() && kept.step <= step)
 }
 
 /// Writes those lines of the file at `from` that are of step `step` and earlier ones to `to`; false

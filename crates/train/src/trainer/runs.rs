@@ -11,6 +11,7 @@ use kiln_core::process::shell_quoted;
 use kiln_core::words::thousands;
 use serde::{Serialize, Serializer};
 
+use crate::provenance::begun_from;
 use super::status::KILLED;
 use crate::trainer::{RunStatus, Status, checkpoint};
 
@@ -43,6 +44,21 @@ pub struct Run {
 }
 
 impl Run {
+    /// What is known of a run by its status alone.
+    pub fn of_status(folder: &Path, status: Status) -> Self {
+        Self {
+            folder: folder.into(),
+            reason: reason(&status),
+            status,
+            last_row: None,
+            evaluation: None,
+            summary: None,
+            checkpoints: Vec::new(),
+            model_folder: None,
+            continued_by: None,
+        }
+    }
+
     /// The run in `folder`; none when there is no run of Kiln's.
     ///
     /// # Errors
@@ -68,9 +84,8 @@ impl Run {
             } else {
                 None
             },
-            folder: folder.into(),
-            status,
             checkpoints,
+            ..Self::of_status(folder, status)
         }))
     }
 }
@@ -82,14 +97,16 @@ pub fn continue_command(folder: &Path, limit: Option<Duration>) -> Option<String
     Some(format!("kiln train {} --resume{}", plan_of(folder)?, limit.map_or_else(String::new, longer)))
 }
 
-/// The command that makes the run in `folder` once more, into a folder of its own; none for the run
-/// of a program.
+/// The command that makes the run in `folder` once more, into a folder of its own and from the
+/// checkpoint of another run where it was begun there; none for the run of a program.
 pub fn repeat_command(folder: &Path) -> Option<String> {
     // Without a separator at the end, and with a name: `.` and `..` have none.
     let whole = folder.components().collect::<PathBuf>();
     let whole = if whole.file_name().is_some() { whole } else { folder.canonicalize().ok()? };
     let output_dir = format!("run.output_dir={}-again", whole.display());
-    Some(format!("kiln train {} --set {}", plan_of(folder)?, shell_quoted(&output_dir)))
+    let from = begun_from(folder)
+        .map(|checkpoint| format!(" --resume-from {}", shell_quoted(&checkpoint.display().to_string())));
+    Some(format!("kiln train {} --set {}{}", plan_of(folder)?, shell_quoted(&output_dir), from.unwrap_or_default()))
 }
 
 /// The advice how to go on with the run in `folder`, which has ended early; none for the run of a

@@ -73,6 +73,8 @@ pub struct Trainer<T: TrainingTask> {
     pub(super) verifying: Verifying<T>,
     /// Writes the page of the run, where somebody asks for it.
     pub(super) page: Option<PageWriter>,
+    /// The advice how to go on after an early end, where it is no command on the run.
+    pub(super) way_on: Option<String>,
     pub(super) load_report: Option<LoadReport>,
     /// The first lines of the run's log.
     pub(super) said: Vec<String>,
@@ -135,6 +137,7 @@ impl<T: TrainingTask> Trainer<T> {
             spans: Spans::default(),
             verifying,
             page: None,
+            way_on: None,
             load_report,
             said: Vec::new(),
         })
@@ -291,6 +294,14 @@ impl<T: TrainingTask> Trainer<T> {
     #[must_use]
     pub fn with_page(mut self, page: impl Fn(&Path) -> Result<()> + 'static) -> Self {
         self.page = Some(Box::new(page));
+        self
+    }
+
+    /// Errors that end the run give the advice `way_on`, in place of the command that continues the
+    /// run in its folder.
+    #[must_use]
+    pub fn with_way_on(mut self, way_on: impl Into<String>) -> Self {
+        self.way_on = Some(way_on.into());
         self
     }
 }

@@ -66,7 +66,7 @@ impl<T: TrainingTask> Trainer<T> {
             let error = error.to_string();
             output = self.recover(&mut folder, smaller, &error).and_then(|run| self.attempt(&mut folder, run));
         }
-        let output = output.map_err(|error| self.with_way_on(&folder, error));
+        let output = output.map_err(|error| self.advised(&folder, error));
         if let Err(error) = &output {
             RunLog::new(folder.path()).say(format_args!("ended: {error}"));
         }
@@ -77,17 +77,20 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// `error` with the command that goes on with this run, where it leaves a run to go on with.
-    fn with_way_on(&self, folder: &RunFolder, error: Error) -> Error {
+    fn advised(&self, folder: &RunFolder, error: Error) -> Error {
         // The folder of another rank, or of a measurement, goes with its process.
         if self.purpose != Purpose::Train || !self.world.is_root() {
             return error;
         }
-        let Some(mut way) = runs::way_on(folder.path()) else { return error };
-        if self.world.is_shared() {
+        let Some(mut way) = self.way_on.clone().or_else(|| runs::way_on(folder.path())) else { return error };
+        if self.world.is_shared() && self.way_on.is_none() {
             way += &format!(" in {} ranks", self.world.size());
         }
         match (error.kind(), error.help_line()) {
-            (ErrorKind::Io, None) => error.help(format!("make room there, or fix its permissions; {way}")),
+            (ErrorKind::Io, None) => {
+                let help = error.remedy().map_or(way.clone(), |remedy| format!("{remedy}; {way}"));
+                error.help(help)
+            }
             _ => error.in_terms_of(&[(CONTINUE, &way)]),
         }
     }
