@@ -4,8 +4,9 @@
 
 use std::path::Path;
 
+use crate::common::messages::messages;
 use crate::common::small_run::{train, write};
-use crate::common::{fails, kiln, l2, succeeds, tensors, train_rows};
+use crate::common::{kiln, l2, succeeds, tensors, train_rows};
 
 fn plan(folder: &Path, more: &[&str]) -> String {
     let mut command = kiln(folder);
@@ -161,6 +162,7 @@ fn a_step_is_the_same_however_it_is_cut() {
 
 #[test]
 fn the_plan_says_what_the_loss_of_a_step_is() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     let transformers = "trainer.accumulation=transformers";
     for (task, exact, other) in [
@@ -182,34 +184,32 @@ fn the_plan_says_what_the_loss_of_a_step_is() {
     assert!(text.contains("divided once"), "{text}");
     let mut command = kiln(folder.path());
     command.args(["plan", "config.toml", "--set", "trainer.accumulation=mean"]);
-    fails(&mut command, 2, &["unknown accumulation `mean`: expected one of exact, transformers"]);
+    messages.fails(&mut command, 2);
 }
 
 #[test]
 fn what_contradicts_itself_is_refused() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
-    let refused = |sets: &[&str], parts: &[&str]| {
+    let refused = |sets: &[&str]| {
         let mut command = kiln(folder.path());
         command.args(["plan", "config.toml"]);
         for set in sets {
             command.args(["--set", set]);
         }
-        fails(&mut command, 2, parts);
+        messages.fails(&mut command, 2);
     };
-    refused(&["batch.global_batch_size=7"], &["7 is no multiple of trainer.per_device_train_batch_size = 3", "= 9"]);
-    refused(&["batch.global_batch_size=9"], &["3 x 2 micro-batches", "are 6", "3 follows from the global batch"]);
-    refused(
-        &["batch.global_batch_size=6", "batch.scaling=grow"],
-        &["batch.global_batch_size", "leave one of the two out"],
-    );
-    refused(&["batch.scaling=growing"], &["did you mean `grow`?"]);
-    refused(&["learning_rate.scaling=linear"], &["learning_rate.reference_batch: required", "for example 32"]);
-    refused(&["learning_rate.reference_batch=32"], &["no effect with learning_rate.scaling = \"none\""]);
-    refused(&["learning_rate.scope=per_device"], &["learning_rate.scope: has no effect"]);
-    refused(&["learning_rate.scaling=linear", "learning_rate.reference_batch=0"], &["expected 1 or more, got 0"]);
-    refused(&["trainer.per_device_train_batch_size=auto"], &["would depend on the memory", "batch.global_batch_size"]);
-    refused(&["trainer.per_device_train_batch_size=most"], &["or \"auto\"", "\"most\""]);
-    refused(&["trainer.save_steps=0 tokens"], &["trainer.save_steps: expected more than 0 tokens"]);
-    refused(&["trainer.warmup_steps=3 epochs"], &["\"1000 samples\""]);
+    refused(&["batch.global_batch_size=7"]);
+    refused(&["batch.global_batch_size=9"]);
+    refused(&["batch.global_batch_size=6", "batch.scaling=grow"]);
+    refused(&["batch.scaling=growing"]);
+    refused(&["learning_rate.scaling=linear"]);
+    refused(&["learning_rate.reference_batch=32"]);
+    refused(&["learning_rate.scope=per_device"]);
+    refused(&["learning_rate.scaling=linear", "learning_rate.reference_batch=0"]);
+    refused(&["trainer.per_device_train_batch_size=auto"]);
+    refused(&["trainer.per_device_train_batch_size=most"]);
+    refused(&["trainer.save_steps=0 tokens"]);
+    refused(&["trainer.warmup_steps=3 epochs"]);
 }

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::common::messages::messages;
 use crate::common::small_run::write;
 use crate::common::{fails, json, kiln, succeeds, text};
 use serde_json::Value;
@@ -195,19 +196,20 @@ fn peers_take_turns_and_their_end_is_told() {
 
 #[test]
 fn a_variant_is_the_compiled_mode_with_another_setting() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     let out = succeeds(bench(folder.path(), &ONE).args(["--variant", "plain=compiler.fused_ops=off"]));
     assert!(out.contains("plain / compiled:") && out.contains("losses of plain against native: equal; 0.0e0"), "{out}");
     let report = json(&folder.path().join("out.json"));
     let provenance = &contestant(&report["cases"][0], "plain")["provenance"];
     assert_eq!((provenance["mode"].as_str(), provenance["fused_ops"].as_bool()), (Some("compiled"), Some(false)));
-    let refused =
-        |variant: &str, parts: &[&str]| fails(bench(folder.path(), &ONE).args(["--variant", variant]), 2, parts);
-    refused("fast=compiler.fused_op=on", &["--variant fast", "fused_op", "did you mean"]);
+    let refused = |variant: &str| messages.fails(bench(folder.path(), &ONE).args(["--variant", variant]), 2);
+    refused("fast=compiler.fused_op=on");
 }
 
 #[test]
 fn a_run_of_ones_own_is_measured_and_left_alone() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
     let few = ["--warmup", "2", "--rounds", "2", "--steps", "2", "--operators", "1"];
@@ -217,39 +219,39 @@ fn a_run_of_ones_own_is_measured_and_left_alone() {
     let report = json(&folder.path().join("bench-config.json"));
     assert_eq!(report["cases"][0]["contestants"].as_array().unwrap().len(), 2);
     assert!(!folder.path().join("run").exists(), "the run itself was not begun");
-    fails(&mut bench(folder.path(), &["config.toml"]), 2, &["the run has 14 steps", "= 24 are needed", "--rounds"]);
+    messages.fails(bench(folder.path(), &["config.toml"]), 2);
 }
 
 #[test]
 fn what_makes_no_sense_is_refused() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
-    let refused = |args: &[&str], parts: &[&str]| fails(&mut bench(folder.path(), args), 2, parts);
-    refused(&["--suite", "smok"], &["unknown suite `smok`", "did you mean `smoke`?", "cpu, gpu, gpu-tiny, smoke"]);
-    refused(&["--suite", "smoke", "--case", "gpt2-tony"], &["unknown case", "did you mean `gpt2-tiny`?"]);
+    let refused = |args: &[&str]| messages.fails(bench(folder.path(), args), 2);
+    refused(&["--suite", "smok"]);
+    refused(&["--suite", "smoke", "--case", "gpt2-tony"]);
     if cfg!(not(any(feature = "wgpu", feature = "cuda"))) {
-        refused(&["--suite", "gpu"], &["is for a GPU", "for the CPU alone", "--suite cpu"]);
+        fails(&mut bench(folder.path(), &["--suite", "gpu"]), 2, &["is for a GPU", "for the CPU alone", "--suite cpu"]);
     }
-    refused(&["--suite", "smoke", "--rounds", "0"], &["--rounds: expected 1 or more"]);
-    refused(&["--suite", "smoke", "--precision", "auto"], &["--precision: expected f32, bf16 or f16, got auto"]);
+    refused(&["--suite", "smoke", "--rounds", "0"]);
+    refused(&["--suite", "smoke", "--precision", "auto"]);
     for flag in ["--warmup", "--rounds", "--steps", "--operators"] {
-        let parts = [&format!("{flag}: expected"), "got 18446744073709551615"];
-        refused(&["--suite", "smoke", flag, "18446744073709551615"], &parts);
+        refused(&["--suite", "smoke", flag, "18446744073709551615"]);
     }
     for time in ["400000000000y", "99999999999999999999s", "-1s", "inf"] {
         for flag in ["--time-limit", "--answer-within"] {
-            refused(&["--suite", "smoke", &format!("{flag}={time}")], &[flag, "expected a length of time"]);
+            refused(&["--suite", "smoke", &format!("{flag}={time}")]);
         }
     }
     // A name is that of files, too.
     for name in ["../x", "/x", "a/b", ".", "..", "", "native", "model", &"x".repeat(65)] {
-        refused(&["--suite", "smoke", "--peer", &format!("{name}=true")], &["--peer", "NAME is up to 64 letters"]);
-        refused(&["--suite", "smoke", "--variant", &format!("{name}=a.b=c")], &["--variant", "NAME is up to 64"]);
+        refused(&["--suite", "smoke", "--peer", &format!("{name}=true")]);
+        refused(&["--suite", "smoke", "--variant", &format!("{name}=a.b=c")]);
     }
-    refused(&["none.toml"], &["none.toml: no such config file"]);
+    refused(&["none.toml"]);
     write(folder.path(), "clm");
-    refused(&["config.toml", "--peer", "eager=true"], &["--peer: eager needs a suite"]);
+    refused(&["config.toml", "--peer", "eager=true"]);
     std::fs::write(folder.path().join("mine.json"), "{}").unwrap();
-    refused(&["--suite", "smoke", "--out", "mine.json"], &["mine.json is there and is no benchmark", "--out"]);
+    refused(&["--suite", "smoke", "--out", "mine.json"]);
     let output = bench(folder.path(), &["--suite", "smoke", "--peer", "eager"]).output().unwrap();
     assert!(output.status.code() == Some(2) && text(&output).contains("expected NAME=COMMAND"), "{}", text(&output));
     assert!(!folder.path().join("bench-smoke.json").exists());

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::common::messages::messages;
 use crate::common::small_run::write;
 use crate::common::{fails, json, kiln, succeeds};
 use serde_json::Value;
@@ -245,6 +246,7 @@ fn a_comparison_is_measured_written_and_made_again() {
 
 #[test]
 fn finished_runs_are_compared_with_their_differences() {
+    let messages = messages!();
     let place = Place::new();
     let train = |name: &str, more: &[&str]| {
         let mut command = kiln(place.0.path());
@@ -322,28 +324,28 @@ fn finished_runs_are_compared_with_their_differences() {
         "{out}"
     );
     let wrong = ["a", "d", "--out", "x", "--about", "device"];
-    fails(&mut place.report(&wrong), 2, &["the runs do not differ in it", "trainer.per_device_train_batch_size"]);
-    fails(&mut place.report(&["a", "d", "--target-loss", "nan"]), 2, &["--target-loss: expected a number"]);
+    messages.fails(place.report(&wrong), 2);
+    messages.fails(place.report(&["a", "d", "--target-loss", "nan"]), 2);
     assert!(!place.path("x").exists(), "nothing is written of what is refused");
-    fails(&mut place.report(&["a", "c", "--out", "x", "--gate", "speedup>=1"]), 6, &["speedup>=1: not comparable"]);
-    fails(&mut place.report(&["x"]), 3, &["x is neither a run nor a comparison", "at least two run folders"]);
-    fails(&mut place.report(&["a", "nowhere"]), 3, &["nowhere: there is no run of Kiln's"]);
+    messages.fails(place.report(&["a", "c", "--out", "x", "--gate", "speedup>=1"]), 6);
+    messages.fails(place.report(&["x"]), 3);
+    messages.fails(place.report(&["a", "nowhere"]), 3);
 
     // A run that is not complete, and runs with damaged files.
-    let damage = |file: &str, change: &dyn Fn(&str) -> String, parts: &[&str]| {
+    let damage = |file: &str, damaged: &str, change: &dyn Fn(&str) -> String| {
         let path = place.path("b").join(file);
         let good = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, change(&good)).unwrap();
-        fails(&mut place.report(&["a", "b", "--out", "y"]), 3, parts);
+        messages.given(&format!("b/{file}"), damaged);
+        messages.fails(place.report(&["a", "b", "--out", "y"]), 3);
         std::fs::write(&path, good).unwrap();
     };
-    damage("metrics.jsonl", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"), &["its summary is missing"]);
-    damage("metrics.jsonl", &|text| format!("{{\"step\": 1, \"lo\n{text}"), &["damaged: line 1 is no row"]);
-    damage("steps.jsonl", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"), &["does not end at step 14"]);
-    damage("plan.toml", &|text| text.replace('=', " "), &["plan.toml: the run is damaged"]);
-    damage("plan.json", &|text| text.replace(':', " "), &["plan.json: the run is damaged"]);
-    let parts = ["b/plan.json: the run is damaged: the field `micro` is missing", "another build of Kiln"];
-    damage("plan.json", &|text| text.replace("\"micro\"", "\"macro\""), &parts);
+    damage("metrics.jsonl", "three lines", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"));
+    damage("metrics.jsonl", "half a row before the first", &|text| format!("{{\"step\": 1, \"lo\n{text}"));
+    damage("steps.jsonl", "three lines", &|text| text.lines().take(3).collect::<Vec<_>>().join("\n"));
+    damage("plan.toml", "no equals sign", &|text| text.replace('=', " "));
+    damage("plan.json", "no colon", &|text| text.replace(':', " "));
+    damage("plan.json", "no micro", &|text| text.replace("\"micro\"", "\"macro\""));
     // A report derives nothing: it shows the plan that was saved, or nothing.
     let (path, good) = (place.path("b/plan.json"), std::fs::read_to_string(place.path("b/plan.json")).unwrap());
     let rate = |name: &str| {
@@ -362,8 +364,8 @@ fn finished_runs_are_compared_with_their_differences() {
     std::fs::remove_file(&path).unwrap();
     assert!(rate("older").is_null());
     std::fs::write(&path, good).unwrap();
-    damage("provenance.json", &|text| text.replace(':', " "), &["provenance.json"]);
-    damage("status.json", &|text| text[..20].to_owned(), &["status.json"]);
+    damage("provenance.json", "no colon", &|text| text.replace(':', " "));
+    damage("status.json", "20 bytes", &|text| text[..20].to_owned());
     // A run that a signal has stopped.
     let mut long = kiln(place.0.path());
     long.args(["train", "config.toml", "--set", "run.output_dir=f", "--set", "trainer.max_steps=1000000"]).args(sets());
@@ -379,7 +381,7 @@ fn finished_runs_are_compared_with_their_differences() {
     fails(&mut place.report(&["a", "f", "--out", "y"]), 3, &["f: the run is Stopped after step", "a complete one"]);
     assert!(!place.path("y").exists(), "nothing is half written");
     let occupied = ["a", "b", "--out", "a"];
-    fails(&mut place.report(&occupied), 2, &["a is not empty and holds no report of Kiln's"]);
+    messages.fails(place.report(&occupied), 2);
 }
 
 #[test]
@@ -451,9 +453,10 @@ fn on_the_cpu_this_program_is_both_engines() {
 
 #[test]
 fn what_is_refused() {
+    let messages = messages!();
     let place = Place::new();
-    let refused = |more: &[&str], parts: &[&str]| {
-        fails(&mut place.compare(more), 2, parts);
+    let refused = |more: &[&str]| {
+        messages.fails(place.compare(more), 2);
         assert!(!place.path("run-compare").exists(), "{more:?} left a folder");
     };
     let gate = |text: &str, parts: &[&str]| {
@@ -464,39 +467,39 @@ fn what_is_refused() {
     };
     gate("sped>=1", &["unknown measure `sped`", "did you mean `speedup`?"]);
     gate("speedup", &["expected MEASURE>=NUMBER"]);
-    refused(&["--arms", "native,compild"], &["unknown arm `compild`", "did you mean `compiled`?"]);
-    refused(&["--arms", "native,compiled-large"], &["--compiled-batch N"]);
-    refused(&["--arms", "native,native"], &["at least one other"]);
-    refused(&["--sweep", "batch=2,4,2"], &["--sweep: 2 stands twice"]);
-    refused(&["--target-loss", "inf"], &["--target-loss: expected a number"]);
-    refused(&["--ablate", "--arms", "native,compiled-large", "--compiled-batch", "5"], &["which --arms lacks"]);
-    refused(&["--ablate", "--set", "compiler.fused_ops=off"], &["nothing of the compiler can be switched off"]);
+    refused(&["--arms", "native,compild"]);
+    refused(&["--arms", "native,compiled-large"]);
+    refused(&["--arms", "native,native"]);
+    refused(&["--sweep", "batch=2,4,2"]);
+    refused(&["--target-loss", "inf"]);
+    refused(&["--ablate", "--arms", "native,compiled-large", "--compiled-batch", "5"]);
+    refused(&["--ablate", "--set", "compiler.fused_ops=off"]);
     // The cross-entropy is plain in f16, so there is nothing to switch off.
     let narrow = ["--ablate=operators", "--set", "compiler.fused_ops=[\"cross_entropy\"]", "--set", "precision=f16"];
-    refused(&narrow, &["nothing of the compiler can be switched off"]);
+    refused(&narrow);
     // Settings with which only one of the modes can run.
-    refused(&["--set", "compiler.fusion=on"], &["arm compiled: compiler.fusion = \"on\"", "on the CPU"]);
-    refused(&["--set", "compiler.autotune=full"], &["arm compiled: compiler.autotune = \"full\""]);
-    refused(&["--compiled-batch", "0"], &["--compiled-batch: expected at least 1"]);
-    refused(&["--price-per-hour", "nan"], &["--price-per-hour"]);
-    refused(&["--sweep", "block=512"], &["arm native-s512: the data has sequences of 6 tokens, not of 512"]);
+    refused(&["--set", "compiler.fusion=on"]);
+    refused(&["--set", "compiler.autotune=full"]);
+    refused(&["--compiled-batch", "0"]);
+    refused(&["--price-per-hour", "nan"]);
+    refused(&["--sweep", "block=512"]);
     let occupied = Path::new("text");
     std::fs::create_dir(place.path("text")).unwrap();
     std::fs::write(place.path("text/mine.txt"), "mine").unwrap();
-    refused(&["--out", occupied.to_str().unwrap()], &["text is not empty and holds no comparison"]);
+    refused(&["--out", occupied.to_str().unwrap()]);
     // The folder of a run, of this model or another, is no place for a comparison, and no config.
     let mut train = kiln(place.0.path());
     succeeds(train.args(["train", "config.toml", "--set", "model.n_layer=1", "--set", "trainer.max_steps=4"]));
     let metrics = std::fs::read(place.path("run/metrics.jsonl")).unwrap();
-    fails(&mut place.compare(&["--out", "run"]), 2, &["run is not empty and holds no comparison"]);
+    messages.fails(place.compare(&["--out", "run"]), 2);
     assert_eq!(std::fs::read(place.path("run/metrics.jsonl")).unwrap(), metrics);
     let mut folder = kiln(place.0.path());
-    fails(folder.args(["compare", "run"]), 2, &["expected a config file, got a folder", "kiln report RUN"]);
+    messages.fails(folder.args(["compare", "run"]), 2);
     let mut folder = kiln(place.0.path());
     folder.args(["compare", "text"]);
-    fails(&mut folder, 2, &["expected a config file, got a folder", "kiln report RUN"]);
+    messages.fails(&mut folder, 2);
     let mut few = kiln(place.0.path());
-    fails(few.args(["compare", "config.toml", "--steps", "3"]), 2, &["--steps: expected at least 10"]);
+    messages.fails(few.args(["compare", "config.toml", "--steps", "3"]), 2);
     let mut few = kiln(place.0.path());
-    fails(few.args(["compare", "config.toml", "--repeats", "1"]), 2, &["--repeats: expected at least 2"]);
+    messages.fails(few.args(["compare", "config.toml", "--repeats", "1"]), 2);
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use super::common::messages::messages;
 use super::common::place::Place;
 use super::common::{fails, json, kiln, rows, small_run, succeeds, text};
 
@@ -211,6 +212,7 @@ fn of_two_runs_the_better_one_is_named_first() {
 
 #[test]
 fn the_page_of_any_run_is_made_again() {
+    let messages = messages!();
     let place = Place::new();
     place.train("text.toml", &["generation.prompt=fn", "generation.max_new_tokens=4", "data.validation=20%"]);
     assert!(page(&place, "run").contains("<h2>Samples</h2>"));
@@ -228,10 +230,10 @@ fn the_page_of_any_run_is_made_again() {
     assert!(cell(&first, "of the measured peak").is_some_and(|share| share.ends_with(" %")), "{first}");
     // Options that need a comparison are refused for one run, and no file of the user's is
     // replaced.
-    fails(&mut report(&place, &["run", "--gate", "speedup>=1"]), 2, &["--gate: one run is compared with nothing"]);
-    fails(&mut report(&place, &["nowhere"]), 3, &["nowhere is neither a run nor a comparison"]);
+    messages.fails(report(&place, &["run", "--gate", "speedup>=1"]), 2);
+    messages.fails(report(&place, &["nowhere"]), 3);
     place.write("mine/report.html", "<p>mine</p>");
-    fails(&mut report(&place, &["run", "--out", "mine"]), 2, &["Kiln has not written it", "--out FOLDER"]);
+    messages.fails(report(&place, &["run", "--out", "mine"]), 2);
     assert_eq!(page(&place, "mine"), "<p>mine</p>");
     succeeds(&mut report(&place, &["run", "--out", "elsewhere"]));
     is_whole(&page(&place, "elsewhere"));

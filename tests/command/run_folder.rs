@@ -2,8 +2,9 @@
 //! stdout, `plan.toml` that repeats the run, the arithmetic of steps and epochs, and the text that
 //! a trained model writes.
 
+use crate::common::messages::messages;
 use crate::common::place::Place;
-use crate::common::{fails, json, rows, succeeds, train_rows};
+use crate::common::{json, rows, succeeds, train_rows};
 use serde_json::Value;
 
 /// Every row, and steps that see the same data on any machine.
@@ -174,10 +175,11 @@ fn a_plan_repeats_the_run_bit_for_bit() {
 
 #[test]
 fn a_run_folder_is_kept_or_replaced() {
+    let messages = messages!();
     let place = Place::new();
     place.train("rows.toml", &[]);
     place.write("run/notes.txt", "mine");
-    fails(&mut place.config("train", "rows.toml", &[]), 2, &["run exists and is not empty"]);
+    messages.fails(place.config("train", "rows.toml", &[]), 2);
     let before = weights(&place, "run");
     place.train("rows.toml", &["run.on_existing=overwrite", "trainer.seed=7"]);
     assert!(weights(&place, "run") != before);
@@ -192,6 +194,7 @@ fn a_run_folder_is_kept_or_replaced() {
 /// to; and a model is not written over somebody's own.
 #[test]
 fn what_kiln_has_not_written_is_never_removed() {
+    let messages = messages!();
     let place = Place::new();
     let board = ["trainer.report_to=tensorboard", "trainer.save_steps=1"];
     place.train("rows.toml", &board);
@@ -241,7 +244,7 @@ fn what_kiln_has_not_written_is_never_removed() {
         place.write(file, "mine");
         for how in ["fail", "resume", "overwrite"] {
             let (out, how) = (format!("run.output_dir={folder}"), format!("run.on_existing={how}"));
-            fails(&mut place.config("train", "rows.toml", &[&out, &how]), 2, &["another folder"]);
+            messages.fails(place.config("train", "rows.toml", &[&out, &how]), 2);
             assert_eq!(std::fs::read_to_string(place.path(file)).unwrap(), "mine");
         }
     }
@@ -255,10 +258,10 @@ fn what_kiln_has_not_written_is_never_removed() {
     place.write("run/model/config.json", "mine");
     for how in ["resume", "overwrite"] {
         let how = format!("run.on_existing={how}");
-        fails(&mut place.config("train", "rows.toml", &[&how]), 2, &["model/ that Kiln has not written"]);
+        messages.fails(place.config("train", "rows.toml", &[&how]), 2);
     }
     place.write("run/.lock", "");
-    fails(&mut place.config("train", "rows.toml", &overwrite), 2, &["does not list which files are Kiln's"]);
+    messages.fails(place.config("train", "rows.toml", &overwrite), 2);
     assert_eq!(std::fs::read_to_string(place.path("run/model/config.json")).unwrap(), "mine");
 }
 

@@ -52,7 +52,7 @@ fn examples_are_shown_as_they_train() {
         "squad.jsonl",
         "{\"id\": \"1\", \"question\": \"good film\", \"context\": \"a bad play\", \"answers\": {\"text\": [\"bad play\"], \"answer_start\": [2]}}\n",
     );
-    let messages = messages!().in_folder(folder.path());
+    let messages = messages!();
     let text = ["data.format=text", "data.train=text.txt", "data.block_size=8"];
     write(
         "prompts.jsonl",

@@ -6,8 +6,9 @@
 
 use std::path::Path;
 
+use crate::common::messages::messages;
 use crate::common::small_run::{SPIKE, copy, figures, train, write, write_with_a_spike};
-use crate::common::{fails, kiln, rows, succeeds, tensors, train_rows};
+use crate::common::{kiln, rows, succeeds, tensors, train_rows};
 
 /// Every name of `trainer.optim`, with arguments where it takes some, and a learning rate that
 /// suits it.
@@ -28,6 +29,7 @@ fn bytes(run: &Path, file: &str) -> Vec<u8> {
 
 #[test]
 fn every_optimizer_learns_and_continues_exactly() {
+    let messages = messages!();
     for (optim, args, lr) in OPTIMIZERS {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), "clm");
@@ -54,7 +56,7 @@ fn every_optimizer_learns_and_continues_exactly() {
         }
         let other = ["--resume", "--set", "trainer.optim=adamw", "--set", "trainer.optim_args={}"];
         if optim != "adamw_torch" {
-            fails(&mut train(folder.path(), "crashed", &other), 2, &["of another run", "trainer.optim was"]);
+            messages.fails(train(folder.path(), "crashed", &other), 2);
         }
     }
 }
@@ -97,6 +99,7 @@ fn frozen_tensors_stay_as_they_were() {
 
 #[test]
 fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_smoothed() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "sequence-classification");
     // The first step: nothing has been learned, so evaluation after a step with rate 0 sees the
@@ -121,13 +124,9 @@ fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_smoot
     let (smoothed, other, _) = first("smoothed", "trainer.label_smoothing_factor=0.5");
     assert!((plain - smoothed).abs() > 1e-4, "{plain} {smoothed}");
     assert!((evaluated - other).abs() > 1e-4, "{evaluated} {other}");
-    for (set, part) in [
-        ("trainer.class_weights=[1, 2]", "trainer.class_weights: expected 3 weights"),
-        ("trainer.class_weights=[1, 2, 0]", "trainer.class_weights: expected numbers above 0, got 0"),
-        ("trainer.label_smoothing_factor=1", "trainer.label_smoothing_factor: expected a number from 0 to below 1"),
-    ] {
+    for set in ["trainer.class_weights=[1, 2]", "trainer.class_weights=[1, 2, 0]", "trainer.label_smoothing_factor=1"] {
         let labels = ["--set", "model.num_labels=3", "--set", set];
-        fails(&mut train(folder.path(), "no", &labels), 2, &[part]);
+        messages.fails(train(folder.path(), "no", &labels), 2);
     }
 }
 
@@ -172,20 +171,21 @@ fn the_perplexity_of_a_smoothed_model_is_that_of_its_text() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
-    for (set, parts) in [
-        ("trainer.optim=adamx", &["trainer.optim: unknown optimizer `adamx`", "did you mean `adam`?"][..]),
-        ("trainer.optim=lion_8bit", &["`lion_8bit` is not supported", "use `lion_32bit`"]),
-        ("trainer.optim_args=momentum=0.9", &["the optimizer `adamw_torch` has no argument `momentum`"]),
-        ("trainer.optim_args=momentm=0.9", &["trainer.optim_args.momentm: unknown key", "did you mean `momentum`?"]),
-        ("trainer.optim_args=0.9", &["trainer.optim_args: expected a table", "got float"]),
-        ("trainer.optim_args=fast", &["trainer.optim_args: expected key=value, got `fast`"]),
-        ("trainer.freeze=transformer.hh.*", &["no tensor of the model fits \"transformer.hh.*\"", "transformer.wte"]),
-        ("trainer.freeze_layers=3", &["trainer.freeze_layers: the model has 2 layers, got 3"]),
-        ("trainer.layer_wise_lr_decay=1.5", &["expected a number above 0 and at most 1, got 1.5"]),
+    for set in [
+        "trainer.optim=adamx",
+        "trainer.optim=lion_8bit",
+        "trainer.optim_args=momentum=0.9",
+        "trainer.optim_args=momentm=0.9",
+        "trainer.optim_args=0.9",
+        "trainer.optim_args=fast",
+        "trainer.freeze=transformer.hh.*",
+        "trainer.freeze_layers=3",
+        "trainer.layer_wise_lr_decay=1.5",
     ] {
-        fails(&mut train(folder.path(), "run", &["--set", set]), 2, parts);
+        messages.fails(train(folder.path(), "run", &["--set", set]), 2);
         assert!(!folder.path().join("run").exists(), "{set}");
     }
 }
@@ -240,6 +240,7 @@ fn rows_and_evaluations_come_when_they_are_asked_for() {
 
 #[test]
 fn without_training_a_model_is_evaluated_and_rows_are_predicted() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
     let only = set(&["trainer.do_train=false"]);
@@ -265,13 +266,8 @@ fn without_training_a_model_is_evaluated_and_rows_are_predicted() {
                   format = \"csv\"\ntrain = \"train.csv\"\ntest = \"test.csv\"\n[tokenizer]\nfrom = \"tokenizer\"\n\
                   [trainer]\nmax_steps = 2\ndo_predict = true\n[device]\nkind = \"cpu\"\n";
     std::fs::write(folder.path().join("config.toml"), config).unwrap();
-    let said = ["no model to predict with", "model.from"];
-    fails(&mut train(folder.path(), "labels", &only), 2, &said);
-    fails(
-        &mut train(folder.path(), "labels", &set(&["data.test=none.csv"])),
-        3,
-        &["data.test: none.csv: no such file"],
-    );
+    messages.fails(train(folder.path(), "labels", &only), 2);
+    messages.fails(train(folder.path(), "labels", &set(&["data.test=none.csv"])), 3);
     succeeds(&mut train(folder.path(), "labels", &[]));
     let predicted = bytes(&folder.path().join("labels"), "predict_results.jsonl");
     assert_eq!(String::from_utf8_lossy(&predicted).lines().count(), 3);
@@ -287,6 +283,7 @@ fn without_training_a_model_is_evaluated_and_rows_are_predicted() {
 
 #[test]
 fn a_checkpoint_can_be_named_and_may_hold_the_model_alone() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
     let run = folder.path().join("run");
@@ -298,9 +295,8 @@ fn a_checkpoint_can_be_named_and_may_hold_the_model_alone() {
     assert!(bytes(&run, "model/model.safetensors") == model);
     let plan = std::fs::read_to_string(run.join("plan.toml")).unwrap();
     assert!(!plan.contains("resume_from_checkpoint"), "{plan}");
-    for (path, part) in [("run/checkpoints/step-000005", "it has step-000007, step-000014"), ("data.jsonl", "it has")] {
-        let parts = ["run.resume_from_checkpoint: expected a checkpoint of this run", part];
-        fails(&mut train(folder.path(), "run", &set(&[&from(path)])), 2, &parts);
+    for path in ["run/checkpoints/step-000005", "data.jsonl"] {
+        messages.fails(train(folder.path(), "run", &set(&[&from(path)])), 2);
     }
 
     let small = ["trainer.save_only_model=true", "trainer.save_steps=4", "trainer.load_best_model_at_end=true"];
@@ -310,9 +306,9 @@ fn a_checkpoint_can_be_named_and_may_hold_the_model_alone() {
     assert!(step.join("model.safetensors").is_file() && !step.join("optimizer.safetensors").exists());
     let path = from("small/checkpoints/step-000004");
     let named = [&small[..], &[&path]].concat();
-    fails(&mut train(folder.path(), "small", &set(&named)), 3, &["has the model alone (trainer.save_only_model)"]);
+    messages.fails(train(folder.path(), "small", &set(&named)), 3);
     let resumed = [set(&small), vec!["--resume"]].concat();
-    fails(&mut train(folder.path(), "small", &resumed), 3, &["has the model alone", "no whole checkpoint"]);
+    messages.fails(train(folder.path(), "small", &resumed), 3);
     // Its weights are there to begin another run with.
     let weights = ["model.from=small/checkpoints/step-000004", "trainer.max_steps=3"];
     let other = std::fs::read_to_string(folder.path().join("config.toml")).unwrap();
@@ -332,6 +328,7 @@ fn a_checkpoint_can_be_named_and_may_hold_the_model_alone() {
 /// The files that transformers 5.23 and 4.57 wrote, whole.
 #[test]
 fn files_of_hugging_faces_arguments_are_taken_whole() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     let config = write(folder.path(), "clm");
     for release in ["5.23", "4.57"] {
@@ -362,18 +359,15 @@ fn files_of_hugging_faces_arguments_are_taken_whole() {
 
     std::fs::write(folder.path().join("bad.json"), "{\n  \"push_to_hub\": true\n}").unwrap();
     let bad = ["plan", "config.toml", "--hf-args", "bad.json"];
-    fails(kiln(folder.path()).args(bad), 2, &["bad.json:2: trainer.push_to_hub", "upload the folder model/"]);
-    fails(
-        kiln(folder.path()).args(["plan", "config.toml", "--hf-args", "."]),
-        2,
-        &["expected a JSON file, got a folder"],
-    );
+    messages.fails(kiln(folder.path()).args(bad), 2);
+    messages.fails(kiln(folder.path()).args(["plan", "config.toml", "--hf-args", "."]), 2);
 }
 
 /// Step 140 has a batch of tokens that no other step has. The z-scores are computed again here from
 /// the rows of the run.
 #[test]
 fn steps_that_are_outliers_are_not_applied_also_after_a_resume() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write_with_a_spike(folder.path());
     let same = [&SPIKE[..], &["trainer.eval_steps=1", "trainer.save_steps=135"]].concat();
@@ -423,7 +417,7 @@ fn steps_that_are_outliers_are_not_applied_also_after_a_resume() {
         let changed = [key.replace("=4", "=5"), "run.on_existing=resume".into()];
         let sets = same.iter().copied().chain(changed.iter().map(String::as_str)).flat_map(|set| ["--set", set]);
         let sets = sets.collect::<Vec<_>>();
-        fails(&mut train(folder.path(), &resumed, &sets), 2, &[key.split('=').next().unwrap()]);
+        messages.fails(train(folder.path(), &resumed, &sets), 2);
         let stdout = run(&resumed, &[key, "run.on_existing=resume"]);
         assert!(stdout.contains("continuing after step 135") && stdout.contains("step 140 is not applied"), "{stdout}");
         assert_eq!(figures(&folder.path().join(&resumed)), figures(&folder.path().join(name)));
@@ -431,9 +425,5 @@ fn steps_that_are_outliers_are_not_applied_also_after_a_resume() {
         assert!(weights(&resumed) == weights(name), "{name}");
     }
     let negative = ["--set", "trainer.skip_update_lossz=-1"];
-    fails(
-        &mut train(folder.path(), "no", &negative),
-        2,
-        &["trainer.skip_update_lossz: expected a number of 0 or more"],
-    );
+    messages.fails(train(folder.path(), "no", &negative), 2);
 }

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::common::messages::messages;
 use crate::common::{fails, json, kiln, succeeds, train_rows};
 use serde_json::Value;
 
@@ -78,9 +79,10 @@ fn a_trial_leaves_out_what_is_no_training() {
 
 #[test]
 fn a_run_that_has_no_size_looks_for_one_once_and_keeps_it() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "global_batch_size = 6");
-    fails(kiln(folder.path()).args(["plan", "config.toml"]), 2, &["no size has been found yet", "kiln tune-batch"]);
+    messages.fails(kiln(folder.path()).args(["plan", "config.toml"]), 2);
     let stdout = succeeds(kiln(folder.path()).args(["train", "config.toml", "--set", "trainer.max_steps=1"]));
     assert!(stdout.contains("looking for one"), "{stdout}");
     assert!(stdout.contains("6 fit, and the run has no use for more than 6"), "{stdout}");
@@ -91,7 +93,7 @@ fn a_run_that_has_no_size_looks_for_one_once_and_keeps_it() {
         command.args(["plan", "config.toml", "--set", &format!("batch.global_batch_size={global}")]);
         command
     };
-    fails(&mut plan("12"), 2, &["no size has been found yet"]);
+    messages.fails(plan("12"), 2);
     assert!(succeeds(&mut plan("4")).contains("4 is the largest divisor of 4 up to what fits: 6 fit"));
     // Nothing is kept any more, and the run goes on with what it began with.
     std::fs::remove_dir_all(folder.path().join("kiln-cache")).unwrap();
@@ -139,6 +141,7 @@ fn what_cannot_be_searched_is_refused() {
 
 #[test]
 fn a_comparison_takes_the_size_that_was_found() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "scaling = \"grow\"");
     let compare = |more: &[&str]| {
@@ -147,7 +150,7 @@ fn a_comparison_takes_the_size_that_was_found() {
         command.args(["--set", "trainer.max_steps=30"]).args(more);
         command
     };
-    fails(&mut compare(&[]), 2, &["no size has been found yet for the native mode", "kiln tune-batch"]);
+    messages.fails(compare(&[]), 2);
     succeeds(&mut tune(folder.path(), &["--mode", "compiled", "--start", "2", "--max", "3"]));
     // Without compiled at the native batch, the gate is about compiled at its own.
     let more = ["--set", "trainer.per_device_train_batch_size=2", "--gate", "speedup>0,total_speedup>0"];

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use crate::common::messages::messages;
 use crate::common::small_run::{copy, figures, train, write};
 use crate::common::{fails, json, kiln, succeeds};
 
@@ -101,12 +102,12 @@ fn modes_that_are_apart_end_the_run_with_the_first_difference() {
 
 #[test]
 fn what_is_refused_and_what_there_is_nothing_to_compare_of() {
+    let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
     let set = |value: &str| format!("compiler.verify={value}");
     for value in ["0", "-1", "always", "true"] {
-        let parts = ["compiler.verify", "expected \"off\", \"start\" or a number of steps"];
-        fails(train(folder.path(), "run", &COMPILED).args(["--set", &set(value)]), 2, &parts);
+        messages.fails(train(folder.path(), "run", &COMPILED).args(["--set", &set(value)]), 2);
     }
     let off = ["--set", "compiler.fused_ops=off", "--set", "compiler.verify=start", "--stop-after", "1"];
     let stdout = succeeds(train(folder.path(), "plain", &COMPILED).args(off));

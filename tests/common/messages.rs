@@ -21,8 +21,6 @@ const ANEW: &str = "SNAPSHOTS=overwrite writes the snapshot anew";
 pub struct Messages {
     /// The path of the test's function.
     test: &'static str,
-    /// The folder of the test, which is another each time.
-    folder: Mutex<Option<PathBuf>>,
     /// Files of the next input, with their lines.
     given: Mutex<Vec<(String, String)>>,
     /// The lines of inputs, and the answer to each of them.
@@ -39,18 +37,7 @@ pub(crate) use messages;
 
 impl Messages {
     pub fn of(test: &'static str) -> Self {
-        Self { test, folder: Mutex::default(), given: Mutex::default(), entries: Mutex::default() }
-    }
-
-    /// Messages about files in `folder`.
-    pub fn in_folder(self, folder: &Path) -> Self {
-        self.set_folder(folder);
-        self
-    }
-
-    /// Messages that follow are about files in `folder`.
-    pub fn set_folder(&self, folder: &Path) {
-        *self.folder.lock().unwrap() = Some(folder.to_owned());
+        Self { test, given: Mutex::default(), entries: Mutex::default() }
     }
 
     /// A part of the next input: a file with this content.
@@ -66,7 +53,7 @@ impl Messages {
     pub fn add(&self, input: impl Display, answer: impl Display) {
         let given = std::mem::take(&mut *self.given.lock().unwrap());
         let files = given.iter().map(|(name, lines)| format!("{name}:{lines}\n")).collect::<String>();
-        let [input, answer] = [format!("{files}{input}"), answer.to_string()].map(|text| self.normal(text));
+        let [input, answer] = [format!("{files}{input}"), answer.to_string()].map(normal);
         let inputs = input.lines().map(|line| shown(&format!("> {line}")));
         let answer = answer.lines().map(|line| shown(line) + "\n").collect::<String>();
         let mut entries = self.entries.lock().unwrap();
@@ -76,24 +63,10 @@ impl Messages {
         }
     }
 
-    /// `text` without what differs between machines: folders, ports, digests and the words of the
-    /// operating system.
-    fn normal(&self, mut text: String) -> String {
-        let program = option_env!("CARGO_BIN_EXE_kiln").map(|path| (Path::new(path), "kiln"));
-        let folder = self.folder.lock().unwrap();
-        let folder = folder.iter().map(|folder| (&**folder, "FOLDER"));
-        for (path, name) in folder.chain(program).chain([(repository(), "REPOSITORY")]) {
-            for path in path.canonicalize().into_iter().chain([path.to_owned()]) {
-                text = text.replace(&path.display().to_string(), name);
-            }
-        }
-        let (host, mut hosts) = ("127.0.0.1:", text.split("127.0.0.1:"));
-        let first = hosts.next().unwrap_or_default().to_owned();
-        text = hosts
-            .fold(first, |text, rest| text + host + "PORT" + rest.trim_start_matches(|c: char| c.is_ascii_digit()));
-        text = text.lines().map(without_system).collect::<Vec<_>>().join("\n");
-        let words = text.split(|c: char| !c.is_ascii_hexdigit()).filter(|word| word.len() >= 32).map(str::to_owned);
-        words.collect::<Vec<_>>().iter().fold(text, |text, digest| text.replace(digest, "DIGEST"))
+    /// Records the error that `input` gets.
+    pub fn refused<T>(&self, input: impl Display, result: Result<T, impl Display>) {
+        let Err(error) = result else { panic!("{input} is accepted") };
+        self.add(input, error);
     }
 
     fn path(&self) -> PathBuf {
@@ -118,6 +91,39 @@ impl Drop for Messages {
         let expected = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(text == expected, "{}:\n{}{ANEW}", path.display(), difference(&expected, &text));
     }
+}
+
+/// `text` without what differs between machines: folders, ports, digests and the words of the
+/// operating system.
+fn normal(mut text: String) -> String {
+    for folders in spellings(&std::env::temp_dir()) {
+        text = without_drawn(&text, &folders.join(".tmp").display().to_string(), "FOLDER");
+    }
+    let program = option_env!("CARGO_BIN_EXE_kiln").map(|path| (Path::new(path), "kiln"));
+    for (path, name) in program.into_iter().chain([(repository(), "REPOSITORY")]) {
+        for path in spellings(path) {
+            text = text.replace(&path.display().to_string(), name);
+        }
+    }
+    text = without_drawn(&text, "127.0.0.1:", "127.0.0.1:PORT");
+    text = text.lines().map(without_system).collect::<Vec<_>>().join("\n");
+    let words = text
+        .split(|c: char| !c.is_ascii_hexdigit())
+        .filter(|word| [32, 40, 64].contains(&word.len()))
+        .map(str::to_owned);
+    words.collect::<Vec<_>>().iter().fold(text, |text, digest| text.replace(digest, "DIGEST"))
+}
+
+/// Both spellings of a path, of which a message may have either.
+fn spellings(path: &Path) -> impl Iterator<Item = PathBuf> {
+    path.canonicalize().into_iter().chain([path.to_owned()])
+}
+
+/// `text` with `name` for each `start` with the letters and digits that follow it.
+fn without_drawn(text: &str, start: &str, name: &str) -> String {
+    let mut parts = text.split(start);
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + name + part.trim_start_matches(char::is_alphanumeric))
 }
 
 /// `line` without the reason that the operating system gives.

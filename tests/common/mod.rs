@@ -113,7 +113,6 @@ impl Messages {
 
     /// The program has failed with this code, and has said this.
     pub fn failed(&self, command: &Command, code: i32, stderr: &str) {
-        command.get_current_dir().into_iter().for_each(|folder| self.set_folder(folder));
         self.add(line_of(command), format!("exit code {code}\n{stderr}"));
     }
 }

@@ -236,7 +236,7 @@ fn overrides() {
 #[test]
 fn files() {
     let folder = tempfile::tempdir().unwrap();
-    let refused = Refused(messages!().in_folder(folder.path()));
+    let refused = Refused(messages!());
     let path = folder.path().join("small.toml");
     std::fs::write(&path, SMALL.replace("output_dir = \"runs/x\"\n", "")).unwrap();
     assert_eq!(RunConfig::load(&path).unwrap().trainer.output_dir, Path::new("runs/small"));

@@ -227,7 +227,6 @@ fn failure(messages: Option<&Messages>, case: &Case) -> Option<String> {
     let second = String::from_utf8_lossy(&output.stderr);
     let goes_on = output.status.success() != case.is_refused_later && second != first;
     if let (Some(messages), true) = (messages, goes_on) {
-        messages.set_folder(folder);
         messages.add(told(case.mistake, &wrong), &first);
         let answer = if case.is_refused_later { &second } else { "it succeeds" };
         messages.add(
