@@ -365,6 +365,7 @@ pub(crate) fn split_off(len: usize, share: f64, seed: u64) -> Option<Vec<bool>> 
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::messages::messages;
     use crate::settings::DataFormat;
     use crate::table::Columns;
 
@@ -426,17 +427,16 @@ mod tests {
 
     #[test]
     fn empty_and_broken_text_are_refused() {
+        let messages = messages!();
         let folder = tempfile::tempdir().unwrap();
-        assert!(corpus(&folder, &[b"", b""]).unwrap_err().to_string().contains("got nothing"));
-        let blank = corpus(&folder, &[b" \n", "\u{a0}\t ".repeat(5000).as_bytes()]).unwrap_err().to_string();
-        assert!(blank.contains("000.txt and 1 more") && blank.contains("only white space"), "{blank}");
+        messages.refused("two empty files", corpus(&folder, &[b"", b""]));
+        messages.refused("white space", corpus(&folder, &[b" \n", "\u{a0}\t ".repeat(5000).as_bytes()]));
         assert!(corpus(&folder, &[b" \n", b" x"]).is_ok());
         let broken = corpus(&folder, &[b"abc", b"de\xfff"]).unwrap();
-        let error = broken.documents().find_map(Result::err).unwrap().to_string();
-        assert!(error.contains("001.txt") && error.contains("0xff at offset 2"), "{error}");
-        assert_eq!(broken.pieces(64).find_map(Result::err).unwrap().to_string(), error);
+        messages.add("documents of which one is no UTF-8", broken.documents().find_map(Result::err).unwrap());
+        messages.add("and their pieces", broken.pieces(64).find_map(Result::err).unwrap());
         fs::remove_file(folder.path().join("001.txt")).unwrap();
-        assert!(broken.pieces(64).find_map(Result::err).unwrap().to_string().contains("cannot read"));
+        messages.add("pieces of a file that is gone", broken.pieces(64).find_map(Result::err).unwrap());
     }
 
     #[test]

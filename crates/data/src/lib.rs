@@ -36,6 +36,10 @@ pub use kiln_core::dataset::{
 };
 pub use kiln_core::error::{Error, ErrorKind, Result};
 
+#[cfg(test)]
+#[path = "../../../tests/common/messages.rs"]
+mod messages;
+
 /// The samples of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

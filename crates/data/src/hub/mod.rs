@@ -280,6 +280,7 @@ fn is_commit(revision: &str) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::messages::messages;
 
     #[test]
     fn ids_are_read_as_the_hub_writes_them() {
@@ -308,6 +309,7 @@ mod tests {
 
     #[test]
     fn what_can_only_be_a_path_is_not_looked_for_on_the_hub() {
+        let messages = messages!();
         let here = tempfile::tempdir().unwrap();
         let existing_parent = here.path().join("nothing");
         for spec in [
@@ -319,32 +321,29 @@ mod tests {
             "gpt2/",
             existing_parent.to_str().unwrap(),
         ] {
-            let error = local(spec, &Wanted::MODEL).unwrap_err();
-            assert!(error.to_string().contains("no such file or folder"), "{spec}: {error}");
+            messages.refused(spec, local(spec, &Wanted::MODEL));
         }
         // `src` exists in the package root, where tests run.
-        let error = local("src/no-such-model", &Wanted::MODEL).unwrap_err().to_string();
-        assert!(error.contains("src/no-such-model@main"), "{error}");
+        messages.refused("src/no-such-model", local("src/no-such-model", &Wanted::MODEL));
         assert_eq!(local("src/no-such-model@main", &Wanted::MODEL).unwrap(), None);
         assert_eq!(local("openai-community/gpt2", &Wanted::MODEL).unwrap(), None);
-        assert!(local("", &Wanted::MODEL).is_err());
+        messages.refused("an empty name", local("", &Wanted::MODEL));
     }
 
     #[test]
     fn a_local_folder_wins_and_is_checked() {
+        let messages = messages!();
         let folder = tempfile::tempdir().unwrap();
         let spec = folder.path().to_str().unwrap();
-        let error = local(spec, &Wanted::MODEL).unwrap_err().to_string();
-        assert!(error.contains("has no config.json"), "{error}");
+        messages.refused("an empty folder", local(spec, &Wanted::MODEL));
         std::fs::write(folder.path().join("config.json"), "{}").unwrap();
-        let error = local(spec, &Wanted::MODEL).unwrap_err().to_string();
-        assert!(error.contains("model.safetensors"), "{error}");
+        messages.refused("config.json alone", local(spec, &Wanted::MODEL));
         std::fs::write(folder.path().join("pytorch_model.bin"), "x").unwrap();
         assert_eq!(local(spec, &Wanted::MODEL).unwrap().unwrap(), folder.path());
 
         let file = folder.path().join("config.json");
         let file = file.to_str().unwrap();
-        assert!(local(file, &Wanted::MODEL).unwrap_err().to_string().contains("is a file"));
+        messages.refused(file, local(file, &Wanted::MODEL));
         assert_eq!(local(file, &Wanted::TOKENIZER).unwrap().unwrap().to_str().unwrap(), file);
     }
 }
