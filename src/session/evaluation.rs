@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use kiln_core::error::Result;
 use kiln_data::padding::{Batches, Padding, survey};
 use kiln_data::sampler::Order;
-use kiln_data::store::Progress;
+use kiln_data::store::Preparation;
 pub use kiln_train::evaluation::no_validation;
 
 use super::BuiltIn;
@@ -24,7 +24,7 @@ pub type EvaluationSession<T = BuiltIn> = kiln_train::evaluation::EvaluationSess
 ///
 /// # Errors
 /// A config without validation data, and inputs, a device or a compiler that cannot be used.
-pub fn open(config: &RunConfig, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<EvaluationSession> {
+pub fn open(config: &RunConfig, progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>) -> Result<EvaluationSession> {
     config.validate()?;
     if config.data.validation.is_none() && config.data.dataset_name.is_none() {
         return Err(no_validation());

@@ -24,7 +24,7 @@ pub use built_in::{BuiltIn, Described};
 use inputs::{Inputs, Use};
 use kiln_core::error::Result;
 use kiln_core::files::{malformed, read_json_if_there};
-use kiln_data::store::Progress;
+use kiln_data::store::Preparation;
 pub use kiln_train::description::{Planned, Weights};
 pub use kiln_train::provenance;
 pub use kiln_train::task::{Batch, BatchSize, TensorMapper, TensorTree, TrainingTask};
@@ -59,7 +59,7 @@ pub trait OpenSession: Sized {
     fn open_for(
         config: RunConfig,
         metrics: Option<ComputeMetrics>,
-        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+        progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>,
     ) -> Result<Self>;
 
     /// Opens what `config` names, like [`open`](Self::open), and tells `progress` how far
@@ -67,7 +67,7 @@ pub trait OpenSession: Sized {
     ///
     /// # Errors
     /// The errors of [`open`](Self::open).
-    fn open_with_progress(config: RunConfig, progress: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Self> {
+    fn open_with_progress(config: RunConfig, progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>) -> Result<Self> {
         Self::open_for(config, None, progress)
     }
 
@@ -103,7 +103,7 @@ impl OpenSession for Session {
     fn open_for(
         config: RunConfig,
         metrics: Option<ComputeMetrics>,
-        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+        progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>,
     ) -> Result<Self> {
         config.validate()?;
         handover::settle(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;

@@ -16,7 +16,7 @@ use kiln_measure::compare::ablation::Ablate;
 use kiln_measure::compare::arms::{Scan, Wanted};
 use kiln_measure::compare::run::{Options, run};
 use kiln_measure::compare::{Gate, Report, saved};
-use kiln_measure::report::run::Run;
+use kiln_measure::report::run::RunPage;
 use kiln_measure::{gemm, report, scaling, sweep, tune_batch};
 
 use super::compiler::verify_compare;
@@ -255,7 +255,7 @@ pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
     args.asked.check()?;
     if let [folder] = &args.runs[..]
         && !folder.join(kiln_measure::compare::run::FILE).exists()
-        && let Some(run) = Run::read(folder)?
+        && let Some(run) = RunPage::read(folder)?
     {
         return report_run(run, folder, args);
     }
@@ -277,7 +277,7 @@ pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
 }
 
 /// The page of the run in `folder`.
-fn report_run(run: Run, folder: &Path, args: &ReportArgs) -> Result<()> {
+fn report_run(run: RunPage, folder: &Path, args: &ReportArgs) -> Result<()> {
     let Asked { price_per_hour, target_loss, gate } = &args.asked;
     let for_comparisons = [
         ("--about", !args.about.is_empty()),
@@ -301,7 +301,7 @@ fn report_run(run: Run, folder: &Path, args: &ReportArgs) -> Result<()> {
 }
 
 /// The device that the run was made on, where it is one of this machine's and this engine's.
-fn device_of(run: &Run) -> Option<Device> {
+fn device_of(run: &RunPage) -> Option<Device> {
     let made = run.provenance.as_ref()?;
     let build = if cfg!(debug_assertions) { "debug" } else { "release" };
     let is_here = made.cpu == host::cpu() && made.threads == host::threads() && made.build == build;

@@ -430,7 +430,7 @@ fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Re
     signals::install()?;
     let bar = progress_bar("{spinner} {msg}").with_message("opening model and data");
     keep_moving(&bar);
-    let session = open(&mut |store::Progress { doing, done_bytes, total_bytes, .. }: store::Progress| {
+    let session = open(&mut |store::Preparation { doing, done_bytes, total_bytes, .. }: store::Preparation| {
         bar.set_message(match doing {
             Doing::Reading(1) => "reading 1 file".to_owned(),
             Doing::Reading(files) => format!("reading {} files", thousands(files as u64)),

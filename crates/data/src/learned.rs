@@ -8,7 +8,7 @@ use kiln_core::signals;
 use sha2::{Digest, Sha256};
 
 use super::corpus::Corpus;
-use super::store::{Doing, OnProgress, Progress};
+use super::store::{Doing, OnProgress, Preparation};
 use super::tokenizer::{Tokenizer, training_text};
 use crate::cache::mapped::{Key, Kind, Mapped, damaged, interrupted};
 use crate::cache::sources::Sources;
@@ -32,7 +32,7 @@ pub fn learned_bpe(
     let key = key(corpus, vocab_size, seed)?;
     KIND.build_or_open(folder, &key, open, |body| {
         // A signal ends learning itself.
-        let _ = progress(Progress::begins(Doing::Learning(vocab_size)));
+        let _ = progress(Preparation::begins(Doing::Learning(vocab_size)));
         let tokenizer = learn(corpus, vocab_size, seed)?;
         sources.are_unchanged()?;
         body.write(tokenizer.to_json()?.as_bytes())
@@ -80,7 +80,7 @@ mod tests {
             let corpus = Corpus::open(&[text.display().to_string()], Documents::File).unwrap();
             let fresh = Tokenizer::train_bpe(&corpus, size, 1).unwrap().content_hash();
             let mut told = Vec::new();
-            let mut progress = |progress: Progress| {
+            let mut progress = |progress: Preparation| {
                 told.push(progress.doing);
                 ControlFlow::Continue(())
             };

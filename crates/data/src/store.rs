@@ -41,9 +41,9 @@ pub enum Doing {
     Tokenising,
 }
 
-/// How far opening data has come: the figures are those of tokenising.
+/// How far the preparation of data has come: the figures are those of tokenising.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct Preparation {
     /// The work at hand.
     pub doing: Doing,
     /// Bytes of text done.
@@ -54,7 +54,7 @@ pub struct Progress {
     pub tokens: u64,
 }
 
-impl Progress {
+impl Preparation {
     /// The beginning of other work than tokenising.
     pub fn begins(doing: Doing) -> Self {
         Self { doing, ..Self::default() }
@@ -62,10 +62,10 @@ impl Progress {
 }
 
 /// Told about progress; may interrupt.
-pub type OnProgress<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
+pub type OnProgress<'a> = dyn FnMut(Preparation) -> ControlFlow<()> + 'a;
 
 /// Goes on unless a signal has come; for what shows no progress.
-pub(super) fn until_signalled(_: Progress) -> ControlFlow<()> {
+pub(super) fn until_signalled(_: Preparation) -> ControlFlow<()> {
     if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
@@ -138,7 +138,7 @@ impl Format {
         fill: impl FnOnce(&mut Writer<'_, '_>) -> Result<()>,
     ) -> Result<()> {
         let columns = (0..2 * self.columns.len()).map(|_| Pending::default()).collect();
-        let mut writer = Writer { body, columns, state: Progress::default(), progress };
+        let mut writer = Writer { body, columns, state: Preparation::default(), progress };
         fill(&mut writer)?;
         writer.finish()
     }
@@ -149,7 +149,7 @@ pub(super) struct Writer<'a, 'b> {
     body: &'a mut Body<'b>,
     columns: Vec<Pending>,
     /// How far writing has come, for the one who fills to keep.
-    pub state: Progress,
+    pub state: Preparation,
     progress: &'a mut OnProgress<'a>,
 }
 
@@ -400,7 +400,7 @@ mod tests {
     const FORMAT: Format =
         Format { kind: Kind { magic: b"KILNTST1", name: "test", extension: "test" }, columns: &["numbers", "lists"] };
 
-    fn go_on(_: Progress) -> ControlFlow<()> {
+    fn go_on(_: Preparation) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 

@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
     use crate::settings::Documents;
-    use crate::store::Progress;
+    use crate::store::Preparation;
 
     struct Fixture {
         folder: tempfile::TempDir,
@@ -165,7 +165,7 @@ mod tests {
         Fixture { folder, corpus, tokenizer }
     }
 
-    fn go_on(_: Progress) -> ControlFlow<()> {
+    fn go_on(_: Preparation) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
@@ -262,7 +262,12 @@ mod tests {
         let bytes = corpus.num_bytes();
         assert_eq!(
             last,
-            Some(Progress { done_bytes: bytes, total_bytes: bytes, tokens: store.len() as u64, ..Progress::default() })
+            Some(Preparation {
+                done_bytes: bytes,
+                total_bytes: bytes,
+                tokens: store.len() as u64,
+                ..Preparation::default()
+            })
         );
     }
 

@@ -17,7 +17,7 @@ pub use found::found;
 use kiln_core::error::{Error, Result};
 use kiln_core::model_config::Labels;
 use kiln_data::labels::label_names;
-use kiln_data::store::{Doing, OnProgress, Progress};
+use kiln_data::store::{Doing, OnProgress, Preparation};
 use kiln_data::{hub, paths};
 pub use opened::Inputs;
 use opening::{Opening, with_dataset};
@@ -38,7 +38,7 @@ impl Inputs {
         let config = &*with_dataset(config, used)?;
         if let Some(files) = count_files(config, used) {
             // A signal ends reading itself.
-            let _ = progress(Progress::begins(Doing::Reading(files)));
+            let _ = progress(Preparation::begins(Doing::Reading(files)));
         }
         let opening = Opening::new(config, used, progress)?;
         let mut inputs = match config.data.format {

@@ -7,7 +7,7 @@ use kiln_data::blocks::Blocks;
 use kiln_data::corpus::Corpus;
 use kiln_data::learned::learned_bpe;
 use kiln_data::masking::{Masked, Masking};
-use kiln_data::store::{Doing, OnProgress, Progress};
+use kiln_data::store::{Doing, OnProgress, Preparation};
 use kiln_data::stream::{self, Streamed};
 use kiln_data::table::Columns;
 use kiln_data::tokenizer::Tokenizer;
@@ -90,7 +90,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     };
     let mut open = |corpus: Corpus| {
         // The cache is looked up by the content of the files.
-        let _ = (opening.progress)(Progress::begins(Doing::Reading(corpus.files().len())));
+        let _ = (opening.progress)(Preparation::begins(Doing::Reading(corpus.files().len())));
         let store = TokenStore::build_or_open(&folder, &corpus, &tokenizer, opening.progress)?;
         tell_replaced(corpus.files(), store.replaced());
         opening.replaced += store.replaced();

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::Label;
     use crate::messages::messages;
-    use crate::store::Progress;
+    use crate::store::Preparation;
 
     const LIMITS: Limits = Limits {
         vocab_size: 10,
@@ -171,7 +171,7 @@ mod tests {
         TokenizedData::open(&folder.path().join("cache"), &[file], task, &mut go_on)
     }
 
-    fn go_on(_: Progress) -> ControlFlow<()> {
+    fn go_on(_: Preparation) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 

@@ -265,9 +265,9 @@ mod tests {
     use std::ops::ControlFlow;
 
     use super::*;
-    use crate::store::Progress;
+    use crate::store::Preparation;
 
-    fn go_on(_: Progress) -> ControlFlow<()> {
+    fn go_on(_: Preparation) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
@@ -316,7 +316,8 @@ mod tests {
             assert_eq!((store.len(), store.num_tokens), (400, 400_000));
             let bytes = text.len() as u64;
             assert!(told.len() > 2 && told.is_sorted_by_key(|state| state.done_bytes), "{told:?}");
-            let whole = Progress { done_bytes: bytes, total_bytes: bytes, tokens: 400_000, ..Progress::default() };
+            let whole =
+                Preparation { done_bytes: bytes, total_bytes: bytes, tokens: 400_000, ..Preparation::default() };
             assert_eq!(told.last(), Some(&whole));
         }
     }

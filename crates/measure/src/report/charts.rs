@@ -9,7 +9,7 @@ use plotters::style::RGBColor;
 use super::drawing::{
     Across, Bar, Chart, Curve, Dot, Named, Point, Span, Stack, bar_chart, line_chart, scatter, series, stacked_chart,
 };
-use super::run::Run;
+use super::run::RunPage;
 use crate::compare::{ArmReport, Comparison, LossPoint, Report, Role};
 use crate::sweep::{Sweep, Trial};
 use crate::verdict::Verdict;
@@ -121,7 +121,7 @@ pub(super) fn all(report: &Report) -> Result<Vec<Chart>> {
 }
 
 /// The charts of one run; those by optimizer steps have one axis.
-pub(super) fn of_run(run: &Run) -> Result<Vec<Chart>> {
+pub(super) fn of_run(run: &RunPage) -> Result<Vec<Chart>> {
     let mut charts = Vec::new();
     let of = |key: &str, index: usize| {
         let at = |(row, _): &(Record, f64)| Some(Point::at(row.get("step")?, row.get(key)?));

@@ -18,7 +18,7 @@ use kiln::trainer::PAGE;
 use kiln_core::clock;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_regular_text, write_json, write_whole};
-use run::Run;
+use run::RunPage;
 
 use crate::compare::Report;
 use crate::sweep::Sweep;
@@ -63,7 +63,8 @@ pub fn write(report: &Report, out: &Path) -> Result<()> {
 /// # Errors
 /// A folder without a run, a `report.html` there that is not Kiln's, the operating system's.
 pub fn page_of_run(folder: &Path) -> Result<()> {
-    let run = Run::read(folder)?.ok_or_else(|| Error::data(format!("{}: there is no run in it", folder.display())))?;
+    let run =
+        RunPage::read(folder)?.ok_or_else(|| Error::data(format!("{}: there is no run in it", folder.display())))?;
     write_run(&run, folder, 0).map(|_| ())
 }
 
@@ -71,7 +72,7 @@ pub fn page_of_run(folder: &Path) -> Result<()> {
 ///
 /// # Errors
 /// A `report.html` in `out` that is not Kiln's, the operating system's.
-pub fn write_run(run: &Run, out: &Path, width: usize) -> Result<String> {
+pub fn write_run(run: &RunPage, out: &Path, width: usize) -> Result<String> {
     write_page(run.document(clock::rfc3339()), &charts::of_run(run)?, out, width)
 }
 

@@ -22,7 +22,7 @@ use crate::table::{Rows, Table, fixed, significant};
 
 /// The contents of a run folder that the page shows.
 #[derive(Debug)]
-pub struct Run {
+pub struct RunPage {
     folder: PathBuf,
     status: Status,
     /// The rows of `metrics.jsonl`, each with the seconds of training before it.
@@ -64,7 +64,7 @@ const MOST_SAMPLE_LINES: usize = 200;
 /// A share of the time that waiting for data takes, above which that is worth a warning.
 const MUCH_WAITING: f64 = 0.1;
 
-impl Run {
+impl RunPage {
     /// Reads the run in `folder`; none where there is none.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ use super::logging::Logging;
 use super::losses::Losses;
 use super::observer::Part;
 use super::output::RunFolder;
-use super::run::Run;
+use super::run::Training;
 use super::run_log::RunLog;
 use super::runs::rows;
 use super::saver::Saver;
@@ -38,7 +38,7 @@ use crate::task::TrainingTask;
 
 impl<T: TrainingTask> Trainer<T> {
     /// The run at its start, or where `checkpoint` stands.
-    pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Run> {
+    pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Training> {
         let watch = Watch::start(self.session.plan());
         let checked = self.verify_start(checkpoint)?;
         let seen = NewKernels::start();
@@ -106,7 +106,7 @@ impl<T: TrainingTask> Trainer<T> {
                 kernels = Kernels::after_warmup(seen);
             }
         }
-        Ok(Run {
+        Ok(Training {
             progress,
             control,
             position,
@@ -129,7 +129,7 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// Prepares the first step of this process.
-    pub(super) fn begin_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
+    pub(super) fn begin_training(&mut self, folder: &mut RunFolder, run: &mut Training) -> Result<()> {
         let is_synchronous = self.session.plan().engine.device.kind == DeviceKind::Cpu;
         self.observer.begin(folder.path(), &run.progress, is_synchronous)?;
         self.spans.begin();
@@ -175,7 +175,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// Puts the weights of the best checkpoint into the model, and tells the callbacks how that one
     /// was evaluated.
-    pub(super) fn load_best(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
+    pub(super) fn load_best(&mut self, folder: &mut RunFolder, run: &mut Training) -> Result<()> {
         let best = &run.evaluating.best;
         let Some(step) = best.step else { return Ok(()) };
         if step != run.progress.step {

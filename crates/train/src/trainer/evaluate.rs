@@ -7,7 +7,7 @@ use kiln_core::error::{ErrorKind, Result};
 use super::callback::Activity;
 use super::observer::Part;
 use super::output::RunFolder;
-use super::run::Run;
+use super::run::Training;
 use super::setup::Trainer;
 use crate::engine::device::release_memory;
 use crate::evaluation::evaluate;
@@ -15,7 +15,7 @@ use crate::task::TrainingTask;
 
 impl<T: TrainingTask> Trainer<T> {
     /// Evaluates and writes the row. When a signal comes first, the evaluation stays due.
-    pub(super) fn evaluate_and_record(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<()> {
+    pub(super) fn evaluate_and_record(&mut self, folder: &mut RunFolder, run: &mut Training) -> Result<()> {
         run.evaluating.is_best = false;
         run.evaluating.is_pending = false;
         let Some(validation) = self.session.validation().cloned() else { return Ok(()) };

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::manifest::FAULT;
 use super::output::RunFolder;
-use super::run::Run;
+use super::run::Training;
 use super::{checkpoint, run_log};
 use crate::engine::compiler;
 use crate::engine::handover::Engine;
@@ -24,7 +24,7 @@ fn is_fault(error: &Error) -> bool {
 
 /// Marks checkpoints and writes the bundle, if `error` is a fault, and returns a sentence that says
 /// so. A failure meanwhile is only a warning, because the fault itself is the error to report.
-pub(super) fn report(plan: &TrainPlan, folder: &RunFolder, run: &mut Run, error: &Error) -> Option<String> {
+pub(super) fn report(plan: &TrainPlan, folder: &RunFolder, run: &mut Training, error: &Error) -> Option<String> {
     if !is_fault(error) {
         return None;
     }
@@ -56,7 +56,7 @@ pub(super) fn report(plan: &TrainPlan, folder: &RunFolder, run: &mut Run, error:
 fn write_bundle(
     plan: &TrainPlan,
     folder: &RunFolder,
-    run: &Run,
+    run: &Training,
     error: &Error,
     first: u64,
     suspect: &[u64],

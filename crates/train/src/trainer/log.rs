@@ -12,7 +12,7 @@ use super::callback::{Callback, DeviceValues};
 use super::debug;
 use super::guard::{Guard, Reading};
 use super::output::RunFolder;
-use super::run::Run;
+use super::run::Training;
 use super::setup::Trainer;
 use super::step_closures::{StepClosures, When};
 use crate::optim::scaler::{MIN_SCALE, Scaling};
@@ -30,7 +30,7 @@ struct ReadValues {
 
 impl StepValues {
     /// Shows the callbacks what is still on the device.
-    pub(super) fn show<M>(&self, callbacks: &mut [Box<dyn Callback<M>>], run: &mut Run) {
+    pub(super) fn show<M>(&self, callbacks: &mut [Box<dyn Callback<M>>], run: &mut Training) {
         let values = DeviceValues { loss: &self.loss, grad_norm: &self.grad_norm };
         callbacks.iter_mut().for_each(|callback| callback.on_step_values(&run.progress, values, &mut run.closures));
     }
@@ -38,7 +38,12 @@ impl StepValues {
     /// Reads loss, gradient norm, loss scale, the losses since the last row, what the guard of
     /// `run` wants to know and what `closures` wait for, in one transfer.
     #[track_caller]
-    fn read<M: Module>(&self, run: &mut Run, model: Option<&M>, closures: StepClosures<'static>) -> Result<ReadValues> {
+    fn read<M: Module>(
+        &self,
+        run: &mut Training,
+        model: Option<&M>,
+        closures: StepClosures<'static>,
+    ) -> Result<ReadValues> {
         let (mut figures, mut scaling, mut reading) = ([f64::NAN; 3], None, Guard::reading(&[]));
         let mut closures: StepClosures<'_> = closures;
         let window = run.losses.window().unwrap_or_else(|| self.loss.zeros_like());
@@ -57,7 +62,7 @@ impl StepValues {
 
     /// A checkpoint of a run that learns nothing any more would only be in the way.
     #[track_caller]
-    pub(super) fn read_finite(&self, run: &mut Run) -> Result<()> {
+    pub(super) fn read_finite(&self, run: &mut Training) -> Result<()> {
         self.read(run, None::<&Param<Tensor<1>>>, StepClosures::default())?.check_finite(run)
     }
 }
@@ -69,7 +74,7 @@ impl ReadValues {
         self.scaling.as_ref().is_some_and(|scaling| scaling.found_inf > 0.0 && scaling.loss_scale >= MIN_SCALE)
     }
 
-    fn check_finite(&self, run: &mut Run) -> Result<()> {
+    fn check_finite(&self, run: &mut Training) -> Result<()> {
         // The figures of a skipped step are no numbers, and that is no fault.
         let (loss, grad_norm) = if self.is_skipped() { (0.0, 0.0) } else { (self.loss, self.grad_norm) };
         run.guard.check_finite(&run.progress, loss, grad_norm, self.reading)
@@ -79,7 +84,13 @@ impl ReadValues {
 impl<T: TrainingTask> Trainer<T> {
     /// Reads the values of the step and writes its row. `waited` is how long batches have been
     /// waited for in all.
-    pub(super) fn log(&mut self, folder: &mut RunFolder, run: &mut Run, after: &After, waited: Duration) -> Result<()> {
+    pub(super) fn log(
+        &mut self,
+        folder: &mut RunFolder,
+        run: &mut Training,
+        after: &After,
+        waited: Duration,
+    ) -> Result<()> {
         let values = &after.values;
         let closures = std::mem::take(&mut run.closures);
         let read = values.read(run, Some(&self.state.model), closures)?;

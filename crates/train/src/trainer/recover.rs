@@ -9,7 +9,7 @@ use kiln_core::metrics::MetricsFile;
 
 use super::checkpoint::{self, Checkpoint};
 use super::output::RunFolder;
-use super::run::Run;
+use super::run::Training;
 use super::setup::Trainer;
 use crate::plan::{BatchPlan, TrainPlan};
 use crate::task::TrainingTask;
@@ -24,7 +24,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing
     /// that the run promises. Rows written since are taken back, plan.toml and plan.json are
     /// written again.
-    pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Run> {
+    pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Training> {
         let checkpoint = Checkpoint::newest(&folder.checkpoints())?;
         checkpoint::supersede(
             &folder.checkpoints(),

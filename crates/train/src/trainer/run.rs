@@ -25,8 +25,8 @@ use super::step_closures::StepClosures;
 use crate::optim::scaler::Verdict;
 use crate::plan::TrainPlan;
 
-/// The state of a run between two steps.
-pub(super) struct Run {
+/// A training under way: the state of its run between two steps.
+pub(super) struct Training {
     pub(super) progress: Progress,
     pub(super) control: Control,
     /// Where the training data stands.
@@ -57,7 +57,7 @@ pub(super) struct Run {
     pub(super) history: History,
 }
 
-impl Run {
+impl Training {
     /// Whether another step follows.
     pub(super) fn goes_on(&self) -> bool {
         self.progress.step < self.progress.total_steps && !self.control.should_training_stop
@@ -76,7 +76,7 @@ impl Run {
 }
 
 /// How long training waited for the last checkpoint to be written.
-pub(super) fn finish_saving(run: &mut Run) -> Result<Duration> {
+pub(super) fn finish_saving(run: &mut Training) -> Result<Duration> {
     let started = Instant::now();
     run.saver.wait()?;
     run.clock.exclude_saving(started.elapsed());
@@ -87,7 +87,12 @@ pub(super) fn finish_saving(run: &mut Run) -> Result<Duration> {
 ///
 /// # Errors
 /// The operating system's.
-pub(super) fn write_trainer_state(folder: &RunFolder, plan: &TrainPlan, run: &mut Run, is_last: bool) -> Result<()> {
+pub(super) fn write_trainer_state(
+    folder: &RunFolder,
+    plan: &TrainPlan,
+    run: &mut Training,
+    is_last: bool,
+) -> Result<()> {
     let best = run.evaluating.best.step.map(|step| folder.checkpoints().join(checkpoint::name(step)));
     let rest = json!({
         "best_global_step": run.evaluating.best.step,

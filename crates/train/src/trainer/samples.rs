@@ -12,7 +12,7 @@ use super::callback::{Activity, Progress};
 use super::observer::Part;
 use super::output::RunFolder;
 use super::page::{CONFUSION, ConfusionFile, MOST_CLASSES, SAMPLES, earlier_samples};
-use super::run::Run;
+use super::run::Training;
 use super::setup::Trainer;
 use crate::arguments::Samples;
 use crate::confusion::{Confusion, class_name};
@@ -55,7 +55,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// Makes the samples of the step from which the run is continued, where a signal cut them
     /// short.
-    pub(super) fn make_up_samples(&mut self, folder: &RunFolder, run: &mut Run) -> Result<()> {
+    pub(super) fn make_up_samples(&mut self, folder: &RunFolder, run: &mut Training) -> Result<()> {
         let Progress { step, total_steps, .. } = run.progress;
         if step == 0 || !self.samples_are_due(step, total_steps) {
             return Ok(());
@@ -69,7 +69,7 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// Lets the model write its samples, keeps them and shows them.
-    pub(super) fn show_samples(&mut self, folder: &RunFolder, run: &mut Run) -> Result<()> {
+    pub(super) fn show_samples(&mut self, folder: &RunFolder, run: &mut Training) -> Result<()> {
         let samples = self.sample(folder, run)?;
         if !samples.is_empty() {
             self.callbacks.iter_mut().for_each(|callback| callback.on_samples(&run.progress, &samples));
@@ -80,7 +80,7 @@ impl<T: TrainingTask> Trainer<T> {
     /// Lets the model write its samples and keeps them in the place of those of this step and of
     /// later ones, which a run that was continued from an earlier checkpoint makes again. None are
     /// written once a signal has come, since it cuts them short.
-    pub(super) fn sample(&mut self, folder: &RunFolder, run: &mut Run) -> Result<Vec<String>> {
+    pub(super) fn sample(&mut self, folder: &RunFolder, run: &mut Training) -> Result<Vec<String>> {
         if self.session.plan().samples == Samples::Never {
             return Ok(Vec::new());
         }

@@ -11,7 +11,7 @@ use super::callback::Activity;
 use super::checkpoint::{self, FORMAT_VERSION, Snapshot, State};
 use super::observer::Part;
 use super::output::RunFolder;
-use super::run::{Run, write_trainer_state};
+use super::run::{Training, write_trainer_state};
 use super::setup::Trainer;
 use super::stopping::Stopping;
 use crate::optim::scaler::LossScaler;
@@ -24,7 +24,7 @@ impl<T: TrainingTask> Trainer<T> {
     pub(super) fn save(
         &mut self,
         folder: &mut RunFolder,
-        run: &mut Run,
+        run: &mut Training,
         after: &After,
         stopping: Stopping,
     ) -> Result<()> {

@@ -15,7 +15,7 @@ use super::captured::CapturedSteps;
 use super::eager::Eager;
 use super::executor::{Executor, MicroBatch, Totals, Updated};
 use super::observer::Part;
-use super::run::Run;
+use super::run::Training;
 use super::setup::Trainer;
 use super::shapes::Shape;
 use crate::distributed::World;
@@ -44,7 +44,7 @@ pub(super) struct Stepped {
 
 impl<T: TrainingTask> Trainer<T> {
     /// Tells that a step begins, which may be held up.
-    pub(super) fn begin_step(&mut self, run: &mut Run) {
+    pub(super) fn begin_step(&mut self, run: &mut Training) {
         if std::mem::take(&mut run.epoch_begins) {
             self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_begin(&run.progress));
         }
@@ -54,7 +54,7 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// Counts a step after which the data stands at `position`, and tells that it has been made.
-    pub(super) fn end_step(&mut self, run: &mut Run, stepped: Stepped, position: Position) -> Result<After> {
+    pub(super) fn end_step(&mut self, run: &mut Training, stepped: Stepped, position: Position) -> Result<After> {
         let Stepped { loss, grad_norm, lr, verdict, tokens, epoch_ended } = stepped;
         self.callbacks.iter_mut().for_each(|callback| callback.on_optimizer_step(&run.progress, &self.state.model));
         run.note_step(&loss, &grad_norm, verdict.as_ref());
@@ -109,7 +109,7 @@ impl<T: TrainingTask> Trainer<T> {
         &mut self,
         executor: &mut dyn Executor<T>,
         loader: &mut Loader<T::Example, Option<T::Batch>>,
-        run: &mut Run,
+        run: &mut Training,
     ) -> Result<Stepped> {
         let step = run.progress.step;
         let (mut labels, mut first_labels, mut micro_batches, mut tokens) = (0.0, 0.0, 0, 0);

@@ -8,7 +8,7 @@ use kiln_core::signals::{self, Signal};
 
 use super::after::After;
 use super::output::RunFolder;
-use super::run::{Run, finish_saving};
+use super::run::{Training, finish_saving};
 use super::runs;
 use super::setup::Purpose;
 use super::status::RunStatus;
@@ -26,7 +26,7 @@ pub(super) struct Stopping {
 
 impl Stopping {
     /// Asks signals, the time `limit` and what `run` has been told.
-    pub(super) fn of(after: &After, run: &Run, folder: &RunFolder, limit: Option<Duration>) -> Self {
+    pub(super) fn of(after: &After, run: &Training, folder: &RunFolder, limit: Option<Duration>) -> Self {
         // Over all processes of the run.
         let seconds = folder.status.seconds_before + run.clock.start.elapsed().as_secs_f64();
         Self {
@@ -58,13 +58,13 @@ impl Stopping {
     }
 
     /// Whether the run is to be continued from here. Early stopping is an end.
-    pub(super) fn is_continued(&self, run: &Run) -> bool {
+    pub(super) fn is_continued(&self, run: &Training) -> bool {
         let stopped = self.is_told && !self.is_last && !run.evaluating.best.is_exhausted();
         self.out_of_time || self.signal.is_some() || run.control.should_save || stopped
     }
 
     /// The error with which a signal ends the run, once its checkpoint is written.
-    pub(super) fn check_signal(&self, world: &World, run: &mut Run, purpose: Purpose) -> Result<()> {
+    pub(super) fn check_signal(&self, world: &World, run: &mut Training, purpose: Purpose) -> Result<()> {
         let Some(signal) = self.signal else { return Ok(()) };
         finish_saving(run)?;
         // A launcher ends the others with the first that ends, unless all have left.
@@ -82,7 +82,7 @@ impl Stopping {
 
     /// Whether the run ends here although its plan does not, which the status then says, with the
     /// command that goes on where the time `limit` is over.
-    pub(super) fn ends_early(&self, run: &Run, folder: &mut RunFolder, limit: Option<Duration>) -> bool {
+    pub(super) fn ends_early(&self, run: &Training, folder: &mut RunFolder, limit: Option<Duration>) -> bool {
         if self.is_last || !(self.out_of_time || self.is_told) {
             return false;
         }

@@ -11,7 +11,7 @@ use kiln_models::ops::threads;
 use super::after::After;
 use super::callback::Activity;
 use super::output::RunFolder;
-use super::run::{Run, finish_saving, write_trainer_state};
+use super::run::{Training, finish_saving, write_trainer_state};
 use super::run_log::RunLog;
 use super::setup::{Purpose, TrainOutput, Trainer};
 use super::stopping::Stopping;
@@ -111,7 +111,7 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// The loop from where `run` stands to the end of the plan, or to what stops it.
-    fn attempt(&mut self, folder: &mut RunFolder, mut run: Run) -> Result<TrainOutput> {
+    fn attempt(&mut self, folder: &mut RunFolder, mut run: Training) -> Result<TrainOutput> {
         // Some failures of a device come as panics of this thread.
         let output = catch_unwind(AssertUnwindSafe(|| self.run(folder, &mut run))).unwrap_or_else(|payload| {
             let (step, message) = (run.progress.step + 1, panics::message(&*payload));
@@ -142,7 +142,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// The training loop: an iteration computes one optimizer step, counts it, and lets every part
     /// do what is due.
-    fn run(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
+    fn run(&mut self, folder: &mut RunFolder, run: &mut Training) -> Result<TrainOutput> {
         let mut executor = self.executor()?;
         let mut loader = self.train_loader()?;
         loader.seek(run.position);
@@ -201,7 +201,7 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// Writes the model, the summary and the results after the last step.
-    fn end_training(&mut self, folder: &mut RunFolder, run: &mut Run) -> Result<TrainOutput> {
+    fn end_training(&mut self, folder: &mut RunFolder, run: &mut Training) -> Result<TrainOutput> {
         self.tell(&run.progress, Activity::Saving);
         let saving = finish_saving(run)?;
         if self.session.plan().saving.load_best_at_end {

@@ -8,7 +8,7 @@ use kiln_models::weights::save;
 
 use super::checkpoint::Checkpoint;
 use super::observer::Part;
-use super::run::Run;
+use super::run::Training;
 use super::setup::Trainer;
 use crate::engine::device::release_memory;
 use crate::engine::settings::DeviceKind;
@@ -43,7 +43,7 @@ impl<T: TrainingTask> Trainer<T> {
 
     /// The check of the compiler from the weights that the run has now. When it fails, checkpoints
     /// since the last one that passed are suspect.
-    pub(super) fn verify(&mut self, run: &mut Run) -> Result<()> {
+    pub(super) fn verify(&mut self, run: &mut Training) -> Result<()> {
         let (_time, started) = (self.spans.open(Part::Evaluation), Instant::now());
         let verifier = self.verifying.verifier()?;
         let verdict = self.world.made_by_root(|| {
