@@ -131,7 +131,7 @@ impl RunPlan {
 
     /// The estimated memory of the same run with micro-batches of `micro` examples.
     pub fn estimated_memory_of(&self, micro: usize) -> Option<MemoryEstimate> {
-        self.with_memory_of(&BatchPlan { micro, ..self.batch.clone() }).memory.estimate
+        self.with_memory_of(&BatchPlan { micro, ..self.train.batch.clone() }).memory.estimate
     }
 
     /// This plan with its steps cut as in `batch`, and the memory for that.

@@ -34,17 +34,17 @@ impl Shortage {
     pub fn of(session: &Session, room: Option<Room>) -> Result<Option<Self>> {
         let plan = session.run_plan()?;
         let (Some(needs), Some(room)) = (mib(&plan), room) else { return Ok(None) };
-        if plan.engine.device.kind != DeviceKind::Cpu || needs <= room.mib {
+        if plan.train.engine.device.kind != DeviceKind::Cpu || needs <= room.mib {
             return Ok(None);
         }
-        let halved = |plan: &RunPlan| Some(plan.with_memory_of(&plan.smaller_batch()?));
+        let halved = |plan: &RunPlan| Some(plan.with_memory_of(&plan.train.smaller_batch()?));
         let fits = |plan: &RunPlan| mib(plan).is_some_and(|mib| mib <= room.mib);
         let mut cut = halved(&plan);
         while let Some(smaller) = cut.as_ref().filter(|plan| !fits(plan)).and_then(halved) {
             cut = Some(smaller);
         }
         let of_batch = |plan: &RunPlan| {
-            let (micro, accumulation) = (plan.batch.micro, plan.batch.accumulation);
+            let (micro, accumulation) = (plan.train.batch.micro, plan.train.batch.accumulation);
             let name = format!(
                 "trainer.per_device_train_batch_size = {micro} with gradient_accumulation_steps = {accumulation}"
             );
@@ -58,7 +58,7 @@ impl Shortage {
         let (fit, mut short): (Vec<_>, Vec<_>) = ways.into_iter().partition(|(_, mib)| *mib <= room.mib);
         short.sort_by(|a, b| a.1.total_cmp(&b.1));
         let ways = fit.into_iter().chain(short).collect();
-        let smaller = cut.filter(fits).map(|plan| plan.batch.clone());
+        let smaller = cut.filter(fits).map(|plan| plan.train.batch.clone());
         Ok(Some(Self { needs, room, ways, smaller }))
     }
 }
@@ -66,7 +66,7 @@ impl Shortage {
 /// The other settings that lower the memory of the run of `session`, each with what is needed then.
 fn settings(session: &Session, plan: &RunPlan) -> Vec<(String, f64)> {
     type Change = fn(&mut crate::TrainingArguments);
-    let engine = &plan.engine;
+    let engine = &plan.train.engine;
     let changes: [(&str, bool, Change); 3] = [
         ("compiler.enabled = true", engine.mode == CompilerMode::Native, |trainer| {
             trainer.set_compiler(CompilerMode::Compiled);
@@ -90,7 +90,7 @@ fn settings(session: &Session, plan: &RunPlan) -> Vec<(String, f64)> {
         plan.architecture.as_ref().filter(|it| it.lora.is_none() && it.from.is_some())?;
         Some(("[lora] with r = 8".to_owned(), mib(&plan.with_adapters(&facts, 8))?))
     };
-    let evaluation = (plan.evaluation.batch_size > 1 && plan.evaluation.is_on()).then(|| {
+    let evaluation = (plan.train.evaluation.batch_size > 1 && plan.train.evaluation.is_on()).then(|| {
         let of_one = session.with(|trainer| trainer.per_device_eval_batch_size = 1);
         let plan = of_one.and_then(|session| session.run_plan()).ok()?;
         Some(("trainer.per_device_eval_batch_size = 1".to_owned(), mib(&plan)?))
