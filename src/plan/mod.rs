@@ -186,6 +186,10 @@ impl RunPlan {
             eval_batch: train.evaluation.batch_size.min(examples),
             compute: train.engine.compute(),
             checkpointing: train.engine.activation_checkpointing,
+            adapts_attention_alone: self.architecture.as_ref().and_then(|it| it.lora.as_ref()).is_some_and(|lora| {
+                let last = |name: &str| name.rsplit('.').next().is_some_and(|last| ATTENTION.contains(&last));
+                lora.target_modules.iter().all(|name| last(name))
+            }),
             skips: train.engine.precision.scales_loss(),
             sharded: train.distributed.optimizer_sharding,
             bytes_at_a_time: train.engine.device.bytes_at_a_time,
@@ -193,6 +197,10 @@ impl RunPlan {
         }))
     }
 }
+
+/// The names of the projections to query, key and value in the families of models.
+const ATTENTION: [&str; 10] =
+    ["c_attn", "query", "key", "value", "q_lin", "k_lin", "v_lin", "q_proj", "k_proj", "v_proj"];
 
 fn values(facts: &Facts, train: &TrainPlan) -> Values {
     let parameters = &facts.train.model.parameters;

@@ -127,3 +127,32 @@ impl fmt::Display for Shortage {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_names_the_limit_and_what_fits_before_what_lowers_it() {
+        let ways = |ways: &[(&str, f64)]| ways.iter().map(|(name, mib)| ((*name).to_owned(), *mib)).collect();
+        let of = |bound, given: &[(&str, f64)]| {
+            let room = Room { mib: 1000.0, bound };
+            Shortage { needs: 2853.4, room, ways: ways(given), smaller: None }.to_string()
+        };
+        assert_eq!(
+            of(Bound::AddressSpace, &[("a = 1", 812.0), ("b = 2", 999.9), ("c = 3", 1200.0)]),
+            "the run needs about 2,853 MiB, and 1,000 MiB are left by the limit of the address space (ulimit -v); it fits \
+             with a = 1 (812 MiB), or b = 2 (1,000 MiB)"
+        );
+        assert_eq!(
+            of(Bound::Machine, &[("c = 3", 1200.0)]),
+            "the run needs about 2,853 MiB, and 1,000 MiB are available on this machine; no setting alone makes it fit, and \
+             these lower it: c = 3 (1,200 MiB)"
+        );
+        assert_eq!(
+            of(Bound::Group, &[]),
+            "the run needs about 2,853 MiB, and 1,000 MiB are left by the limit of the control group (the container's); a \
+             smaller model or shorter sequences lower it"
+        );
+    }
+}

@@ -30,7 +30,7 @@ fn group_mib() -> Option<f64> {
 /// The limit that a process meets first when it asks for more memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
-    /// What other processes leave of the machine's memory and swap.
+    /// The machine's memory and swap, without what other processes have.
     Machine,
     /// The limit of the control group, as that of a container.
     Group,

@@ -42,6 +42,9 @@ pub(super) struct Activations {
     layers: u128,
     /// Embeddings and head, with what the loss and its gradient need at their largest.
     head: u128,
+    /// Logits of the plain loss that are mapped: the heap keeps the pages of what a step has had,
+    /// and one of the tensors of this size finds no place there in the next step.
+    mapped: u128,
     /// The head again, in the backward pass of the layers below.
     head_gradient: u128,
     /// Gradients on their way through a layer.
@@ -73,10 +76,14 @@ impl Activations {
         let is_adapted = inputs.values.multiplying > 0;
         let is_bf16 = takes_f32 && compute.dtype() == FloatDType::BF16;
         let given = |by: Operator| if is_bf16 && !is_adapted && !is_plain(by) { 1 } else { operand };
+        // A frozen layer without adapters keeps no operand, since its weight wants no gradient.
+        let is_spared = is_adapted && inputs.adapts_attention_alone;
+        let wanted = |halves: Halves| if is_spared { 0 } else { halves };
 
         // Of a token of a layer, in halves of a value. LayerNorm, twice: what it normalised, and in
-        // the plain form that once more, divided.
-        let norms = 2 * 2 * (width + plain(Operator::LayerNorm, width));
+        // the plain form that once more, divided, for the gradient of its weight.
+        let divided = if is_adapted { 0 } else { plain(Operator::LayerNorm, width) };
+        let norms = 2 * 2 * (width + divided);
         // Their results as operands: f32 is kept once; projections that stand apart each cast their
         // own.
         let is_apart = matches!(model, ModelConfig::Gpt2(config) if config.variant == Gpt2Variant::GptNeo);
@@ -86,12 +93,14 @@ impl Activations {
             (true, _, false) | (false, true, false) => 4 * operand,
             (false, false, _) => 2 * given(Operator::LayerNorm),
         };
+        // One of the two norms stands before the feed-forward block.
+        let casts = casts - casts / 2 + wanted(casts / 2);
         // And query, key, value and the context, which the projection after it multiplies.
         let context = match model.window() {
             Some((window, _)) if seq > window as u128 => operand,
             _ => given(Operator::Attention),
         };
-        let operands = (casts + 3 * operand + context) * width;
+        let operands = (casts + 3 * operand + wanted(context)) * width;
         // The scores' exponentials and twice the softmax, one of them as operand; where dropout
         // falls on it its mask.
         let softmax = 2 * 2 + operand + if attention_dropout { operand } else { 0 };
@@ -113,13 +122,14 @@ impl Activations {
         };
         // The feed-forward block as one operator keeps its input in bf16, a fused kernel on a GPU
         // as the product gives it.
-        let is_joined = is_bf16 && !is_adapted && !is_plain(Operator::Gelu);
+        let is_joined = is_bf16 && (!is_adapted || is_spared) && !is_plain(Operator::Gelu);
         let of_input = match inputs.host.is_some() || is_plain(Operator::Gelu) {
             true if is_joined => 1,
             true => 2,
             false => operand,
         };
-        let gelu = of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + given(Operator::Gelu) * inner;
+        let gelu =
+            of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + wanted(given(Operator::Gelu)) * inner;
         let layer = norms + operands + attention + masks + gelu;
         // A byte for each pair of a row's tokens, the same for all layers, and another where some
         // are local.
@@ -200,6 +210,9 @@ impl Activations {
             }
         };
 
+        let is_mapped = inputs.host.is_some() && is_language_model && !is_fused && logits >= MAPPED;
+        let mapped = if is_mapped { logits } else { 0 };
+
         let width = width_of_layers;
         let layer_bytes = |halves: u128| tokens * halves * F32 / 2;
         // The gradients of a layer's result, of what the activation gave, and of the feed-forward
@@ -232,10 +245,11 @@ impl Activations {
             passed: F32 * tokens * width,
             layers,
             head: F32 * tokens * around + loss + documents,
+            mapped,
             head_gradient,
             moving,
             again,
-            evaluation: Evaluation::new(inputs, is_language_model, tokens * inner * F32),
+            evaluation: Evaluation::new(inputs, is_language_model, is_fused, tokens * inner * F32),
             checkpointing,
         }
     }
@@ -261,14 +275,21 @@ impl Activations {
     /// When it ends: what the first layer keeps, beside all gradients.
     pub(super) fn at_the_bottom(&self) -> u128 {
         let layer = if self.layers == 1 { self.layer.min(self.last) } else { self.layer };
-        layer + self.moving + self.head_gradient
+        layer + self.moving + self.head_gradient + self.mapped
     }
 
     /// The memory of a batch of an evaluation, with the activations of training that are still
     /// allocated meanwhile.
     pub(super) fn of_evaluation(&self) -> u128 {
-        let left = if self.evaluation.beside_training { self.at_the_top() } else { 0 };
-        self.evaluation.bytes + left
+        let Evaluation { bytes, logits, fits } = self.evaluation;
+        if logits == 0 {
+            return bytes;
+        }
+        // The heap keeps the pages of training's tensors and gives them to as many of the logits as
+        // they hold.
+        let left = self.at_the_top();
+        let found = if fits { left / logits * logits } else { 0 };
+        left + bytes.saturating_sub(found)
     }
 }
 
@@ -281,14 +302,18 @@ fn at_a_time(bytes: u64, each: u128, count: u128) -> u128 {
 #[derive(Debug, Clone, Copy)]
 struct Evaluation {
     bytes: u128,
-    /// Its logits are mapped anew, while the heap keeps the pages of training's smaller tensors.
-    beside_training: bool,
+    /// The bytes of its logits where they come beside what training's tensors leave in the heap; 0
+    /// where they do not.
+    logits: u128,
+    /// Whether they are put where training's tensors were: tensors of two types leave places that
+    /// are too small (benches/results/2026-11-26-memory.md).
+    fits: bool,
 }
 
 impl Evaluation {
     /// Its logits twice, and narrow ones; without a vocabulary a layer's widest results. `widest`
     /// is the largest tensor of a layer in training.
-    fn new(inputs: &MemoryInputs<'_>, is_language_model: bool, widest: u128) -> Self {
+    fn new(inputs: &MemoryInputs<'_>, is_language_model: bool, is_fused: bool, widest: u128) -> Self {
         let MemoryInputs { model, compute, batch, .. } = *inputs;
         let tokens = (inputs.eval_batch * inputs.sequences) as u128 * batch.seq_len as u128;
         let (width, _, heads, _) = model.shape();
@@ -305,9 +330,13 @@ impl Evaluation {
             (true, false) => 5,
         };
         let logits = F32 * tokens * model.vocab_size() as u128;
+        let is_mixed = !compute.is_f32() && compute.ops().form(Operator::Linear) == Form::Fused;
+        // The plain loss of training has more logits than an evaluation.
+        let is_beside = inputs.host.is_some() && is_fused && widest < MAPPED && (logits >= MAPPED || is_mixed);
         Self {
             bytes: (F32 * tokens * layer as u128).max(logits * halves / 2),
-            beside_training: inputs.host.is_some() && is_language_model && logits >= MAPPED && widest < MAPPED,
+            logits: if is_beside { logits } else { 0 },
+            fits: !is_mixed,
         }
     }
 }

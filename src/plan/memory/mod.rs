@@ -41,6 +41,8 @@ pub struct MemoryInputs<'a> {
     pub compute: Compute,
     /// The activations that the backward pass computes again.
     pub checkpointing: ActivationCheckpointing,
+    /// Whether adapters stand on the projections to query, key and value, and on no other layer.
+    pub adapts_attention_alone: bool,
     /// Whether an update may be skipped (f16), so that the values before it have to be kept.
     pub skips: bool,
     /// Whether each device has a part of the optimizer's state.
@@ -146,7 +148,7 @@ impl MemoryEstimate {
             [parameters, multiplying, trained, state, largest].map(|n| F32 * n as u128);
         let is_narrow = !compute.is_f32();
         let weights = if is_narrow { weights - narrow / 2 } else { weights };
-        let saved = optimizer;
+        let (learning, saved) = (gradients, optimizer);
         let optimizer = if inputs.sharded { optimizer.div_ceil(batch.devices.count as u128) } else { optimizer };
         let activations = Activations::new(inputs);
         // Copies of the weights in the type of matrix products, which fused products on the CPU do
@@ -183,13 +185,11 @@ impl MemoryEstimate {
         ];
         let Moment { peak, gradients, other } =
             moments.into_iter().max_by_key(|moment| moment.gradients + moment.other).unwrap_or(first);
-        // Its values, and the bytes of the larger of its files while that is put together.
+        // Its values, which go to the files as they lie there.
         let checkpoint = match host {
             // Adapters are saved without their base.
-            Some(Host { saves: true, .. }) if parameters > trained && multiplying > 0 => {
-                gradients + saved + gradients.max(saved)
-            }
-            Some(Host { saves: true, .. }) => weights + saved + weights.max(saved),
+            Some(Host { saves: true }) if parameters > trained && multiplying > 0 => learning + saved,
+            Some(Host { saves: true }) => weights + saved,
             _ => 0,
         };
         let is_fused = compute.ops().form(Operator::Attention) == Form::Fused;
