@@ -76,8 +76,8 @@ pub(super) fn all(report: &Report) -> Result<Vec<Chart>> {
     ];
     // Where every step has as many tokens, this is the picture by steps once more.
     let is_by_steps = |pair: &[&&ArmReport]| {
-        let points = pair[0].loss.iter().zip(&pair[1].loss);
-        pair[0].loss.len() == pair[1].loss.len() && { points }.all(|(a, b)| a.step == b.step && a.tokens == b.tokens)
+        let [a, b] = [&pair[0].loss, &pair[1].loss];
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.step == b.step && a.tokens == b.tokens)
     };
     let has_tokens = !learning.windows(2).all(is_by_steps);
     for (name, title, across, x) in axes.into_iter().filter(|axis| has_tokens || axis.0 != "loss-tokens") {
@@ -87,7 +87,7 @@ pub(super) fn all(report: &Report) -> Result<Vec<Chart>> {
             let width = if index == 0 { 5 } else { 2 };
             Curve::new(arm.name.clone(), color(arm, index), arm.loss.iter().map(at).collect()).wide(width)
         };
-        let curves = learning.iter().enumerate().map(|(index, arm)| curve((index, arm))).collect::<Vec<_>>();
+        let curves = learning.iter().enumerate().map(curve).collect::<Vec<_>>();
         let caption = "Mean loss of the repeats; the bands reach from the least to the largest of their seeds.";
         charts.extend(line_chart(&Named { name, title, caption }, &across, "loss", &curves, Span::Values)?);
     }
