@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_slip_in_a_name_gets_the_file_that_is_there() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("tickets.csv"), "a\n").unwrap();
+        fs::write(folder.path().join("tickets.csv"), "a\n").unwrap();
         let help = |name: &str| {
             let path = folder.path().join(name).display().to_string();
             resolve(&[path], DataFormat::Csv).unwrap_err().help_line().unwrap().to_owned()

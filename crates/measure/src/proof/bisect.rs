@@ -221,7 +221,7 @@ mod tests {
         for (ms, expected) in [(0.5, 100), (20.0, 25), (400.0, 6)] {
             let mut timed = Vec::new();
             let mut probe = machine(DeviceKind::Cpu, &[], &[]);
-            let mut runner = |config: &RunConfig, steps: usize, look: Look| {
+            let mut runner = |config: &RunConfig, steps: usize, look: Look| -> Result<Probe> {
                 let mut made = probe(config, steps, look)?;
                 if look == Look::Times {
                     timed.push(steps);
