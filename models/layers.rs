@@ -54,7 +54,7 @@ pub struct Lora {
 #[derive(Module, Debug)]
 struct LowRank {
     weight: Param<Tensor<2>>,
-    /// Of the second one, `[out]`.
+    /// The bias of the second one, `[out]`.
     bias: Option<Param<Tensor<1>>>,
 }
 
@@ -159,8 +159,8 @@ impl Conv1D {
 }
 
 impl Lora {
-    /// The adapter of the layer `module` with a weight `[d_in, d_out]`. The lengths of its columns, if
-    /// they learn, are 1 until [`begin`](Self::begin) or a file sets them.
+    /// The adapter of the layer `module` with a weight `[d_in, d_out]`. The lengths of its columns,
+    /// if they learn, are 1 until [`begin`](Self::begin) or a file sets them.
     pub(crate) fn new(config: &LoraConfig, module: &str, [d_in, d_out]: [usize; 2], device: &Device) -> Self {
         let r = config.rank(module);
         let uniform = |fan_in: usize| {
@@ -201,9 +201,9 @@ impl Lora {
     }
 
     /// `x W + b + s ((drop(x) A) B + b')` for the frozen `weight` and the `bias`, if any, of the
-    /// layer: `[n, in] -> [n, out]`, f32. With lengths `m` of columns (DoRA) `x W + b + (c - 1) drop(x)
-    /// W + c s (drop(x) A) B` instead, where `c = m / ||W + s A B||` by column and the norm has no
-    /// gradient. Reference: `peft.tuners.lora.dora.DoraLinearLayer`.
+    /// layer: `[n, in] -> [n, out]`, f32. With lengths `m` of columns (DoRA) `x W + b + (c - 1)
+    /// drop(x) W + c s (drop(x) A) B` instead, where `c = m / ||W + s A B||` by column and the norm
+    /// has no gradient. Reference: `peft.tuners.lora.dora.DoraLinearLayer`.
     pub(crate) fn forward<'a>(
         &self,
         x: impl Into<Operand<'a>>,
@@ -248,7 +248,8 @@ impl Lora {
         sum.powf_scalar(2.0).sum_dim(0).sqrt().squeeze_dim(0)
     }
 
-    /// The weight and the bias, if there is one, of a layer that computes the same without an adapter.
+    /// The weight and the bias, if there is one, of a layer that computes the same without an
+    /// adapter.
     ///
     /// # Errors
     /// A bias of the adapter for a layer that has none.

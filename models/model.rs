@@ -241,7 +241,7 @@ impl Model {
     /// The names of the linear layers that get an adapter by `config`.
     ///
     /// # Errors
-    /// Those of [`with_lora`](Self::with_lora).
+    /// The errors of [`with_lora`](Self::with_lora).
     pub fn lora_targets(&self, config: &LoraConfig) -> Result<BTreeSet<String>> {
         config.check()?;
         let all = parameters(self);

@@ -44,9 +44,9 @@ pub struct LoraSection {
     /// second) or `false` (both uniform, for tests). Default: true.
     pub init_lora_weights: LoraInit,
     /// The ranks of layers that differ from `r`, by patterns: `{ "c_proj" = 4, "h\.0\..*" = 2 }`. A
-    /// pattern is a regular expression for the Hugging Face name of a layer or the last parts of it,
-    /// as in PEFT; the first that matches holds. One that no adapted layer matches is refused. Left
-    /// out: `r` for all.
+    /// pattern is a regular expression for the Hugging Face name of a layer or the last parts of
+    /// it, as in PEFT; the first that matches holds. One that no adapted layer matches is refused.
+    /// Left out: `r` for all.
     #[serde(skip_serializing_if = "Patterns::is_empty")]
     pub rank_pattern: Patterns<usize>,
     /// The values of layers that differ from `lora_alpha`, by patterns as in `rank_pattern`. Left

@@ -1,5 +1,5 @@
-//! `kiln forward`, `kiln generate`, `kiln merge` and `kiln export`, and the device of a command that
-//! takes a model folder.
+//! `kiln forward`, `kiln generate`, `kiln merge` and `kiln export`, and the device of a command
+//! that takes a model folder.
 
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;

@@ -215,7 +215,7 @@ impl Error {
         self.help.as_deref()
     }
 
-    /// What a user can do about the refusal of the operating system that this error follows from;
+    /// The remedy of a user for the refusal of the operating system that this error follows from;
     /// none where nothing is known to help.
     pub fn remedy(&self) -> Option<&'static str> {
         use std::io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};

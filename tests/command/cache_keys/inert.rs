@@ -1,4 +1,4 @@
-//! What changes no example, with the reason.
+//! Settings and names that change no example, with the reason.
 
 /// Settings that change no example, with the case in which each is tried, further settings that it
 /// needs, and the reason. Without a case no run of these can have it.

@@ -135,7 +135,8 @@ pub struct OptimArgs {
     /// Decay of the average of squares of `rmsprop` (default 0.99).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpha: Option<f64>,
-    /// Number that `rmsprop` (default 1e-8) and `adagrad` (default 1e-10) add to the root of squares.
+    /// Number that `rmsprop` (default 1e-8) and `adagrad` (default 1e-10) add to the root of
+    /// squares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eps: Option<f64>,
     /// Whether `rmsprop` subtracts the square of the average gradient (default false).

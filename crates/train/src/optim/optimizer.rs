@@ -130,8 +130,8 @@ impl OptimizerConfig {
 
     /// Whether an update can be skipped on the device; see [`Optimizer::step_unless`].
     pub fn can_skip(&self) -> bool {
-        // The decay rate of Adafactor and the learning rate of Adagrad with a decay are functions of
-        // the number of updates, and a program's rule may have one.
+        // The decay rate of Adafactor and the learning rate of Adagrad with a decay are functions
+        // of the number of updates, and a program's rule may have one.
         match self {
             Self::Adafactor(_) | Self::Own(_) => false,
             Self::Adagrad(config) => config.lr_decay == 0.0,

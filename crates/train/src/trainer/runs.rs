@@ -11,8 +11,8 @@ use kiln_core::process::shell_quoted;
 use kiln_core::words::thousands;
 use serde::{Serialize, Serializer};
 
-use crate::provenance::begun_from;
 use super::status::KILLED;
+use crate::provenance::begun_from;
 use crate::trainer::{RunStatus, Status, checkpoint};
 
 /// A run, as its folder shows it.
@@ -44,7 +44,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// What is known of a run by its status alone.
+    /// A run as far as it is known by its status alone.
     pub fn of_status(folder: &Path, status: Status) -> Self {
         Self {
             folder: folder.into(),
