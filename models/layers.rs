@@ -195,7 +195,7 @@ impl Lora {
     /// Where the lengths of the columns learn, they begin as those of `weight` with the adapter.
     pub(crate) fn begin(&mut self, weight: &Tensor<2>) {
         if let Some(magnitude) = self.lora_magnitude_vector.take() {
-            let lengths = self.lengths(weight.clone());
+            let lengths = lengths(self.sum(weight.clone()));
             self.lora_magnitude_vector = Some(Param::initialized(magnitude.id, lengths.require_grad()));
         }
     }
@@ -220,7 +220,9 @@ impl Lora {
             };
             return pass.adapted(x, weight, bias, low_rank, self.dropout, self.scaling);
         };
-        let factors = (magnitude.val() / self.lengths(weight.val())).unsqueeze::<2>();
+        let [a, b] = low_rank.map(|matrix| matrix.val().detach());
+        let sum = weight.val().detach().cast(FloatDType::F32) + a.matmul(b) * self.scaling;
+        let factors = (magnitude.val() / lengths(sum)).unsqueeze::<2>();
         if self.dropout == 0.0 || !pass.drops() {
             let y = pass.adapted(x, weight, None, low_rank, 0.0, self.scaling) * factors;
             return match bias {
@@ -241,22 +243,15 @@ impl Lora {
         weight.cast(FloatDType::F32) + self.lora_a.weight.val().matmul(self.lora_b.weight.val()) * self.scaling
     }
 
-    /// The lengths of the columns of `weight` with the adapter, without gradient: `[out]`.
-    fn lengths(&self, weight: Tensor<2>) -> Tensor<1> {
-        let [a, b] = [&self.lora_a, &self.lora_b].map(|matrix| matrix.weight.val().detach());
-        let sum = weight.detach().cast(FloatDType::F32) + a.matmul(b) * self.scaling;
-        sum.powf_scalar(2.0).sum_dim(0).sqrt().squeeze_dim(0)
-    }
-
     /// The weight and the bias, if there is one, of a layer that computes the same without an
     /// adapter.
     ///
     /// # Errors
     /// A bias of the adapter for a layer that has none.
     pub(crate) fn merged(&self, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Result<(Tensor<2>, Option<Tensor<1>>)> {
-        let sum = self.sum(weight.clone());
+        let sum = self.sum(weight);
         let merged = match &self.lora_magnitude_vector {
-            Some(magnitude) => sum * (magnitude.val() / self.lengths(weight)).unsqueeze::<2>(),
+            Some(magnitude) => sum.clone() * (magnitude.val() / lengths(sum)).unsqueeze::<2>(),
             None => sum,
         };
         let bias = match (bias, &self.lora_b.bias) {
@@ -269,6 +264,11 @@ impl Lora {
         };
         Ok((merged, bias))
     }
+}
+
+/// The lengths of the columns of a matrix: `[in, out] -> [out]`.
+fn lengths(matrix: Tensor<2>) -> Tensor<1> {
+    matrix.powf_scalar(2.0).sum_dim(0).sqrt().squeeze_dim(0)
 }
 
 /// Layer normalisation over the last dimension (Ba et al. 2016), statistics in f32 whatever the

@@ -319,7 +319,6 @@ impl Model {
     }
 
     /// This model with its adapters merged into its weights: it computes the same, up to rounding.
-    #[must_use]
     ///
     /// # Errors
     /// An adapter that no weights without one compute.

@@ -135,11 +135,11 @@ impl Rows {
     }
 
     /// The rows that `mask [batch, seq]` shows; none where it shows all of them, or hides a first
-    /// token. The mask is read, which is no transfer on the CPU.
+    /// token.
     fn unpadded(mask: &Tensor<2, Bool>) -> Option<Self> {
         let [batch, seq] = mask.dims();
         let device = mask.device();
-        let shown = mask.clone().into_data().iter::<bool>().collect::<Vec<_>>();
+        let shown = shown_places(mask).filter(|shown| shown.contains(&false))?;
         let (mut tokens, mut first) = (Vec::new(), Vec::new());
         for (place, shown) in shown.iter().enumerate() {
             if place % seq == 0 {
@@ -147,12 +147,7 @@ impl Rows {
             }
             if *shown {
                 tokens.push(place as i64);
-            } else if place % seq == 0 {
-                return None;
             }
-        }
-        if tokens.len() == shown.len() {
-            return None;
         }
         let ids = |ids: Vec<i64>| {
             let len = ids.len();
@@ -180,13 +175,7 @@ impl Rows {
         if !DeviceKernels::on(device).are_on_host {
             return self;
         }
-        let mut shown = vec![true; batch * seq];
-        if let Some(mask) = attention_mask {
-            let values = mask.into_data().iter::<bool>().collect::<Vec<_>>();
-            if values.iter().step_by(seq).all(|first| *first) {
-                shown = values;
-            }
-        }
+        let shown = attention_mask.and_then(|mask| shown_places(&mask)).unwrap_or_else(|| vec![true; batch * seq]);
         let of = |is_computed: &dyn Fn(usize) -> bool| RowNumbers::new(vec![seq; batch], is_computed);
         let numbers = LayerNumbers { layers: of(&|place| shown[place]), last_layer: of(&|place| place % seq == 0) };
         Self { numbers: Some(numbers), ..self }
@@ -210,6 +199,13 @@ impl Rows {
             None => x,
         }
     }
+}
+
+/// Whether `mask [batch, seq]` shows the token of each place; none where it hides a first token,
+/// beside which all rows are computed. The mask is read, which is no transfer on the CPU.
+fn shown_places(mask: &Tensor<2, Bool>) -> Option<Vec<bool>> {
+    let shown = mask.clone().into_data().iter::<bool>().collect::<Vec<_>>();
+    shown.iter().step_by(mask.dims()[1]).all(|first| *first).then_some(shown)
 }
 
 impl LayerNumbers {

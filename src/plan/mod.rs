@@ -215,6 +215,12 @@ fn values(facts: &Facts, train: &TrainPlan) -> Values {
             }
             None => 0,
         },
+        dora: parameters
+            .iter()
+            .filter(|parameter| parameter.name.ends_with(".lora_magnitude_vector"))
+            .map(|parameter| parameter.num_elements())
+            .sum::<usize>()
+            * facts.architecture.lora.as_ref().map_or(0, |lora| if lora.lora_dropout > 0.0 { 3 } else { 1 }),
         largest: learning().map(|parameter| parameter.num_elements()).max().unwrap_or(0),
         state: learning().flat_map(|parameter| optimizer.state(parameter)).map(|(_, n)| n).sum(),
         resident: facts.resident,

@@ -92,7 +92,7 @@ macro_rules! last_words {
 
 /// The run that this process trains.
 #[cfg(unix)]
-struct Training {
+struct Restart {
     folder: Option<PathBuf>,
     /// The program that begins the run again with half its micro-batch.
     again: Option<Program>,
@@ -109,7 +109,7 @@ struct Program {
 }
 
 #[cfg(unix)]
-static TRAINING: AtomicPtr<Training> = AtomicPtr::new(std::ptr::null_mut());
+static RESTART: AtomicPtr<Restart> = AtomicPtr::new(std::ptr::null_mut());
 
 /// From now on this process trains the run in `folder`; refused memory it begins again with
 /// `arguments`.
@@ -117,13 +117,13 @@ static TRAINING: AtomicPtr<Training> = AtomicPtr::new(std::ptr::null_mut());
 pub(super) fn begins_again(folder: Option<PathBuf>, arguments: Option<Vec<OsString>>) {
     let again = arguments.and_then(Program::new);
     // One that was there stays in memory: a thread that ends the process may be reading it.
-    TRAINING.store(Box::into_raw(Box::new(Training { folder, again })), Ordering::SeqCst);
+    RESTART.store(Box::into_raw(Box::new(Restart { folder, again })), Ordering::SeqCst);
 }
 
 /// The training is over.
 #[cfg(unix)]
 pub(super) fn trains_no_more() {
-    TRAINING.store(std::ptr::null_mut(), Ordering::SeqCst);
+    RESTART.store(std::ptr::null_mut(), Ordering::SeqCst);
 }
 
 #[cfg(not(unix))]
@@ -133,11 +133,11 @@ pub(super) fn begins_again(_: Option<PathBuf>, _: Option<Vec<OsString>>) {}
 pub(super) fn trains_no_more() {}
 
 #[cfg(unix)]
-impl Training {
+impl Restart {
     #[allow(unsafe_code)]
     fn of_this_process() -> Option<&'static Self> {
         // SAFETY: null, or a box that nobody frees.
-        unsafe { TRAINING.load(Ordering::SeqCst).as_ref() }
+        unsafe { RESTART.load(Ordering::SeqCst).as_ref() }
     }
 
     /// Writes into the run folder that the run has ended, and why. It takes some memory, little of
@@ -212,7 +212,7 @@ fn out_of_memory(lacking: Lacking) -> ! {
     if ENDING.swap(true, Ordering::SeqCst) {
         std::thread::sleep(ENDS_WITHIN);
     } else {
-        let training = Training::of_this_process();
+        let training = Restart::of_this_process();
         if let Some(program) = training.and_then(|training| training.again.as_ref()) {
             program.begin();
         }

@@ -130,7 +130,8 @@ impl Activations {
         };
         let gelu =
             of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + wanted(given(Operator::Gelu)) * inner;
-        let layer = norms + operands + attention + masks + gelu;
+        let dora = 2 * inputs.values.dora as u128 / layers;
+        let layer = norms + operands + attention + masks + gelu + dora;
         // A byte for each pair of a row's tokens, the same for all layers, and another where some
         // are local.
         let documents = match (inputs.documents, model.window()) {

@@ -66,12 +66,21 @@ pub struct Values {
     /// kept in the type of matrix products.
     #[serde(default)]
     pub multiplying: usize,
+    /// Values of a token that adapters with DoRA keep beside those of other adapters: a result of
+    /// each layer, and with dropout three.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dora: usize,
     /// Parameters of the largest trainable tensor.
     pub largest: usize,
     /// Values of the optimizer's state.
     pub state: usize,
     /// Bytes that the process has resident before it trains: the program, tokenizer and data.
     pub resident: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(value: &usize) -> bool {
+    *value == 0
 }
 
 /// The CPU's memory, where the run trains on the CPU: it also holds the program and checkpoints
@@ -143,7 +152,7 @@ impl MemoryEstimate {
     /// The estimate for `inputs`.
     pub fn new(inputs: &MemoryInputs<'_>) -> Self {
         let MemoryInputs { values, batch, host, compute, .. } = *inputs;
-        let Values { parameters, trained, multiplying, largest, state, resident } = values;
+        let Values { parameters, trained, multiplying, largest, state, resident, .. } = values;
         let [weights, narrow, gradients, optimizer, largest] =
             [parameters, multiplying, trained, state, largest].map(|n| F32 * n as u128);
         let is_narrow = !compute.is_f32();
