@@ -217,7 +217,7 @@ impl BertModel {
     ) -> Tensor<2> {
         let x = rows.of(self.embeddings.forward(input_ids, token_type_ids, pass), pass.ops()); // [rows, embedding_size]
         match &self.embeddings_project {
-            Some(project) => project.forward(x, pass),
+            Some(project) => project.forward(x, rows.pass(pass, false)),
             None => x,
         }
     }
@@ -295,13 +295,15 @@ impl BertAttention {
     /// first tokens.
     fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
         let BertSelfAttention { query, key, value, num_heads: heads, dropout } = &self.self_;
-        let project = |linear: &Linear, x: &Tensor<2>| pass.compute.narrow(linear.forward(x.clone(), pass));
-        let (key, value) = (project(key, &x), project(value, &x));
+        let project =
+            |linear: &Linear, x: &Tensor<2>, pass: Pass<'_>| pass.compute.narrow(linear.forward(x.clone(), pass));
+        let of_keys = rows.pass(pass, false);
+        let (key, value) = (project(key, &x, of_keys), project(value, &x, of_keys));
         let x = match only {
             Some(first) => first.of(x, rows.batch, pass.ops()),
             None => x,
         };
-        let query = project(query, &x);
+        let query = project(query, &x, pass);
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
         let attention = pass.attention(rows.batch, *heads, scale, *dropout);
         let context = attention.operand(Qkv::Separate { query, key, value }, &rows.mask);

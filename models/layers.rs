@@ -195,7 +195,7 @@ impl Lora {
     /// Where the lengths of the columns learn, they begin as those of `weight` with the adapter.
     pub(crate) fn begin(&mut self, weight: &Tensor<2>) {
         if let Some(magnitude) = self.lora_magnitude_vector.take() {
-            let lengths = lengths(self.sum(weight.clone()));
+            let lengths = lengths(self.sum(weight.clone())).detach();
             self.lora_magnitude_vector = Some(Param::initialized(magnitude.id, lengths.require_grad()));
         }
     }
@@ -220,9 +220,8 @@ impl Lora {
             };
             return pass.adapted(x, weight, bias, low_rank, self.dropout, self.scaling);
         };
-        let [a, b] = low_rank.map(|matrix| matrix.val().detach());
-        let sum = weight.val().detach().cast(FloatDType::F32) + a.matmul(b) * self.scaling;
-        let factors = (magnitude.val() / lengths(sum)).unsqueeze::<2>();
+        let lengths = lengths(self.sum(weight.val())).detach();
+        let factors = (magnitude.val() / lengths).unsqueeze::<2>();
         if self.dropout == 0.0 || !pass.drops() {
             let y = pass.adapted(x, weight, None, low_rank, 0.0, self.scaling) * factors;
             return match bias {

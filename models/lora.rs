@@ -28,6 +28,7 @@ pub const MAX_RANK: usize = 1 << 20;
 
 /// The settings of the adapters of a model, as `adapter_config.json` has them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LoraConfig {
     /// The model that the adapters stand on: a folder, or an id of the Hub.
     pub base_model_name_or_path: Option<String>,
@@ -51,13 +52,17 @@ pub struct LoraConfig {
     /// How `A` and `B` begin.
     pub init_lora_weights: LoraInit,
     /// The ranks of layers that differ from `r`.
+    #[serde(skip_serializing_if = "Patterns::is_empty")]
     pub rank_pattern: Patterns<usize>,
     /// The values of layers that differ from `lora_alpha`.
+    #[serde(skip_serializing_if = "Patterns::is_empty")]
     pub alpha_pattern: Patterns<f64>,
     /// Whether `B` has a bias, which is scaled as the product is.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lora_bias: bool,
     /// Whether the adapters learn the length of each column of the weight beside its direction
     /// (DoRA, Liu et al. 2024).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub use_dora: bool,
     /// `peft`'s name of the task; none for masked language models, for which it has none.
     pub task_type: Option<String>,
@@ -270,6 +275,13 @@ impl LoraConfig {
             // variants.
             _ => &["query", "value"],
         }
+    }
+
+    /// Whether adapters stand on projections to query, key and value alone.
+    pub fn adapts_attention_alone(&self) -> bool {
+        const ATTENTION: [&str; 10] =
+            ["c_attn", "query", "key", "value", "q_lin", "k_lin", "v_lin", "q_proj", "k_proj", "v_proj"];
+        self.target_modules.iter().all(|name| name.rsplit('.').next().is_some_and(|last| ATTENTION.contains(&last)))
     }
 
     /// The modules that learn whole in `peft` whatever `modules_to_save` says: the new layers of a

@@ -184,7 +184,7 @@ impl Rows {
     /// `pass` for a layer, with the numbers that the rows have in it for dropout.
     pub(crate) fn pass<'a>(&'a self, pass: Pass<'a>, is_last: bool) -> Pass<'a> {
         match (&self.numbers, pass.rng) {
-            (Some(LayerNumbers { layers, last_layer }), DropoutRng::Device) => {
+            (Some(LayerNumbers { layers, last_layer }), DropoutRng::Device | DropoutRng::Numbered(_)) => {
                 let rows = if is_last { last_layer } else { layers };
                 Pass { rng: DropoutRng::Numbered(Numbered { rows, keys: layers }), ..pass }
             }

@@ -276,10 +276,11 @@ fn both_forms_drop_the_same_elements() {
     for (kind, head) in cases {
         let target_modules = match kind {
             Gpt2 => ["c_attn", "c_proj"],
-            DistilBert => ["q_lin", "lin1"],
+            DistilBert => ["q_lin", "v_lin"],
             GptNeo => ["q_proj", "c_fc"],
-            Albert => ["query", "ffn"],
-            _ => ["query", "dense"],
+            Albert => ["embedding_hidden_mapping_in", "value"],
+            Electra => ["embeddings_project", "key"],
+            _ => ["value", "dense"],
         };
         let adapters = LoraConfig {
             lora_dropout: 0.3,

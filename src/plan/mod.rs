@@ -13,7 +13,7 @@ mod sections;
 pub use facts::{ExampleFacts, Facts, TokenizerFacts};
 use kiln_core::error::{Error, Result};
 pub use kiln_core::words::thousands;
-use kiln_models::ModelConfig;
+use kiln_models::{LoraConfig, ModelConfig};
 pub use kiln_train::plan::{
     BatchPlan, DataFacts, DataPlan, EnginePlan, EvaluationPlan, FILE, FoundBatch, LoggingPlan, ModelFacts, ModelPlan,
     NotCaptured, OptimizerPlan, Part, RunSettings, SCHEMA, SavingPlan, StepPlan, TrainFacts, TrainPlan, batch,
@@ -186,10 +186,11 @@ impl RunPlan {
             eval_batch: train.evaluation.batch_size.min(examples),
             compute: train.engine.compute(),
             checkpointing: train.engine.activation_checkpointing,
-            adapts_attention_alone: self.architecture.as_ref().and_then(|it| it.lora.as_ref()).is_some_and(|lora| {
-                let last = |name: &str| name.rsplit('.').next().is_some_and(|last| ATTENTION.contains(&last));
-                lora.target_modules.iter().all(|name| last(name))
-            }),
+            adapts_attention_alone: self
+                .architecture
+                .as_ref()
+                .and_then(|it| it.lora.as_ref())
+                .is_some_and(LoraConfig::adapts_attention_alone),
             skips: train.engine.precision.scales_loss(),
             sharded: train.distributed.optimizer_sharding,
             bytes_at_a_time: train.engine.device.bytes_at_a_time,
@@ -197,10 +198,6 @@ impl RunPlan {
         }))
     }
 }
-
-/// The names of the projections to query, key and value in the families of models.
-const ATTENTION: [&str; 10] =
-    ["c_attn", "query", "key", "value", "q_lin", "k_lin", "v_lin", "q_proj", "k_proj", "v_proj"];
 
 fn values(facts: &Facts, train: &TrainPlan) -> Values {
     let parameters = &facts.train.model.parameters;

@@ -233,14 +233,14 @@ impl Adapters {
                     };
                     error.at("[lora]")
                 };
-                let targets = fresh.lora_targets(&lora).map_err(refused)?;
+                // An output that is saved whole is there with the adapters.
+                let targets = fresh.with_lora(&lora).and_then(|model| model.lora_targets(&lora)).map_err(refused)?;
                 if let Some((name, pattern)) = lora.idle_pattern(&targets) {
                     let layers = targets.iter().map(|module| module.rsplit('.').next().unwrap_or(module));
                     let layers = layers.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ");
                     return Err(Error::config(format!("lora.{name}: no layer with an adapter matches {pattern:?}"))
                         .help(format!("the layers with an adapter end in {layers}")));
                 }
-                fresh.with_lora(&lora).map_err(refused)?;
                 Ok(Self { config: Some(lora), from: None })
             }
         }

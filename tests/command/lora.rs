@@ -258,6 +258,40 @@ fn an_adapter_with_weights_of_the_base_is_merged_before_it_is_trained_on() {
 }
 
 #[test]
+fn dora_trains_from_a_base_resumes_and_merges() {
+    let folder = tempfile::tempdir().unwrap();
+    with_base(folder.path(), "clm", &format!("{LORA}\nuse_dora = true\nrank_pattern = {{ \"mlp.c_proj\" = 3 }}"));
+    let plan = succeeds(kiln(folder.path()).args(["plan", "config.toml"]));
+    assert!(
+        plan.contains("new DoRA of rank 2 on c_attn, mlp.c_proj") && plan.contains("rank 3 for mlp.c_proj"),
+        "{plan}"
+    );
+    succeeds(kiln(folder.path()).args(["parity", "config.toml"]));
+    succeeds(kiln(folder.path()).args(["verify-resume", "config.toml"]));
+    let few = ["--set", "trainer.max_steps=2", "--set", "trainer.warmup_steps=0"];
+    succeeds(&mut train(folder.path(), "run", &few));
+    let saved = tensors(&folder.path().join("run/model/adapter_model.safetensors"));
+    let name = "base_model.model.transformer.h.0.mlp.c_proj.lora_magnitude_vector";
+    let base = &tensors(&folder.path().join("base/model/model.safetensors"))["transformer.h.0.mlp.c_proj.weight"];
+    let (shape, lengths) = &saved[name];
+    assert_eq!((shape.as_slice(), &base.0), (&[16][..], &vec![64, 16]));
+    // Two steps of AdamW away from the lengths of the base's columns.
+    let largest = (0..16).map(|column| {
+        let length = base.1.iter().skip(column).step_by(16).map(|x| x * x).sum::<f32>().sqrt();
+        (lengths[column] - length).abs()
+    });
+    let largest = largest.fold(0.0f32, f32::max);
+    assert!(largest > 0.0 && largest < 0.1, "{largest}");
+    let eval = |model: &str| succeeds(kiln(folder.path()).args(["eval", "config.toml", "--model", model]));
+    let loss = |said: String| -> f64 {
+        said.split_once("'eval_loss': ").unwrap().1.split([',', '}']).next().unwrap().parse().unwrap()
+    };
+    succeeds(kiln(folder.path()).args(["merge", "run", "--out", "merged"]));
+    let (adapted, merged) = (loss(eval("run")), loss(eval("merged")));
+    assert!((adapted - merged).abs() < 1e-5 * adapted, "{adapted} and {merged}");
+}
+
+#[test]
 fn an_adapter_that_cannot_be_used_is_refused() {
     let messages = messages!();
     let folder = tempfile::tempdir().unwrap();

@@ -464,7 +464,8 @@ fn a_rank_that_is_killed_ends_all_and_the_run_continues() {
             }
         }
     }
-    succeeds(&mut launcher.launch(2, "run", &all(&more, &["--resume"])));
+    // Where every kill came before the first checkpoint, --resume would have nothing to continue.
+    succeeds(&mut launcher.launch(2, "run", &all(&more, &["--set", "run.on_existing=resume"])));
     assert_eq!(figures(&folder.join("straight")), figures(&folder.join("run")));
     let weights = |run: &str| launcher.bytes(&format!("{run}/model/model.safetensors"));
     assert!(weights("straight") == weights("run"));
@@ -524,7 +525,8 @@ fn a_rank_without_memory_ends_all_and_the_run_continues() {
             assert!(said().contains("error: ") && said().contains("memory"), "{}", said());
         }
     }
-    succeeds(&mut launcher.launch(2, "run", &all(&more, &["--resume"])));
+    // Where every kill came before the first checkpoint, --resume would have nothing to continue.
+    succeeds(&mut launcher.launch(2, "run", &all(&more, &["--set", "run.on_existing=resume"])));
     assert_eq!(figures(&folder.join("straight")), figures(&folder.join("run")));
     let weights = |run: &str| launcher.bytes(&format!("{run}/model/model.safetensors"));
     assert!(weights("straight") == weights("run"));

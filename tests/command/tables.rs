@@ -92,6 +92,8 @@ fn a_classifier_learns_from_every_text_format() {
             "--set",
             "run.output_dir=again",
             "--set",
+            "run.on_existing=overwrite",
+            "--set",
             "trainer.max_steps=1",
         ]));
     }

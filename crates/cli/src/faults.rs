@@ -30,7 +30,7 @@ use kiln_core::error::says_out_of_memory;
 use kiln_core::error::{Error, Result, printable, says_no_thread};
 #[cfg(unix)]
 use kiln_core::host;
-use kiln_core::{files, panics, process};
+use kiln_core::{files, panics, process, signals};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -171,6 +171,10 @@ impl Program {
     fn begin(&self) {
         const SAID: &str =
             "out of memory: the system has no more for this process, which begins again with half the micro-batch\n";
+        // A run that is told to stop ends.
+        if signals::received().is_some() {
+            return;
+        }
         // SAFETY: all are calls of the system; the limit and the set of signals are plain data that
         // the calls fill, and the arguments end with a null pointer.
         unsafe {

@@ -3,11 +3,13 @@
 //! checkpoint.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use kiln::config::DeviceKind;
 use kiln::distributed::World;
 use kiln::plan::{BatchPlan, TrainPlan};
 use kiln::session::Session;
+use kiln::session::model_folder::PLAN_TOML;
 use kiln::session::shortage::Shortage;
 use kiln::trainer::Callback;
 use kiln_core::error::Result;
@@ -15,9 +17,8 @@ use kiln_core::host::{self, Room};
 
 use super::faults;
 
-/// The hidden option that ends the arguments of a process which has begun again, before what its
-/// batch is set to.
-pub(super) const WAS: &str = "--out-of-memory";
+/// The hidden option of a process that has begun again, with the batch that was too large.
+const WAS: &str = "--out-of-memory";
 
 /// The room of a process of `session`'s run on this machine.
 pub(super) fn room(session: &Session) -> Option<Room> {
@@ -56,28 +57,37 @@ pub(super) fn notice(batch: &BatchPlan, was: &str) -> String {
 /// its micro-batch, which a process alone can do.
 pub(super) struct BeginsAgain {
     pub(super) is_alone: bool,
+    /// The options of this process that its plan does not have.
+    pub(super) options: Vec<OsString>,
 }
 
 impl<M> Callback<M> for BeginsAgain {
     fn on_train_begin(&mut self, plan: &TrainPlan) {
+        let folder = plan.run.expanded_output_dir().ok();
         // A run that a stated checkpoint begins would begin there again.
         let can_begin = self.is_alone && plan.run.resume_from_checkpoint.is_none();
         let smaller = plan.smaller_batch().filter(|_| can_begin && plan.engine.device.kind == DeviceKind::Cpu);
-        let arguments = smaller.map(|batch| again(std::env::args_os(), &batch, &plan.batch.arithmetic()));
-        faults::begins_again(plan.run.expanded_output_dir().ok(), arguments);
+        let arguments = folder.as_ref().zip(smaller).map(|(folder, batch)| {
+            let told = again(folder, &batch, &plan.batch.arithmetic());
+            std::env::args_os().take(1).chain(told).chain(self.options.clone()).collect()
+        });
+        faults::begins_again(folder, arguments);
     }
 }
 
-/// The `arguments` of this program, changed to continue the same run with `batch`.
-fn again(arguments: impl Iterator<Item = OsString>, batch: &BatchPlan, was: &str) -> Vec<OsString> {
-    let mut arguments = arguments.take_while(|argument| argument != WAS).collect::<Vec<_>>();
+/// The arguments that continue the run in `folder`, as its plan has it, with `batch`. The config is
+/// not read again: it may be another one by now, or gone.
+fn again(folder: &Path, batch: &BatchPlan, was: &str) -> Vec<OsString> {
+    let mut arguments = vec!["train".into(), folder.join(PLAN_TOML).into_os_string(), WAS.into(), was.into()];
+    let mut output_dir = OsString::from("run.output_dir=");
+    output_dir.push(folder);
     let sets = [
-        "run.on_existing=resume".to_owned(),
-        format!("trainer.per_device_train_batch_size={}", batch.micro),
-        format!("trainer.gradient_accumulation_steps={}", batch.accumulation),
+        output_dir,
+        "run.on_existing=resume".into(),
+        format!("trainer.per_device_train_batch_size={}", batch.micro).into(),
+        format!("trainer.gradient_accumulation_steps={}", batch.accumulation).into(),
     ];
-    arguments.extend([WAS.into(), was.into()]);
-    arguments.extend(sets.into_iter().flat_map(|set| ["--set".into(), set.into()]));
+    arguments.extend(sets.into_iter().flat_map(|set| ["--set".into(), set]));
     arguments
 }
 
@@ -87,29 +97,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_begins_again_twice_states_its_batch_once() {
-        let batch = |micro, accumulation| BatchPlan {
-            micro,
-            accumulation,
-            devices: Default::default(),
-            global: 8,
-            seq_len: 4,
-            note: None,
-        };
-        let words = ["kiln", "train", "a b.toml", "--set", "run.name=x"].map(OsString::from);
-        let once = again(words.clone().into_iter(), &batch(4, 2), "8 = 8 x 1");
-        let twice = again(once.clone().into_iter(), &batch(2, 4), "8 = 4 x 2");
-        assert_eq!((&once[..5], &twice[..5]), (&words[..], &words[..]));
+    fn a_process_begins_again_from_the_plan_of_its_run() {
+        let batch =
+            BatchPlan { micro: 4, accumulation: 2, devices: Default::default(), global: 8, seq_len: 4, note: None };
         let told = [
+            "train",
+            "a b/plan.toml",
             WAS,
-            "8 = 4 x 2",
+            "8 = 8 x 1",
+            "--set",
+            "run.output_dir=a b",
             "--set",
             "run.on_existing=resume",
             "--set",
-            "trainer.per_device_train_batch_size=2",
+            "trainer.per_device_train_batch_size=4",
             "--set",
-            "trainer.gradient_accumulation_steps=4",
+            "trainer.gradient_accumulation_steps=2",
         ];
-        assert_eq!(twice[5..], told.map(OsString::from));
+        assert_eq!(again(Path::new("a b"), &batch, "8 = 8 x 1"), told.map(OsString::from));
     }
 }

@@ -2,13 +2,14 @@
 //! config file. The hidden `kiln resume-part` is what `verify-resume` runs in processes of their
 //! own.
 
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use console::Term;
 use indicatif::HumanBytes;
 use kiln::Trainer;
@@ -152,6 +153,22 @@ pub(super) struct TrainArgs {
     /// The batch of the process that has begun again as this one, since it was refused memory
     #[arg(long, hide = true)]
     out_of_memory: Option<String>,
+}
+
+impl TrainArgs {
+    /// The options that the plan of the run does not have.
+    fn beside_the_plan(&self) -> Vec<OsString> {
+        let mut options = Vec::new();
+        if let Some(format) = self.log_format.and_then(|format| format.to_possible_value()) {
+            options.push(format!("--log-format={}", format.get_name()));
+        }
+        options.extend(self.stop_after.map(|steps| format!("--stop-after={steps}")));
+        let flags = [(self.verbose, "--verbose"), (self.step_times, "--step-times"), (self.of_job, "--of-job")];
+        options.extend(flags.into_iter().filter_map(|(given, flag)| given.then(|| flag.to_owned())));
+        #[cfg(unix)]
+        options.extend(self.watch.then(|| "--watch".to_owned()));
+        options.into_iter().map(OsString::from).collect()
+    }
 }
 
 #[derive(Debug, Args)]
@@ -548,7 +565,8 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let trainer = said.into_iter().fold(trainer, Trainer::with_said);
     let mut trainer = trainer.with_callback(Printer::new(talk, loaded)).with_page(report::page_of_run);
     if world.is_root() {
-        trainer = trainer.with_callback(memory::BeginsAgain { is_alone: !world.is_shared() });
+        trainer = trainer
+            .with_callback(memory::BeginsAgain { is_alone: !world.is_shared(), options: args.beside_the_plan() });
     }
     if args.of_job {
         trainer = trainer.with_way_on("start the job again: it continues from its checkpoints");

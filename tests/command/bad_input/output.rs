@@ -391,7 +391,11 @@ fn the_library_prints_nothing() {
             let text = std::fs::read_to_string(&path).unwrap();
             let lines = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
             // Text of a fixture is no statement.
-            let prints = |line: &str| ["print!(", "println!("].iter().any(|name| line.contains(name));
+            let is_macro = |line: &str, at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+            let prints = |line: &str| {
+                let names = ["print!(", "println!(", "eprint!(", "eprintln!("];
+                names.iter().any(|name| line.match_indices(name).any(|(at, _)| is_macro(line, at)))
+            };
             let lines = lines.filter(|(_, line)| prints(line) && !line.contains("\"fn main"));
             found.extend(lines.map(|(number, _)| format!("{}:{}", path.display(), number + 1)));
         }
