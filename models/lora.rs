@@ -102,10 +102,10 @@ impl<T: Copy> Patterns<T> {
     fn check(&self, name: &str) -> Result<()> {
         for (pattern, _) in self.iter() {
             if let Err(error) = regex(pattern) {
-                let what = error.to_string().replace('\n', " ");
-                return Err(Error::config(format!(
-                    "{name}: {pattern:?} is no regular expression that Kiln reads: {what}"
-                )));
+                // The lines before the last one show the expression.
+                let text = error.to_string();
+                let what = text.lines().last().unwrap_or(&text).trim_start_matches("error: ");
+                return Err(Error::config(format!("{name}: {pattern:?} is no regular expression: {what}")));
             }
         }
         Ok(())

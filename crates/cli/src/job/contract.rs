@@ -38,6 +38,11 @@ impl Channel {
     pub(super) fn in_config(&self) -> String {
         format!("${{{}}}", self.variable())
     }
+
+    /// Whether the text of a config names it so, with a value for where it is not set or without.
+    pub(super) fn is_named_in(&self, text: &str) -> bool {
+        text.contains(&self.in_config()) || text.contains(&format!("${{{}:-", self.variable()))
+    }
 }
 
 /// The inputs of a job and the places of its results.

@@ -336,7 +336,7 @@ fn relocate(config: &mut RunConfig, contract: &Contract) {
 fn unread(contract: &Contract, config: &RunConfig) -> Result<()> {
     let text = config.to_toml()?;
     let is_read = |channel: &Channel| {
-        text.contains(&channel.in_config())
+        channel.is_named_in(&text)
             || text.contains(&channel.path.display().to_string())
             || ["config", "code"].contains(&channel.name.as_str())
             || std::fs::read_dir(&channel.path)

@@ -619,7 +619,8 @@ impl Ticks<'_> {
             }
             Self::Numbers => match span {
                 span if span >= 1e8 => format!("{value:.1e}"),
-                _ if value == 0.0 => "0".into(),
+                // Steps of a label that do not add up to 0 exactly.
+                span if value.abs() < span * 1e-9 => "0".into(),
                 span if span < 1e-2 && value.abs() < 1e-2 => scientific(value),
                 span if span >= 20_000.0 => format!("{:.0}k", value / 1e3),
                 span => format!("{value:.*}", (0.55 - span.log10()).ceil().clamp(0.0, 8.0) as usize),
