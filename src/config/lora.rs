@@ -55,6 +55,7 @@ pub struct LoraSection {
     pub alpha_pattern: Patterns<f64>,
     /// Whether the second matrix of an adapter has a bias, which is scaled as the product is. An
     /// adapter with one is merged only into layers that have a bias. Default: false.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lora_bias: bool,
     /// Whether the length of each column of a weight learns beside its direction (DoRA, Liu et al.
     /// 2024). A step takes longer: the lengths are computed from the whole weight in each. Default:

@@ -131,7 +131,8 @@ fn share(answers: &[Value], is_right: impl Fn(usize, &Value) -> bool) -> f64 {
     right as f64 / answers.len() as f64
 }
 
-/// The accuracy of `row` is `share`; a number that is read from a file may differ in its last digit.
+/// The accuracy of `row` is `share`; a number that is read from a file may differ in its last
+/// digit.
 #[track_caller]
 fn is_share(row: &Value, share: f64) {
     let accuracy = row["eval_accuracy"].as_f64().unwrap();

@@ -96,7 +96,12 @@ struct Restart {
     folder: Option<PathBuf>,
     /// The program that begins the run again with half its micro-batch.
     again: Option<Program>,
+    /// Memory that is given back before the folder is told, which takes some.
+    reserve: AtomicPtr<Reserve>,
 }
+
+#[cfg(unix)]
+type Reserve = [u8; 1 << 16];
 
 /// A program with its arguments, as the system takes them, and the address space in bytes that it
 /// needs before its first step.
@@ -117,7 +122,8 @@ static RESTART: AtomicPtr<Restart> = AtomicPtr::new(std::ptr::null_mut());
 pub(super) fn begins_again(folder: Option<PathBuf>, arguments: Option<Vec<OsString>>) {
     let again = arguments.and_then(Program::new);
     // One that was there stays in memory: a thread that ends the process may be reading it.
-    RESTART.store(Box::into_raw(Box::new(Restart { folder, again })), Ordering::SeqCst);
+    let reserve = AtomicPtr::new(Box::into_raw(Box::new([0; size_of::<Reserve>()])));
+    RESTART.store(Box::into_raw(Box::new(Restart { folder, again, reserve })), Ordering::SeqCst);
 }
 
 /// The training is over.
@@ -142,8 +148,14 @@ impl Restart {
 
     /// Writes into the run folder that the run has ended, and why. It takes some memory, little of
     /// it in one piece.
+    #[allow(unsafe_code)]
     fn tell(&self, why: &str) {
         let Some(folder) = &self.folder else { return };
+        let reserve = self.reserve.swap(std::ptr::null_mut(), Ordering::SeqCst);
+        if !reserve.is_null() {
+            // SAFETY: it came from a box, and whoever swaps it out is its one owner.
+            drop(unsafe { Box::from_raw(reserve) });
+        }
         let error = Error::out_of_memory(why);
         RunLog::new(folder).say(format_args!("ended: {error}"));
         if let Ok(Some(mut status)) = Status::read(folder) {

@@ -164,7 +164,7 @@ impl TrainArgs {
         }
         options.extend(self.stop_after.map(|steps| format!("--stop-after={steps}")));
         let flags = [(self.verbose, "--verbose"), (self.step_times, "--step-times"), (self.of_job, "--of-job")];
-        options.extend(flags.into_iter().filter_map(|(given, flag)| given.then(|| flag.to_owned())));
+        options.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
         #[cfg(unix)]
         options.extend(self.watch.then(|| "--watch".to_owned()));
         options.into_iter().map(OsString::from).collect()

@@ -2,7 +2,7 @@
 //! Face's names, the [plan] of a run that follows from them, the training loop with checkpoints and
 //! resume, both [engine]s, [optimizers and schedules](optim), and the work of several devices
 //! ([distributed]). A program that trains a module of its own depends on this crate alone: Kiln's
-//! operators and layers are [`models`](crate::models), datasets and records [`core`](crate::core).
+//! operators and layers are [`models`], datasets and records [`core`].
 
 // The ground floor: what was built, reads from a device, several processes.
 pub mod build_info;
