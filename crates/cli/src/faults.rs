@@ -240,7 +240,7 @@ fn out_of_memory(lacking: Lacking) -> ! {
             let _ = rustix::io::writev(stderr, &parts.map(|part| std::io::IoSlice::new(part.as_bytes())));
         }
         if let (Lacking::Block, Some(training)) = (lacking, training) {
-            training.tell("the system has no more for this process");
+            training.tell("out of memory: the system has no more for this process");
         }
     }
     signal_hook::low_level::exit(i32::from(kiln::ErrorKind::OutOfMemory.exit_code()))
