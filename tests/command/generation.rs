@@ -56,6 +56,25 @@ fn greedy_texts_are_those_of_transformers_token_by_token_alone_and_together() {
 }
 
 #[test]
+fn a_text_that_ends_at_the_last_position_is_told() {
+    let folder = model();
+    let positions = json(&folder.path().join("model/config.json"))["n_positions"].as_u64().unwrap();
+    let said = |args: &[&str]| {
+        let output = kiln_on_device(folder.path()).args(["generate", "model", "--prompt", "a"]).args(args).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let forever = ["--max-new-tokens", "5000", "--temperature", "0", "--min-new-tokens", "5000"];
+    for more in [&[][..], &["--json"]] {
+        let told = said(&[&forever[..], more].concat());
+        let parts = ["of max_new_tokens = 5000 tokens".to_owned(), format!("the model has {positions} positions")];
+        assert!(parts.iter().all(|part| told.contains(part.as_str())), "{told}");
+    }
+    assert!(!said(&["--max-new-tokens", "3", "--min-new-tokens", "3"]).contains("positions"));
+}
+
+#[test]
 fn each_prompt_is_continued_as_if_it_were_alone() {
     let messages = messages!();
     let folder = model();

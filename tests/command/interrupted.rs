@@ -462,6 +462,9 @@ fn a_folder_belongs_to_one_process() {
     let stdout = succeeds(kiln(folder.path()).args(["runs", "."]));
     assert!(stdout.contains("Completed") && stdout.contains("gpt2 clm"), "{stdout}");
     fails(kiln(folder.path()).args(["describe", "."]), 3, &["no run of Kiln's"]);
+    std::fs::write(folder.path().join("file.toml"), "").unwrap();
+    let parts = ["file.toml: expected the folder of a run, got a file", "`kiln plan FILE`"];
+    fails(kiln(folder.path()).args(["describe", "file.toml"]), 3, &parts);
 }
 
 /// The processes that `pid` has started, and theirs.

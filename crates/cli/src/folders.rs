@@ -59,6 +59,10 @@ pub(super) fn runs(folder: &Path, json: bool) -> Result<()> {
 
 /// The error of a folder without a run.
 fn no_run(folder: &Path) -> Result<Run> {
+    if folder.is_file() {
+        return Err(Error::data(format!("{}: expected the folder of a run, got a file", folder.display()))
+            .help("`kiln runs FOLDER` lists the runs in a folder; `kiln plan FILE` describes a config"));
+    }
     Err(Error::data(format!("{}: there is no run of Kiln's in this folder", folder.display()))
         .help("`kiln runs FOLDER` lists the runs in a folder"))
 }
@@ -68,7 +72,7 @@ pub(super) fn describe(folder: &Path, json: bool) -> Result<()> {
     let read = if jobs::is_job(folder) { jobs::run_of_job } else { Run::read };
     #[cfg(not(unix))]
     let read = Run::read;
-    let run = read(folder)?.map_or_else(|| no_run(folder), Ok)?;
+    let run = if folder.is_file() { no_run(folder)? } else { read(folder)?.map_or_else(|| no_run(folder), Ok)? };
     if json {
         say(serde_json::to_string_pretty(&run).expect("texts and figures are JSON"))
     } else {

@@ -227,7 +227,8 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
             let mut index = 0;
             for (prompts, ids) in together {
                 let continued = generator.generate(ids, &options, |_, _| ControlFlow::Continue(()))?;
-                for (prompt, tokens) in prompts.iter().zip(continued) {
+                for ((prompt, ids), tokens) in prompts.iter().zip(ids).zip(continued) {
+                    tell_full(&generator, &options, ids.len(), tokens.len());
                     let text = format!("{prompt}{}", tokenizer.decode(&tokens)?);
                     say(json!({ "index": index, "prompt": prompt, "text": text, "token_ids": tokens }))?;
                     index += 1;
@@ -242,7 +243,9 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
 fn streamed(generator: &Generator<'_>, tokenizer: &Tokenizer, prompt: &str, options: &GenerateOptions) -> Result<()> {
     // Nothing is shown before the first token, so that what is refused leaves no half line.
     let (mut text, mut failed) = (TextStream { tokenizer, tokens: Vec::new(), context: 0, shown: 0 }, None);
-    generator.generate(&[tokenizer.encode(prompt)?], options, |_, token| {
+    let ids = tokenizer.encode(prompt)?;
+    let length = ids.len();
+    generator.generate(&[ids], options, |_, token| {
         let head = if text.tokens.is_empty() { prompt } else { "" };
         text.push(token).and_then(|text| stream(&format!("{head}{text}"))).unwrap_or_else(|error| {
             failed = Some(error);
@@ -253,7 +256,22 @@ fn streamed(generator: &Generator<'_>, tokenizer: &Tokenizer, prompt: &str, opti
         return Err(error);
     }
     let head = if text.tokens.is_empty() { prompt } else { "" };
-    stream(&format!("{head}{}\n", text.rest()?)).map(drop)
+    stream(&format!("{head}{}\n", text.rest()?)).map(drop)?;
+    tell_full(generator, options, length, text.tokens.len());
+    Ok(())
+}
+
+/// Tells of a text that ended since the model has no more positions, where `new` tokens follow a
+/// prompt of `prompt` tokens.
+fn tell_full(generator: &Generator<'_>, options: &GenerateOptions, prompt: usize, new: usize) {
+    let positions = generator.config.max_positions();
+    if prompt + new > positions && new < options.max_new_tokens {
+        tracing::warn!(
+            "the text ends after {new} of max_new_tokens = {} tokens: the model has {positions} positions, and the prompt takes \
+             {prompt}",
+            options.max_new_tokens
+        );
+    }
 }
 
 /// The text of tokens that come one by one. A token may end in the middle of a character: text is
