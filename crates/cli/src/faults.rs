@@ -121,8 +121,8 @@ static RESTART: AtomicPtr<Restart> = AtomicPtr::new(std::ptr::null_mut());
 #[cfg(unix)]
 pub(super) fn begins_again(folder: Option<PathBuf>, arguments: Option<Vec<OsString>>) {
     let again = arguments.and_then(Program::new);
-    // One that was there stays in memory: a thread that ends the process may be reading it.
     let reserve = AtomicPtr::new(Box::into_raw(Box::new([0; size_of::<Reserve>()])));
+    // One that was there stays in memory: a thread that ends the process may be reading it.
     RESTART.store(Box::into_raw(Box::new(Restart { folder, again, reserve })), Ordering::SeqCst);
 }
 

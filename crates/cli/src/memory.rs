@@ -79,15 +79,12 @@ impl<M> Callback<M> for BeginsAgain {
 /// not read again: it may be another one by now, or gone.
 fn again(folder: &Path, batch: &BatchPlan, was: &str) -> Vec<OsString> {
     let mut arguments = vec!["train".into(), folder.join(PLAN_TOML).into_os_string(), WAS.into(), was.into()];
-    let mut output_dir = OsString::from("run.output_dir=");
-    output_dir.push(folder);
     let sets = [
-        output_dir,
-        "run.on_existing=resume".into(),
-        format!("trainer.per_device_train_batch_size={}", batch.micro).into(),
-        format!("trainer.gradient_accumulation_steps={}", batch.accumulation).into(),
+        "run.on_existing=resume".to_owned(),
+        format!("trainer.per_device_train_batch_size={}", batch.micro),
+        format!("trainer.gradient_accumulation_steps={}", batch.accumulation),
     ];
-    arguments.extend(sets.into_iter().flat_map(|set| ["--set".into(), set]));
+    arguments.extend(sets.into_iter().flat_map(|set| ["--set".into(), set.into()]));
     arguments
 }
 
@@ -105,8 +102,6 @@ mod tests {
             "a b/plan.toml",
             WAS,
             "8 = 8 x 1",
-            "--set",
-            "run.output_dir=a b",
             "--set",
             "run.on_existing=resume",
             "--set",

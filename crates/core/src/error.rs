@@ -406,13 +406,6 @@ mod tests {
         }
     }
 
-    /// Rust prints the `Debug` of what `main` returns.
-    #[test]
-    fn a_program_that_returns_an_error_shows_its_text() {
-        let error = Error::config("trainer.max_steps: expected a number").help("set 100");
-        assert_eq!(format!("{error:?}"), "trainer.max_steps: expected a number\n  help: set 100");
-    }
-
     #[test]
     fn an_error_of_the_system_is_the_source() {
         let missing = std::io::Error::from_raw_os_error(2);

@@ -37,6 +37,8 @@ pub use kiln_core::dataset::{
 pub use kiln_core::error::{Error, ErrorKind, Result};
 
 #[cfg(test)]
+mod mutations;
+#[cfg(test)]
 #[path = "../../../tests/common/messages.rs"]
 mod messages;
 

@@ -8,8 +8,6 @@ mod files;
 mod ids;
 mod learn;
 mod load;
-#[cfg(test)]
-mod mutations;
 mod names;
 #[cfg(test)]
 mod peers;

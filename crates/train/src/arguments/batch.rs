@@ -45,7 +45,7 @@ choices! {
 
 /// `[batch]`: the batch of an optimizer step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct BatchArguments {
     /// The number that stays when the micro-batch changes. Default: `fixed`.
     pub scaling: BatchScaling,
@@ -64,7 +64,7 @@ impl Default for BatchArguments {
 
 /// `[learning_rate]`: how `trainer.learning_rate` follows the batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct LearningRateScaling {
     /// The rule. Default: `none`.
     pub scaling: LrScaling,

@@ -18,7 +18,7 @@ choices! {
 /// `[distributed]`: how the devices of a run share its work. A run on one device does all of it,
 /// whatever stands here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct DistributedArguments {
     /// Divides the optimizer among the devices (ZeRO, stage 1): each has the moments of an equal
     /// part of the parameters, updates that part and hands it to the others; otherwise each has all

@@ -107,6 +107,12 @@ mod tests {
         assert_eq!(given, expected);
         let error = read("max_stepz = 3").unwrap_err();
         assert!(error.message().starts_with("unknown field `max_stepz`, expected one of `max_steps`"), "{error}");
+        for table in
+            ["batch", "learning_rate_scaling", "distributed", "device", "compiler", "optim_args", "lr_scheduler_kwargs"]
+        {
+            let error = toml::from_str::<TrainingArguments>(&format!("[{table}]\nno_such_name = 1")).unwrap_err();
+            assert!(error.message().starts_with("unknown field `no_such_name`"), "{table}: {error}");
+        }
     }
 
     #[test]

@@ -36,8 +36,16 @@ const QUIET: Duration = Duration::from_secs(10);
 /// The other side of a connection says within this time that it is Kiln's.
 const GREETING: Duration = Duration::from_secs(10);
 
+/// So long a rank waits for the greeting when it first looks for rank 0, and twice as long with
+/// every look, up to [`GREETING`]: a program that takes connections and says nothing, at a port
+/// before rank 0's, holds up no rank that has little time.
+const FIRST_GREETING: Duration = Duration::from_millis(500);
+
 /// So long a rank that ends before all have met waits for those who have not come, to tell them.
-const PARTING: Duration = Duration::from_secs(10);
+const PARTING: Duration = Duration::from_secs(30);
+
+/// A rank that ends says why after this time at the latest, also where it has met nobody yet.
+const LAST_WORD: Duration = Duration::from_secs(3);
 
 /// No line of the protocol is longer, in bytes.
 const LINE: u64 = 1 << 16;
@@ -216,7 +224,13 @@ pub(super) fn give_up(place: &Place, meeting: &Meeting, code: u8, say: impl FnOn
         return;
     }
     let limit = watchdog::limit().map_or(PARTING, |seconds| PARTING.min(Duration::from_secs(seconds)));
-    let Ok(mut stream) = meet(place, meeting, limit) else { return say(false) };
+    let mut say = Some(say);
+    let mut say = |is_known| say.take().into_iter().for_each(|say| say(is_known));
+    let met = meet(place, meeting, LAST_WORD.min(limit)).or_else(|_| {
+        say(false);
+        meet(place, meeting, limit.saturating_sub(LAST_WORD))
+    });
+    let Ok(mut stream) = met else { return };
     // Rank 0 answers a question, unless it has something to tell everybody.
     let asked = stream.write_all(b"cmd=get_appnum\n").and_then(|()| stream.set_read_timeout(Some(GREETING)));
     let answer = asked.and_then(|()| next_line(&mut BufReader::new(&stream)));
@@ -232,13 +246,14 @@ pub(super) fn give_up(place: &Place, meeting: &Meeting, code: u8, say: impl FnOn
 fn meet(place: &Place, meeting: &Meeting, limit: Duration) -> Result<TcpStream> {
     let began = Instant::now();
     let mut is_quiet = true;
+    let mut patience = FIRST_GREETING;
     while began.elapsed() < limit {
         for port in meeting.ports() {
             // A name may not be known yet, and a port be that of another program.
             for address in (meeting.host.as_str(), port).to_socket_addrs().into_iter().flatten() {
                 // A program that takes the connection and says nothing does not hold the rank
                 // beyond its limit.
-                let left = limit.saturating_sub(began.elapsed()).clamp(BETWEEN, GREETING);
+                let left = limit.saturating_sub(began.elapsed()).clamp(BETWEEN, patience);
                 if let Ok(stream) = TcpStream::connect_timeout(&address, left)
                     && greet(&stream, place, meeting, left).is_ok()
                 {
@@ -251,6 +266,7 @@ fn meet(place: &Place, meeting: &Meeting, limit: Duration) -> Result<TcpStream> 
             let _ = writeln!(io::stderr(), "rank {} waits for rank 0 at {meeting}", place.rank);
         }
         thread::sleep(BETWEEN);
+        patience = GREETING.min(2 * patience);
     }
     Err(Error::device(format!("rank 0 has not answered at {meeting} for {} s", limit.as_secs()))
         .help("see what rank 0 says, and whether MASTER_ADDR names its machine for the others; KILN_MPI_TIMEOUT sets how long a rank waits"))
@@ -731,6 +747,15 @@ mod tests {
         // Without a limit of its own the answer of one port is waited for as long as a greeting may
         // take.
         assert!(began.elapsed() < GREETING, "{:?}", began.elapsed());
+        // A rank that fails passes it over and tells rank 0 behind it.
+        let meeting = meeting(&port);
+        let (manager, _) = Manager::start(&place(0), &meeting, None).unwrap();
+        let (began, mut said) = (Instant::now(), None);
+        give_up(&place(1), &meeting, 2, |is_known| said = Some(is_known));
+        assert_eq!(said, Some(false));
+        assert!(began.elapsed() < LAST_WORD, "{:?}", began.elapsed());
+        manager.wait_for_all();
+        assert_eq!(manager.ranks().end.as_deref(), Some("cmd=abort exitcode=2 rank=1\n"));
     }
 
     #[test]

@@ -109,7 +109,7 @@ fn precision_synonym(given: &str) -> Option<Result<Precision, Error>> {
 
 /// `[device]`: where the run computes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct DeviceArguments {
     /// The kind of device. Default: `auto`.
     pub kind: DeviceKind,

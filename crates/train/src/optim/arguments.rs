@@ -105,7 +105,7 @@ choices! {
 /// `"key=value,key=value"`. [`OptimizerName::args`] says which optimizer takes which; one that it
 /// does not take is refused.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct OptimArgs {
     /// Momentum of `sgd` and `rmsprop` (default 0) and `muon` (default 0.95).
     #[serde(skip_serializing_if = "Option::is_none")]

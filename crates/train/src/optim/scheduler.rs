@@ -75,7 +75,7 @@ choices! {
 /// `[trainer.lr_scheduler_kwargs]`: a schedule's own arguments. [`SchedulerType::kwargs`] says
 /// which schedule takes which; one that the schedule does not take is refused.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct SchedulerKwargs {
     /// Waves of the cosine: 0.5 is the fall from the peak to the end (the default); for
     /// `cosine_with_restarts` the number of restarts (default 1).

@@ -121,7 +121,7 @@ fn operator(given: &str) -> Result<Operator, Error> {
 /// `[compiler]`: the training compiler. Left out: the run is native. A section without keys
 /// switches it on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct TrainingCompilerConfig {
     /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial.
     /// Default: true.

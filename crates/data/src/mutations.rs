@@ -13,10 +13,10 @@ use kiln_core::model_config::{ModelConfig, ModelType};
 use serde_json::{Map, Value, json};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
-use super::*;
 use crate::masking::Masking;
 use crate::squad::Question;
 use crate::table::Row;
+use crate::tokenizer::*;
 
 /// Number of entries that are replaced in a long object. The entries after them stay: they are read
 /// in the same way.
