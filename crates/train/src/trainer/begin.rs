@@ -106,6 +106,7 @@ impl<T: TrainingTask> Trainer<T> {
                 kernels = Kernels::after_warmup(seen);
             }
         }
+        self.verifying.verified = progress.step;
         Ok(Training {
             progress,
             control,
@@ -116,14 +117,12 @@ impl<T: TrainingTask> Trainer<T> {
             evaluating,
             clock,
             saver: Saver::new(self.session.plan(), folder.checkpoints(), folder.manifest.clone()),
-            guard: Guard::new(self.session.plan()),
+            guard: Guard::new(self.session.plan(), progress.step),
             steps_ahead,
-            last_row: progress.step,
             shapes,
             kernels,
             closures: StepClosures::default(),
             watch,
-            verified: progress.step,
             history: History::default(),
         })
     }

@@ -17,7 +17,6 @@ use crate::optim::Optimizer;
 use crate::optim::backward::ActivationCheckpointing;
 use crate::optim::backward::{DropoutSeed, GradientPass};
 use crate::optim::gradient::{global_norm, global_norm_of_shards, scale_and_norm, unscale_and_norm};
-use crate::optim::loss::Reduction;
 use crate::optim::scaler::Verdict;
 use crate::reads::read_scalars;
 use crate::session::Session;
@@ -31,12 +30,9 @@ pub(super) struct Eager<T: TrainingTask> {
     /// With autodiff.
     device: Device,
     compute: Compute,
-    reduction: Reduction,
     /// Whether dropout drops anything.
     drops: bool,
     checkpointing: ActivationCheckpointing,
-    /// Micro-batches of a step.
-    micro_batches: usize,
     clip: Option<f64>,
     /// Whether the gradient norm of rank 0 is that of all: on a GPU ranks may have tuned their way
     /// to kernels that add in different orders, and their weights would drift apart.
@@ -78,10 +74,8 @@ impl<T: TrainingTask> Eager<T> {
             stand_in: model.clone().map(&mut Emptied),
             device,
             compute: plan.engine.compute(),
-            reduction: plan.optimizer.loss.reduction,
             drops,
             checkpointing: plan.engine.activation_checkpointing,
-            micro_batches: plan.batch.micro_batches(),
             clip: plan.optimizer.max_grad_norm,
             agrees: world.is_shared() && plan.engine.device.kind != DeviceKind::Cpu,
             shows_gradients,
@@ -91,12 +85,6 @@ impl<T: TrainingTask> Eager<T> {
             loss_sum: None,
             spans: spans.clone(),
         })
-    }
-
-    /// The divisor that the step will have if all its micro-batches are like the first, which has
-    /// so many labels.
-    fn expected_divisor(&self, first_labels: f64) -> f64 {
-        self.reduction.expected_divisor(first_labels, self.micro_batches)
     }
 
     /// Gradients and loss of the step, summed over the ranks.
@@ -146,11 +134,7 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
             device: &self.device,
             copies: Some(state.optimizer.copies()),
         };
-        // In f16 the gradients of a sum over thousands of tokens would overflow under any scale, so
-        // the sum is divided before the backward pass, by what the step's divisor will be if all
-        // batches are like this.
-        let expected = self.expected_divisor(micro.first_labels);
-        let weight = self.reduction.weight(micro.labels);
+        let MicroBatch { weight, expected, .. } = micro;
         let weighted = |loss: Tensor<1>| if weight == 1.0 { loss } else { loss * weight };
         let forward = self.spans.open(Part::Forward);
         let scaled = |loss| {
@@ -200,8 +184,7 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         totals: Totals,
         sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated> {
-        let expected = self.expected_divisor(totals.first_labels);
-        let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
+        let Totals { divisor, expected, lr } = totals;
         let device = self.device.clone().inner();
         let (grads, loss_sum) = self.sums(state, &device)?;
         let TrainState { model, scaler, .. } = &*state;
@@ -233,14 +216,14 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
             Summed::All(grads) => {
                 sees(model, &grads);
                 let moved = std::mem::replace(model, self.stand_in.clone());
-                *model = update(optimizer, moved, grads, &scale, verdict.as_ref(), totals.lr);
+                *model = update(optimizer, moved, grads, &scale, verdict.as_ref(), lr);
             }
             Summed::Shard(shard, grads) => {
                 if self.shows_gradients {
                     sees(model, &shard.all_gradients(model, &grads, &device)?);
                 }
                 let (own, grads) = shard.cut(model, grads, &device);
-                let own = update(optimizer, own, grads, &scale, verdict.as_ref(), totals.lr);
+                let own = update(optimizer, own, grads, &scale, verdict.as_ref(), lr);
                 let _time = self.spans.open(Part::Communicate);
                 let moved = std::mem::replace(model, self.stand_in.clone());
                 *model = shard.put_back(moved, own, &device)?;

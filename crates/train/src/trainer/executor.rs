@@ -58,23 +58,25 @@ pub(super) struct MicroBatch<B> {
     pub(super) batch: B,
     /// The seed of its dropout.
     pub(super) seed: u64,
-    /// The divisor of its loss sum.
-    pub(super) labels: f64,
-    /// The divisor of the loss sum of the step's first micro-batch on rank 0.
-    pub(super) first_labels: f64,
+    /// None of its labels is valid: it adds nothing.
+    pub(super) is_empty: bool,
+    /// The factor of its loss before it is added to those of the others.
+    pub(super) weight: f64,
+    /// See [`Totals::expected`].
+    pub(super) expected: f64,
     /// No micro-batch of the step follows, on any rank.
     pub(super) is_last: bool,
 }
 
-/// The totals of a step, for its update.
+/// The numbers of a step that its update needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Totals {
-    /// The divisor of the loss sum of all micro-batches; more than 0.
-    pub(super) labels: f64,
-    /// The divisor of the loss sum of the step's first micro-batch on rank 0.
-    pub(super) first_labels: f64,
-    /// How many micro-batches there were.
-    pub(super) micro_batches: usize,
+    /// The divisor of the sums of losses and gradients over the micro-batches; more than 0.
+    pub(super) divisor: f64,
+    /// The divisor if all micro-batches were like the first one on rank 0. Before a backward pass in
+    /// f16 the loss is divided by it: the gradients of a sum over thousands of tokens would overflow
+    /// under any scale.
+    pub(super) expected: f64,
     /// The learning rate.
     pub(super) lr: f64,
 }

@@ -34,7 +34,7 @@ pub(super) fn report(plan: &TrainPlan, folder: &RunFolder, run: &mut Training, e
         }
     };
     complain(run.saver.wait());
-    let first = run.guard.first_suspect().unwrap_or(run.last_row + 1);
+    let first = run.guard.first_suspect();
     let mut suspect = Vec::new();
     match checkpoint::list(&folder.checkpoints()) {
         Err(error) => complain(Err(error)),

@@ -48,6 +48,9 @@ pub(super) struct Guard {
     still: Streak,
     row: Option<[u64; 2]>,
     sample: Option<Tensor<1>>,
+    /// The step up to which nothing found later makes a checkpoint suspect: that of the last log
+    /// row, or of the last check of the compiler that passed.
+    trusted: u64,
     /// The first step that the fault found may have spoiled.
     first_suspect: Option<u64>,
 }
@@ -83,11 +86,11 @@ pub(super) struct Reading {
 }
 
 impl Guard {
-    /// A guard for the run of `plan`, from now on.
-    pub(super) fn new(plan: &TrainPlan) -> Self {
+    /// A guard for the run of `plan`, which has made `step` steps.
+    pub(super) fn new(plan: &TrainPlan, step: u64) -> Self {
         let steps = [0, plan.optimizer.schedule.warmup_steps(), plan.steps.total / 2];
         let peak = steps.into_iter().map(|step| plan.optimizer.schedule.lr(step)).fold(0.0, f64::max);
-        Self::with(plan.steps.per_epoch > 1, peak * NOTHING)
+        Self { trusted: step, ..Self::with(plan.steps.per_epoch > 1, peak * NOTHING) }
     }
 
     fn with(data_changes: bool, lr_floor: f64) -> Self {
@@ -100,6 +103,7 @@ impl Guard {
             still: Streak::default(),
             row: None,
             sample: None,
+            trusted: 0,
             first_suspect: None,
         }
     }
@@ -118,11 +122,11 @@ impl Guard {
     /// A panic of a device's or Kiln's thread stops the run at the next step. Without one nothing
     /// is read from the device; with one the `loss` of the step is, since a device that has run out
     /// of memory may panic at what follows, and says so there.
-    pub(super) fn check_threads(&mut self, progress: &Progress, last_row: u64, loss: &Tensor<1>) -> Result<()> {
+    pub(super) fn check_threads(&mut self, progress: &Progress, loss: &Tensor<1>) -> Result<()> {
         match self.watch.panics().first() {
             None => Ok(()),
             Some(panic) => {
-                self.first_suspect = Some(last_row + 1);
+                self.first_suspect = Some(self.trusted + 1);
                 if let Err(error) = read_scalars(vec![loss.clone()])
                     && error.kind() == ErrorKind::OutOfMemory
                 {
@@ -186,18 +190,17 @@ impl Guard {
         .help("lower trainer.learning_rate, raise trainer.warmup_steps, or set trainer.max_grad_norm"))
     }
 
-    /// A run that goes through the motions. `last_row` is the step of the log row before.
+    /// A run that goes through the motions.
     pub(super) fn check_progress(
         &mut self,
         progress: &Progress,
         [loss, grad_norm, lr]: [f64; 3],
         reading: Reading,
-        last_row: u64,
     ) -> Result<()> {
         let learns = lr > 0.0 && lr >= self.lr_floor && grad_norm > 0.0;
         let row = [loss, grad_norm].map(f64::to_bits);
-        self.frozen.count(learns && self.data_changes && self.row == Some(row), last_row);
-        self.still.count(learns && reading.moved == Some(0.0), last_row);
+        self.frozen.count(learns && self.data_changes && self.row == Some(row), self.trusted);
+        self.still.count(learns && reading.moved == Some(0.0), self.trusted);
         self.row = Some(row);
         let (streak, what) = if self.frozen.rows >= ROWS - 1 {
             (self.frozen, format!("loss {loss} and gradient norm {grad_norm} are the same to the bit"))
@@ -213,15 +216,27 @@ impl Guard {
         ))
     }
 
-    /// The first step that what was found may have spoiled; none while nothing was found.
-    pub(super) fn first_suspect(&self) -> Option<u64> {
-        self.first_suspect
+    /// The row of `step` has been read, and nothing was found.
+    pub(super) fn trust(&mut self, step: u64) {
+        self.trusted = step;
     }
 
-    /// While rows look frozen, the step after which they do: a checkpoint up to there must not be
-    /// rotated away.
-    pub(super) fn doubtful_since(&self) -> Option<u64> {
-        [self.frozen, self.still].into_iter().filter(|streak| streak.rows > 0).map(|streak| streak.since).min()
+    /// The compiler computes something else than native, which it did not up to `step`.
+    pub(super) fn distrust_after(&mut self, step: u64) {
+        self.trusted = self.trusted.min(step);
+    }
+
+    /// The first step that a fault may have spoiled: where what was found began, and else the first
+    /// that has not been looked at.
+    pub(super) fn first_suspect(&self) -> u64 {
+        self.first_suspect.unwrap_or(self.trusted + 1)
+    }
+
+    /// The step up to which a checkpoint must not be rotated away: while rows look frozen, the one
+    /// after which they do.
+    pub(super) fn good_until(&self) -> u64 {
+        let doubtful = [self.frozen, self.still].into_iter().filter(|streak| streak.rows > 0);
+        doubtful.map(|streak| streak.since).fold(self.trusted, u64::min)
     }
 
     /// The panics that were seen.
@@ -272,7 +287,7 @@ mod tests {
                 error.to_string().starts_with("step 4: the loss or the gradient norm was no finite number"),
                 "{error}"
             );
-            assert_eq!(guard.first_suspect(), Some(first - 1));
+            assert_eq!(guard.first_suspect, Some(first - 1));
         }
         let mut guard = Guard::with(true, 0.0);
         let reading = Reading { bad_steps: 3.0, moved: None };
@@ -289,9 +304,12 @@ mod tests {
         let rows = |data_changes: bool, lr: f64, norm: f64, moved: Option<f64>| {
             let mut guard = Guard::with(data_changes, 1e-6);
             let reading = Reading { bad_steps: 0.0, moved };
-            let found = (1..=9)
-                .find_map(|row| guard.check_progress(&at(row * 10), [2.5, norm, lr], reading, (row - 1) * 10).err());
-            (found.map(|error| error.to_string()), guard.first_suspect())
+            let found = (1..=9).find_map(|row| {
+                let found = guard.check_progress(&at(row * 10), [2.5, norm, lr], reading).err();
+                guard.trust(row * 10);
+                found
+            });
+            (found.map(|error| error.to_string()), guard.first_suspect)
         };
         let (error, first) = rows(true, 1e-3, 1.0, Some(0.1));
         let error = error.unwrap();

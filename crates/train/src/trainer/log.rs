@@ -114,9 +114,9 @@ impl<T: TrainingTask> Trainer<T> {
         read.check_finite(run)?;
         if !read.is_skipped() {
             let figures = [read.loss, read.grad_norm, values.lr];
-            run.guard.check_progress(&run.progress, figures, read.reading, run.last_row)?;
+            run.guard.check_progress(&run.progress, figures, read.reading)?;
         }
-        run.last_row = run.progress.step;
+        run.guard.trust(run.progress.step);
         Ok(())
     }
 

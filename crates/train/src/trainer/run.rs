@@ -42,17 +42,12 @@ pub(super) struct Training {
     pub(super) guard: Guard,
     /// See [`State::steps_ahead`].
     pub(super) steps_ahead: i64,
-    /// The step of the last log row, or where the run was taken up.
-    pub(super) last_row: u64,
     pub(super) shapes: Shapes,
     pub(super) kernels: Kernels,
     /// The closures that callbacks have queued.
     pub(super) closures: StepClosures<'static>,
     /// Looks at the compiler, where `compiler.debug` asks for it.
     pub(super) watch: Option<Watch>,
-    /// The step up to which the compiler is known to compute what native does, where that is asked
-    /// for.
-    pub(super) verified: u64,
     /// `trainer_state.json`.
     pub(super) history: History,
 }

@@ -90,8 +90,7 @@ impl<T: TrainingTask> Trainer<T> {
         let keep = self.session.plan().saving.load_best_at_end.then_some(run.evaluating.best.step).flatten();
         // The newest checkpoint stays that nothing found later can make suspect: up to the last
         // row, the last check of the compiler, and where the run last looked as if it learned.
-        let verifies = self.verifying.is_repeated().then_some(run.verified);
-        let good = verifies.into_iter().chain(run.guard.doubtful_since()).fold(run.last_row, u64::min);
+        let good = self.verifying.good_until().into_iter().fold(run.guard.good_until(), u64::min);
         run.saver.save(snapshot, keep, good)?;
         folder.status.advance(&progress, elapsed);
         folder.status.write(folder.path())?;

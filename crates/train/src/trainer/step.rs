@@ -65,7 +65,7 @@ impl<T: TrainingTask> Trainer<T> {
         run.clock.step(tokens);
         run.evaluating.is_best = false;
         run.epoch_begins = epoch_ended;
-        run.guard.check_threads(&run.progress, run.last_row, &loss)?;
+        run.guard.check_threads(&run.progress, &loss)?;
         self.callbacks.iter_mut().for_each(|callback| callback.on_step_end(&run.progress, &mut run.control));
         if epoch_ended {
             self.callbacks.iter_mut().for_each(|callback| callback.on_epoch_end(&run.progress, &mut run.control));
@@ -112,9 +112,11 @@ impl<T: TrainingTask> Trainer<T> {
         run: &mut Training,
     ) -> Result<Stepped> {
         let step = run.progress.step;
-        let (mut labels, mut first_labels, mut micro_batches, mut tokens) = (0.0, 0.0, 0, 0);
+        let (reduction, of_plan) =
+            (self.session.plan().optimizer.loss.reduction, self.session.plan().batch.micro_batches());
+        let (mut labels, mut expected, mut micro_batches, mut tokens) = (0.0, 1.0, 0, 0);
         let (ranks, rank) = (self.world.size(), self.world.rank());
-        let rounds = self.session.plan().batch.micro_batches() / ranks;
+        let rounds = of_plan / ranks;
         let mut epoch_ended = false;
         for round in 0..rounds {
             if epoch_ended {
@@ -125,7 +127,8 @@ impl<T: TrainingTask> Trainer<T> {
             let size = loaded.batch.as_ref().map(Batch::size);
             if round == 0 {
                 let own = size.as_ref().map_or(0.0, |size| size.labels);
-                first_labels = self.exchange(|world| world.of_root(own))?;
+                let first = self.exchange(|world| world.of_root(own))?;
+                expected = reduction.expected_divisor(first, of_plan);
             }
             if let (Some(batch), Some(size)) = (&loaded.batch, size) {
                 let shape = Shape::of(&size);
@@ -136,7 +139,8 @@ impl<T: TrainingTask> Trainer<T> {
                 self.observer.batch(shape);
                 let seed = seed_for(self.session.plan().run.seed, "dropout", step, (round * ranks + rank) as u64);
                 let is_last = round + 1 == rounds || loaded.last_in_epoch;
-                let micro = MicroBatch { batch, seed, labels: size.labels, first_labels, is_last };
+                let (is_empty, weight) = (size.labels == 0.0, reduction.weight(size.labels));
+                let micro = MicroBatch { batch, seed, is_empty, weight, expected, is_last };
                 if let Some(notice) = executor.micro_batch(&mut self.state, micro)? {
                     self.notice(&notice);
                 }
@@ -159,7 +163,6 @@ impl<T: TrainingTask> Trainer<T> {
         let own = [labels, micro_batches as f64, tokens as f64];
         let [labels, micro_batches, tokens] = self.exchange(|world| world.totals(own))?;
         let _time = self.spans.open(Part::Update);
-        let (micro_batches, tokens) = (micro_batches as usize, tokens as u64);
         if labels == 0.0 {
             return Err(Error::data(format!("step {}: no label of the batch is valid", step + 1)).help(
                 "every optimizer step needs at least one label that is not -100; a causal language model predicts the \
@@ -172,7 +175,7 @@ impl<T: TrainingTask> Trainer<T> {
         let mut sees = |model: &T::Model, grads: &GradientsParams| {
             callbacks.iter_mut().for_each(|callback| callback.on_pre_optimizer_step(progress, model, grads));
         };
-        let totals = Totals { labels, first_labels, micro_batches, lr };
+        let totals = Totals { divisor: reduction.divisor(labels, micro_batches as usize), expected, lr };
         let updated = executor.update(&mut self.state, totals, &mut sees)?;
         run.kernels.recorded(executor.recordings());
         let Updated { loss, grad_norm, verdict, outlier, notice } = updated;
@@ -182,7 +185,7 @@ impl<T: TrainingTask> Trainer<T> {
         if let Some(why) = outlier {
             self.notice(&format!("step {} is not applied: {why}", step + 1));
         }
-        Ok(Stepped { loss, grad_norm, lr, verdict, tokens, epoch_ended })
+        Ok(Stepped { loss, grad_norm, lr, verdict, tokens: tokens as u64, epoch_ended })
     }
 
     /// Has `exchange` done with the other ranks, and counts its time.

@@ -55,12 +55,12 @@ impl<T: TrainingTask> Trainer<T> {
         run.clock.exclude_check(started.elapsed(), false);
         match verdict {
             Ok(said) => {
-                run.verified = run.progress.step;
+                self.verifying.verified = run.progress.step;
                 self.notice(&said);
                 Ok(())
             }
             Err(error) => {
-                run.last_row = run.last_row.min(run.verified);
+                run.guard.distrust_after(self.verifying.verified);
                 Err(error)
             }
         }

@@ -28,6 +28,9 @@ pub(super) struct Verifying<T: TrainingTask> {
     pub(super) at_start: bool,
     /// After every so many steps.
     every: Option<u64>,
+    /// The step up to which the compiler is known to compute what native does, where checks are
+    /// repeated.
+    pub(super) verified: u64,
     pub(super) verifier: Option<Box<dyn Verifier<T>>>,
 }
 
@@ -38,7 +41,7 @@ impl<T: TrainingTask> Verifying<T> {
             Verify::Start => (true, None),
             Verify::Every(steps) => (true, Some(steps)),
         };
-        Self { at_start, every, verifier: None }
+        Self { at_start, every, verified: 0, verifier: None }
     }
 
     /// The check before the first step has been made elsewhere.
@@ -51,9 +54,9 @@ impl<T: TrainingTask> Verifying<T> {
         self.every.is_some_and(|steps| after.step.is_multiple_of(steps))
     }
 
-    /// Whether checks are made in the middle of the run.
-    pub(super) fn is_repeated(&self) -> bool {
-        self.every.is_some()
+    /// The step of the last check that passed, or of the start; none where no check follows it.
+    pub(super) fn good_until(&self) -> Option<u64> {
+        self.every.map(|_| self.verified)
     }
 
     pub(super) fn verifier(&self) -> Result<&dyn Verifier<T>> {

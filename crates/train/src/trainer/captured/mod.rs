@@ -39,7 +39,6 @@ use crate::engine::launches::kernel_launches;
 #[cfg(doc)]
 use crate::optim::in_place::InPlace;
 use crate::optim::in_place::updatable;
-use crate::optim::loss::Reduction;
 use crate::optim::scaler::{LossScaler, Verdict};
 use crate::session::Session;
 use crate::task::{OnDevice, TensorTree, TrainingTask};
@@ -51,12 +50,9 @@ const MOST_SHAPES: usize = 8;
 /// The captured steps of a run.
 pub(super) struct CapturedSteps<T: TrainingTask> {
     body: Rc<Body<T>>,
-    reduction: Reduction,
     device: Device,
     /// The ranks whose losses and gradients are summed.
     world: World,
-    /// Micro-batches of a step.
-    accumulation: usize,
     /// A step is one recording: it has one micro-batch, and is applied whatever its loss is.
     is_whole: bool,
     /// The one micro-batch of the step at hand.
@@ -111,10 +107,8 @@ impl<T: TrainingTask> CapturedSteps<T> {
         };
         Some(Self {
             body: Rc::new(body),
-            reduction: plan.optimizer.loss.reduction,
             device: device.clone(),
             world: world.clone(),
-            accumulation: plan.batch.micro_batches(),
             is_whole: plan.batch.micro_batches() == 1 && state.outliers.is_none(),
             alone: None,
             is_begun: false,
@@ -209,18 +203,14 @@ impl<T: TrainingTask> CapturedSteps<T> {
     fn tell_pass(&mut self, micro: &MicroBatch<OnDevice<T>>, scaler: Option<&LossScaler>) {
         let halves = [0, 1].map(|part| (seed_for(micro.seed, "captured", 0, part) >> 34) as i32);
         let seeds = Tensor::from_data(TensorData::new(halves.to_vec(), [2]), &self.device);
-        let weight = self.reduction.weight(micro.labels);
-        // In f16 the loss is divided before the backward pass; see `Eager::micro_batch`.
-        let expected = self.reduction.expected_divisor(micro.first_labels, self.accumulation);
-        let of_loss = scaler.map(|scaler| scaler.scale() * (weight / expected));
-        let of_pass = self.pair(weight, of_loss);
+        let of_loss = scaler.map(|scaler| scaler.scale() * (micro.weight / micro.expected));
+        let of_pass = self.pair(micro.weight, of_loss);
         self.written.extend([overwrite_ints(&self.body.seeds, seeds), overwrite(&self.body.of_pass, of_pass)]);
     }
 
     /// Tells the update after this by what the sums of the step are divided.
     fn tell_divisor(&mut self, totals: executor::Totals, scaler: Option<&LossScaler>) {
-        let divisor = self.reduction.divisor(totals.labels, totals.micro_batches);
-        let expected = self.reduction.expected_divisor(totals.first_labels, self.accumulation);
+        let executor::Totals { divisor, expected, .. } = totals;
         let of_grads = scaler.map(|scaler| scaler.scale().recip() * (expected / divisor));
         let of_update = self.pair(1.0 / divisor, of_grads);
         self.written.push(overwrite(&self.body.of_update, of_update));
@@ -255,7 +245,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         state: &mut TrainState<T::Model>,
         micro: MicroBatch<OnDevice<T>>,
     ) -> Result<Option<String>> {
-        if micro.labels == 0.0 {
+        if micro.is_empty {
             return Ok(None); // it adds nothing, and a step of nothing else is refused
         }
         if self.is_whole {
