@@ -49,7 +49,7 @@ pub use kiln_core::error::{Error, ErrorKind, Result};
 pub use kiln_data as data;
 pub use kiln_models as models;
 pub use kiln_train::{
-    TrainingArguments, TrainingTask, arguments, build_info, distributed, engine, optim, reads, trainer,
+    TrainingArguments, TrainingTask, arguments, build_info, distributed, engine, optim, reads, run_folder, trainer,
 };
 pub use plan::RunPlan;
 pub use session::{OpenSession, Session};

@@ -13,7 +13,7 @@ use kiln::trainer::{Callback, Control, Progress};
 use kiln::{RunConfig, Session, Trainer};
 
 fn steps(run: &Path) -> Vec<u64> {
-    let all = kiln::trainer::checkpoint::list(&run.join("checkpoints")).unwrap();
+    let all = kiln::run_folder::checkpoint::list(&run.join("checkpoints")).unwrap();
     all.into_iter().map(|(step, _)| step).collect()
 }
 

@@ -8,7 +8,7 @@ use clap::Args;
 use kiln::config::{CompilerMode, DeviceKind, TrainBatchSize};
 use kiln::engine::device;
 use kiln::engine::handover::Engine;
-use kiln::trainer::PAGE;
+use kiln::run_folder::PAGE;
 use kiln_core::error::{Error, Result};
 use kiln_core::{host, signals};
 use kiln_measure::collectives::Collectives;

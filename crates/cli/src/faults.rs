@@ -23,7 +23,8 @@ use std::time::Duration;
 use console::style;
 use kiln::distributed::World;
 #[cfg(unix)]
-use kiln::trainer::{Status, run_log::RunLog};
+use kiln::run_folder::Status;
+use kiln::trainer::run_log::RunLog;
 use kiln_core::device_error::device_error;
 #[cfg(unix)]
 use kiln_core::error::says_out_of_memory;

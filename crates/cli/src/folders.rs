@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use kiln::engine::device;
-use kiln::trainer::runs::{self, Run};
+use kiln::run_folder::runs::{self, Run};
 use kiln_core::error::{Error, Result};
 use kiln_data::cache;
 

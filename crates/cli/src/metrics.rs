@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kiln::trainer::{run_log, runs};
+use kiln::run_folder::{RUN_LOG, runs};
 use kiln_core::error::{Error, Result, one_line};
 use kiln_core::files::{MAX_CONFIG, read_given};
 use kiln_core::words::json_words;
@@ -164,19 +164,19 @@ fn lines(run: &Path) -> Result<Vec<String>> {
         let bytes = std::fs::read(run).map_err(|error| Error::io(format!("read {}", run.display()), &error))?;
         return Ok(String::from_utf8_lossy(&bytes).lines().map(|line| without_time(line).to_owned()).collect());
     }
-    let log = run.join(run_log::FILE);
+    let log = run.join(RUN_LOG);
     if log.is_file() {
         return lines(&log);
     }
     let rows = runs::rows(run);
     if rows.is_empty() {
-        Err(Error::config(format!("{}: no run folder: it has neither {} nor rows", run.display(), run_log::FILE)))
+        Err(Error::config(format!("{}: no run folder: it has neither {} nor rows", run.display(), RUN_LOG)))
     } else {
         Ok(rows.iter().map(|row| row.to_dict()).collect())
     }
 }
 
-/// A line of a log without the time that [`run_log`] puts before it.
+/// A line of a log without the time that [`RunLog`](kiln::trainer::run_log::RunLog) puts before it.
 fn without_time(line: &str) -> &str {
     match line.split_once(' ') {
         Some((time, rest)) if time.ends_with('Z') && humantime::parse_rfc3339(time).is_ok() => rest,

@@ -17,7 +17,8 @@ use kiln::distributed::launch::{Ended, Said};
 use kiln::distributed::launch::{Launch, Node};
 use kiln::engine::device;
 use kiln::plan::TrainPlan;
-use kiln::trainer::{Callback, log_of};
+use kiln::run_folder::log_of;
+use kiln::trainer::Callback;
 #[cfg(unix)]
 use kiln_core::error::ErrorKind;
 use kiln_core::error::{Error, Result};

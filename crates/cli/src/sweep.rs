@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kiln::trainer::PAGE;
+use kiln::run_folder::PAGE;
 use kiln_core::error::Result;
 use kiln_core::process::this_program;
 use kiln_measure::report;

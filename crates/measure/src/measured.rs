@@ -8,10 +8,11 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use kiln::config::toml_words::toml_error;
 use kiln::plan::{self, RunPlan};
+use kiln::run_folder::{RunStatus, STEP_TIMES, Status};
 use kiln::session::provenance::Provenance;
 use kiln::session::saved_plan;
-use kiln::trainer::laps::{self, StepTimes};
-use kiln::trainer::{RunStatus, Status, debug};
+use kiln::trainer::debug;
+use kiln::trainer::laps::StepTimes;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_error, read_regular_text};
 use kiln_core::metrics::{self, Record};
@@ -175,16 +176,16 @@ impl MeasuredRun {
         }
         let summary = summary.ok_or_else(|| damaged("metrics.jsonl", "its summary is missing".into()))?;
         let mut steps = Vec::new();
-        let path = folder.join(laps::FILE);
+        let path = folder.join(STEP_TIMES);
         if path.exists() {
             for (number, line) in read(&path)?.lines().enumerate() {
                 let step = serde_json::from_str::<StepTimes>(line);
                 steps.push(step.map_err(|error| {
-                    damaged(laps::FILE, format!("line {}: {}", number + 1, json_words_in_line(&error)))
+                    damaged(STEP_TIMES, format!("line {}: {}", number + 1, json_words_in_line(&error)))
                 })?);
             }
             if steps.last().map(|step| step.step) != Some(status.step) {
-                return Err(damaged(laps::FILE, format!("it does not end at step {}", status.step)));
+                return Err(damaged(STEP_TIMES, format!("it does not end at step {}", status.step)));
             }
         }
         let provenance = Provenance::read(folder)?;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kiln::config::{OnExisting, RunConfig};
-use kiln::trainer::checkpoint;
+use kiln::run_folder::checkpoint;
 use kiln_core::error::{Error, Result};
 
 /// The entries of a report in the folder of a comparison.

@@ -24,6 +24,7 @@ pub mod task;
 pub mod evaluation;
 pub mod session;
 pub mod provenance;
+pub mod run_folder;
 
 // Training, and the choice of the mode by a trial.
 pub mod trainer;

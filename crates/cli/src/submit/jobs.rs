@@ -12,8 +12,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use kiln::trainer::runs::Run;
-use kiln::trainer::{RunStatus, Status};
+use kiln::run_folder::runs::Run;
+use kiln::run_folder::{RunStatus, Status};
 use kiln_core::clock;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_json, write_json};

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kiln::run_folder::{RunStatus, Status};
 use kiln::session::export::{export, pack};
-use kiln::trainer::{RunStatus, Status};
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_error, write_json};
 use kiln_core::process::this_program;

@@ -13,7 +13,7 @@ use clap::Args;
 use console::measure_text_width;
 use job_file::JobFile;
 use jobs::{Follower, JobFolder, JobStatus};
-use kiln::trainer::RunStatus;
+use kiln::run_folder::RunStatus;
 use kiln_core::error::{Error, Result, nearest, one_line};
 use kiln_core::files::{read_error, write_json};
 use kiln_core::signals;

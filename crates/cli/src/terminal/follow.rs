@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kiln::plan::TrainPlan;
+use kiln::run_folder::{LOGS, RUN_LOG, RunStatus, STEP_TIMES, Status};
 use kiln::session::saved_plan;
-use kiln::trainer::laps::{self, Parts, StepTimes};
-use kiln::trainer::{LOGS, RunStatus, Status, run_log};
+use kiln::trainer::laps::{Parts, StepTimes};
 use kiln_core::error::Result;
 use kiln_core::metrics::{self, Record};
 use kiln_core::stats::median;
@@ -125,7 +125,7 @@ impl Followed {
             log: VecDeque::new(),
             steps: VecDeque::new(),
             ranks: BTreeMap::new(),
-            files: [file(metrics::FILE, u64::MAX), file(run_log::FILE, TAIL), file(laps::FILE, TAIL)],
+            files: [file(metrics::FILE, u64::MAX), file(RUN_LOG, TAIL), file(STEP_TIMES, TAIL)],
         }
     }
 

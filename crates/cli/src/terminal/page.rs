@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kiln::trainer::{RunStatus, Status};
+use kiln::run_folder::{RunStatus, Status};
 use kiln_core::error::one_line;
 use kiln_core::metrics::Record;
 use kiln_core::words::duration;

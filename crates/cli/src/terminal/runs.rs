@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use console::{StyledObject, measure_text_width, style};
+use kiln::run_folder::runs::Run;
+use kiln::run_folder::{BestModel, RunStatus};
 use kiln::session::saved_plan;
-use kiln::trainer::runs::Run;
-use kiln::trainer::{BestModel, RunStatus};
 use kiln_core::error::{Result, one_line};
 use kiln_core::metrics::Record;
 use kiln_core::words::duration;

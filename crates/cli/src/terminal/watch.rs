@@ -17,7 +17,7 @@ use std::time::Duration;
 use kiln_core::error::{Error, Result};
 use kiln_core::process::this_program;
 use kiln_core::{clock, metrics, signals};
-use kiln_train::trainer::runs;
+use kiln_train::run_folder::runs;
 use ratatui::Terminal;
 use ratatui::backend::TermionBackend;
 use ratatui::termion::event::Key;

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use kiln::engine::device::memory_use;
 use kiln::plan::TrainPlan;
+use kiln::run_folder::STEP_TIMES;
 use kiln::session::OpenSession;
 use kiln::session::Session;
 use kiln::session::provenance::Provenance;
-use kiln::trainer::laps::{self, Laps, StepTimes};
+use kiln::trainer::laps::{Laps, StepTimes};
 use kiln::trainer::observer::{Observer, Spent};
 use kiln::trainer::step_closures::{StepClosures, When};
 use kiln::trainer::{Callback, Control, DeviceValues, Progress, Purpose, Shape, Trainer};
@@ -30,7 +31,7 @@ use crate::operators::Shapes;
 /// An error of the training, and a line that is no command.
 pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
     let turns = Arc::new(Mutex::new(Turns {
-        times: session.plan().run.output_dir.join(laps::FILE),
+        times: session.plan().run.output_dir.join(STEP_TIMES),
         read: 0,
         left: 0,
         device: session.device.clone(),

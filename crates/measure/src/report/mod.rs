@@ -14,7 +14,7 @@ mod text;
 use std::path::Path;
 
 use document::Document;
-use kiln::trainer::PAGE;
+use kiln::run_folder::PAGE;
 use kiln_core::clock;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{read_regular_text, write_json, write_whole};

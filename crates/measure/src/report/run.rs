@@ -4,10 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
+use kiln::run_folder::{CONFUSION, ConfusionFile, RUN_LOG, RunStatus, SAMPLES, STEP_TIMES, Status};
 use kiln::session::provenance::Provenance;
 use kiln::session::saved_plan;
-use kiln::trainer::laps::{self, Parts, StepTimes};
-use kiln::trainer::{CONFUSION, ConfusionFile, RunStatus, SAMPLES, Status, run_log};
+use kiln::trainer::laps::{Parts, StepTimes};
 use kiln_core::error::Result;
 use kiln_core::files::read_regular_text;
 use kiln_core::metrics::{self, Record};
@@ -80,8 +80,8 @@ impl RunPage {
                 String::new()
             }
         };
-        let (metrics, steps, plan) = (text(metrics::FILE), text(laps::FILE), text("plan.toml"));
-        let (samples, confusion, log) = (text(SAMPLES), text(CONFUSION), text(run_log::FILE));
+        let (metrics, steps, plan) = (text(metrics::FILE), text(STEP_TIMES), text("plan.toml"));
+        let (samples, confusion, log) = (text(SAMPLES), text(CONFUSION), text(RUN_LOG));
         // The last line of a run that is going on, or was killed, may be half written.
         let is_going_on = status.status == RunStatus::InProgress;
         let mut lines = |name: &str, text: &str, bad: usize| {
@@ -92,7 +92,7 @@ impl RunPage {
         };
         let rows = metrics.lines().filter_map(Record::from_json).collect::<Vec<_>>();
         lines(metrics::FILE, &metrics, metrics.lines().count() - rows.len());
-        let [steps, samples] = [(laps::FILE, steps), (SAMPLES, samples)];
+        let [steps, samples] = [(STEP_TIMES, steps), (SAMPLES, samples)];
         let steps_read = json_lines::<StepTimes>(&steps.1);
         lines(steps.0, &steps.1, steps.1.lines().count() - steps_read.len());
         let samples_read = json_lines::<Sample>(&samples.1);

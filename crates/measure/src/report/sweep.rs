@@ -5,7 +5,7 @@ use super::document::{Document, Section, Statement, Tone};
 use crate::sweep::{Rung, Sweep, Trial};
 use crate::table::{Rows, Table, fixed};
 use kiln::config::CompilerMode;
-use kiln::trainer::runs::repeat_command;
+use kiln::run_folder::runs::repeat_command;
 
 /// The search as a document; `made_at` is the moment at which it is made, RFC 3339.
 pub(super) fn document(sweep: &Sweep, made_at: String) -> Document {

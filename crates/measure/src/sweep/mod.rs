@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use halving::Standing;
 use kiln::config::toml_words::{plain_words, toml_error};
 use kiln::config::{CompilerMode, RunConfig, SaveStrategy};
-use kiln::trainer::{RunStatus, Status};
+use kiln::run_folder::{RunStatus, Status};
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::{read_json, read_regular_text, write_json, write_whole};
 use kiln_core::process::{Child, Exit, OnSignal, scratch};

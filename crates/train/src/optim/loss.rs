@@ -49,13 +49,14 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// The factor of the loss of a micro-batch before it is added to the others. `labels` is what
+    /// The factor of the loss of a micro-batch before it is added to the others; 0 for one without
+    /// valid labels. `labels` is what
     /// its valid labels count together ([`BatchSize::labels`](crate::task::BatchSize::labels)).
     pub fn weight(self, labels: f64) -> f64 {
         match self {
+            _ if labels == 0.0 => 0.0,
             Self::Exact => 1.0,
-            Self::SumOfMeans | Self::MeanOfMeans if labels > 0.0 => 1.0 / labels,
-            Self::SumOfMeans | Self::MeanOfMeans => 0.0,
+            Self::SumOfMeans | Self::MeanOfMeans => 1.0 / labels,
         }
     }
 

@@ -9,31 +9,32 @@ use kiln_core::error::{Error, Result};
 use kiln_models::weights::load_saved;
 
 use super::callback::{Control, Progress};
-use super::checkpoint::{self, Checkpoint};
 use super::clock::Clock;
 use super::debug::Watch;
 use super::evaluating::Evaluating;
 use super::guard::Guard;
-use super::history::History;
 use super::kernels::Kernels;
 use super::logging::Logging;
 use super::losses::Losses;
 use super::observer::Part;
-use super::output::RunFolder;
 use super::run::Training;
 use super::run_log::RunLog;
-use super::runs::rows;
 use super::saver::Saver;
 use super::setup::Trainer;
 use super::shapes::Shapes;
 use super::state::TrainState;
-use super::status::BestModel;
 use super::step_closures::StepClosures;
 use super::stopping::check_signals_at_start;
 use super::warmup::{self, Warmed};
 use crate::engine::launches::NewKernels;
 use crate::engine::settings::DeviceKind;
 use crate::optim::scaler::{LossScaler, ScalerConfig};
+use crate::run_folder::{
+    BestModel, RunFolder,
+    checkpoint::{self, Checkpoint},
+    history::History,
+    runs::rows,
+};
 use crate::task::TrainingTask;
 
 impl<T: TrainingTask> Trainer<T> {

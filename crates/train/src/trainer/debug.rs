@@ -16,15 +16,10 @@ use serde_json::{Value, json};
 use crate::engine::handover::Engine;
 use crate::plan::TrainPlan;
 use crate::reads::DeviceReads;
+use crate::run_folder::{COMPILER, COMPILER_FILES};
 use crate::session::Session;
 use crate::task::TrainingTask;
 use crate::trainer::Shapes;
-
-/// The folder in the run folder.
-pub const FOLDER: &str = "compiler";
-
-/// The files in it.
-pub const FILES: [&str; 2] = ["report.json", "summary.txt"];
 
 /// The mark of rows whose times are those of no run without `debug`.
 pub const MARK: &str = "timings_not_comparable";
@@ -81,10 +76,11 @@ impl Watch {
             "burn": device,
         });
         let lines = table(&report, &operators, &reads, step);
-        let target = folder.join(FOLDER);
+        let target = folder.join(COMPILER);
         fs::create_dir_all(&target).map_err(|error| Error::io(format!("write {}", target.display()), &error))?;
-        write_json(&target.join("report.json"), &report)?;
-        write_whole(&target.join("summary.txt"), (lines.join("\n") + "\n").as_bytes())?;
+        let [as_json, summary] = COMPILER_FILES.map(|name| target.join(name));
+        write_json(&as_json, &report)?;
+        write_whole(&summary, (lines.join("\n") + "\n").as_bytes())?;
         Ok(lines)
     }
 }

@@ -6,11 +6,11 @@ use kiln_core::error::{ErrorKind, Result};
 
 use super::callback::Activity;
 use super::observer::Part;
-use super::output::RunFolder;
 use super::run::Training;
 use super::setup::Trainer;
 use crate::engine::device::release_memory;
 use crate::evaluation::evaluate;
+use crate::run_folder::RunFolder;
 use crate::task::TrainingTask;
 
 impl<T: TrainingTask> Trainer<T> {

@@ -3,9 +3,9 @@
 use kiln_core::metrics::Record;
 
 use super::after::After;
-use super::best::Best;
 use crate::arguments::EvalStrategy;
 use crate::plan::TrainPlan;
+use crate::run_folder::Best;
 
 /// When an evaluation is due, and what the last ones said.
 #[derive(Debug)]

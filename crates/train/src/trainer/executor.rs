@@ -58,9 +58,8 @@ pub(super) struct MicroBatch<B> {
     pub(super) batch: B,
     /// The seed of its dropout.
     pub(super) seed: u64,
-    /// None of its labels is valid: it adds nothing.
-    pub(super) is_empty: bool,
-    /// The factor of its loss before it is added to those of the others.
+    /// The factor of its loss before it is added to those of the others; 0 where none of its labels
+    /// is valid.
     pub(super) weight: f64,
     /// See [`Totals::expected`].
     pub(super) expected: f64,

@@ -9,13 +9,11 @@ use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::write_json;
 use serde_json::json;
 
-use super::manifest::FAULT;
-use super::output::RunFolder;
 use super::run::Training;
-use super::{checkpoint, run_log};
 use crate::engine::compiler;
 use crate::engine::handover::Engine;
 use crate::plan::TrainPlan;
+use crate::run_folder::{FAULT, RUN_LOG, RunFolder, checkpoint};
 
 /// Whether a run that ends with `error` may have computed nonsense before it.
 fn is_fault(error: &Error) -> bool {
@@ -66,7 +64,7 @@ fn write_bundle(
     const REPORT: &str = "report.json";
     // The run of a program has no config.
     let planned = if folder.path().join("plan.toml").is_file() { "plan.toml" } else { crate::plan::FILE };
-    let copied = [planned, "metrics.jsonl", compiler::decision::FILE, run_log::FILE];
+    let copied = [planned, "metrics.jsonl", compiler::decision::FILE, RUN_LOG];
     folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FAULT).join(name)))?;
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
     let report = json!({

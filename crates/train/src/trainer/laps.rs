@@ -22,9 +22,7 @@ use super::observer::{Observer, Part, Spent};
 use super::shapes::Shape;
 use crate::engine::launches;
 use crate::engine::launches::NewKernels;
-
-/// The file's name.
-pub const FILE: &str = "steps.jsonl";
+use crate::run_folder::STEP_TIMES;
 
 /// A wait that is longer than a driver takes to answer was for others' turns.
 const HELD_UP: Duration = Duration::from_millis(1);
@@ -186,7 +184,7 @@ impl Laps {
 
 impl Observer for Laps {
     fn begin(&mut self, folder: &Path, progress: &Progress, is_synchronous: bool) -> Result<()> {
-        let path = folder.join(FILE);
+        let path = folder.join(STEP_TIMES);
         let file = File::create(&path).map_err(|error| Error::io(format!("create {}", path.display()), &error))?;
         launches::watch();
         self.0 = Some(Open {
@@ -229,7 +227,7 @@ impl Observer for Laps {
         let computing = step.forward_ms + step.backward_ms + step.update_ms;
         step.step_ms = step.data_ms + computing + step.communicate_ms + step.sync_ms;
         step.synced = open.is_synchronous || read;
-        let line = serde_json::to_string(&step).map_err(|error| Error::data(format!("{FILE}: {error}")))?;
+        let line = serde_json::to_string(&step).map_err(|error| Error::data(format!("{STEP_TIMES}: {error}")))?;
         let written = writeln!(open.file, "{line}").and_then(|()| if read { open.file.flush() } else { Ok(()) });
         written.map_err(|error| Error::io(format!("write {}", open.path.display()), &error))
     }
@@ -262,7 +260,7 @@ mod tests {
             progress = Progress { step, samples: 10 + 4 * step, tokens: 100 + 32 * step, ..progress };
             laps.end_step(&progress, &spans.end_step(), step == 2).unwrap();
         }
-        let text = std::fs::read_to_string(folder.path().join(FILE)).unwrap();
+        let text = std::fs::read_to_string(folder.path().join(STEP_TIMES)).unwrap();
         let steps = text.lines().map(|line| serde_json::from_str::<StepTimes>(line).unwrap()).collect::<Vec<_>>();
         assert_eq!(steps.len(), 2);
         for (index, step) in steps.iter().enumerate() {

@@ -11,11 +11,11 @@ use super::after::{After, StepValues};
 use super::callback::{Callback, DeviceValues};
 use super::debug;
 use super::guard::{Guard, Reading};
-use super::output::RunFolder;
 use super::run::Training;
 use super::setup::Trainer;
 use super::step_closures::{StepClosures, When};
 use crate::optim::scaler::{MIN_SCALE, Scaling};
+use crate::run_folder::RunFolder;
 use crate::task::TrainingTask;
 
 /// [`StepValues`] on the host.

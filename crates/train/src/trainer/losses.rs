@@ -4,10 +4,10 @@
 
 use burn::tensor::{Device, Tensor};
 use kiln_core::error::Result;
-use serde::{Deserialize, Serialize};
 
 use crate::optim::scaler::Verdict;
 use crate::reads::read_scalars;
+use crate::run_folder::checkpoint::LossSums;
 
 /// Sums of the losses of all steps so far.
 #[derive(Debug, Default)]
@@ -19,19 +19,6 @@ pub(super) struct Losses {
     window: Option<Tensor<1>>,
     /// Steps since the last row.
     steps: u64,
-}
-
-/// [`Losses`] in a checkpoint: a run that is continued between two rows writes the same rows.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct LossSums {
-    /// Sum of the losses of the steps up to the last log row.
-    #[serde(with = "exact")]
-    pub logged: f64,
-    /// Sum of the losses of the steps since then, an f32.
-    #[serde(with = "exact")]
-    pub window: f64,
-    /// Steps since the last log row.
-    pub steps: u64,
 }
 
 impl Losses {
@@ -90,22 +77,6 @@ impl Losses {
     pub(super) fn mean(&self, steps: u64) -> Result<f64> {
         let LossSums { logged, window, .. } = self.state()?;
         Ok((logged + window) / steps as f64)
-    }
-}
-
-/// A float as the shortest decimal that reads back as the same float, in a string: JSON readers may
-/// round numbers.
-pub(super) mod exact {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    /// Writes it.
-    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&format!("{value:?}"))
-    }
-
-    /// Reads it.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 

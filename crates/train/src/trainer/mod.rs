@@ -1,4 +1,4 @@
-//! The only training loop of Kiln: [`Trainer::train`] opens the run folder around it, and makes
+//! The only training loop of Kiln: [`Trainer::train`] opens the [run folder](crate::run_folder) around it, and makes
 //! micro-batches smaller where memory runs out. After each step the loop asks its parts (logging,
 //! evaluation, verification, saving, the reasons to stop) whether they are due; each decides for
 //! itself. The steps are computed by an executor, operation by operation or as recordings.
@@ -9,16 +9,13 @@
 
 pub mod debug;
 pub mod gradients;
-pub mod runs;
 pub mod step_closures;
 pub mod warmup;
 mod after;
 mod begin;
-mod best;
 mod callback;
 #[cfg(feature = "compiler")]
 mod captured;
-pub mod checkpoint;
 mod clock;
 mod eager;
 mod evaluate;
@@ -26,17 +23,12 @@ mod evaluating;
 mod executor;
 mod fault;
 mod guard;
-mod history;
 mod kernels;
 pub mod laps;
 mod log;
 mod logging;
 mod losses;
-mod manifest;
 pub mod observer;
-mod output;
-mod page;
-mod promise;
 mod ranks;
 mod recover;
 mod run;
@@ -48,7 +40,6 @@ mod setup;
 mod shapes;
 mod spans;
 mod state;
-mod status;
 mod step;
 mod stopping;
 mod tensorboard;
@@ -56,15 +47,9 @@ mod training_loop;
 mod verify;
 mod verifying;
 
-pub use best::Best;
 pub use callback::{Activity, Callback, Control, DeviceValues, PrinterCallback, Progress, StopAfter};
-pub use output::{PREDICTIONS, RunFolder};
-pub use page::{CONFUSION, ConfusionFile, PAGE, SAMPLES};
-pub use promise::Promise;
-pub use run_log::{LOGS, log_of};
 pub use setup::{Purpose, TrainOutput, Trainer};
 pub use shapes::{Shape, Shapes};
-pub use status::{BestModel, RunStatus, Status};
 pub use verifying::Verifier;
 
 pub use crate::evaluation::Evaluation;

@@ -12,14 +12,16 @@ use kiln_core::metrics;
 use kiln_core::words::thousands;
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{self, Checkpoint};
-use super::output::RunFolder;
-use super::promise::Promise;
 use super::setup::{Purpose, Trainer};
 use super::state::TrainState;
 #[cfg(feature = "cuda")]
 use crate::arguments::DdpBackend;
 use crate::distributed::{Shard, World, weights_checksum};
+use crate::provenance::Provenance;
+use crate::run_folder::{
+    Beginning, Promise, RunFolder,
+    checkpoint::{self, Checkpoint},
+};
 use crate::task::TrainingTask;
 
 /// The state of the run folder that rank 0 has opened, told to the others.
@@ -76,15 +78,28 @@ impl<T: TrainingTask> Trainer<T> {
         Share { turn: self.world.rank(), of: self.world.size() }
     }
 
+    /// The run folder, and the checkpoint to go on from.
+    fn create_folder(&self) -> Result<(RunFolder, Option<Checkpoint>)> {
+        let session = &self.session;
+        RunFolder::create(session.plan(), || {
+            Ok(Beginning {
+                promise: Promise::of(session)?,
+                provenance: Provenance::of(session)?,
+                files: session.description()?.files,
+                task: session.task.task_name().map(str::to_owned),
+            })
+        })
+    }
+
     /// Opens the run folder, and finds the checkpoint to go on from: rank 0 that of the run, the
     /// others one of their own, with what rank 0 has found. None on the other ranks where the run
     /// is complete.
     pub(super) fn open_folder(&self) -> Result<Option<(RunFolder, Option<Checkpoint>)>> {
         let world = &self.world;
         if !world.is_shared() {
-            return RunFolder::create(&self.session).map(Some);
+            return self.create_folder().map(Some);
         }
-        let own = if world.is_root() { Some(RunFolder::create(&self.session)?) } else { None };
+        let own = if world.is_root() { Some(self.create_folder()?) } else { None };
         let opened = world.made_by_root(|| {
             let (folder, checkpoint) = own.as_ref().expect("rank 0 has opened it");
             let files = |found: &Checkpoint| {
@@ -114,7 +129,7 @@ impl<T: TrainingTask> Trainer<T> {
         match own {
             Some(own) => Ok(Some(own)),
             None => {
-                let (folder, checkpoint) = RunFolder::create(&self.session)?;
+                let (folder, checkpoint) = self.create_folder()?;
                 opened.promise.is_that_of(&folder.promise, world.rank())?;
                 Ok(Some((folder, checkpoint)))
             }

@@ -7,11 +7,13 @@
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::metrics::MetricsFile;
 
-use super::checkpoint::{self, Checkpoint};
-use super::output::RunFolder;
 use super::run::Training;
 use super::setup::Trainer;
 use crate::plan::{BatchPlan, TrainPlan};
+use crate::run_folder::{
+    RunFolder,
+    checkpoint::{self, Checkpoint},
+};
 use crate::task::TrainingTask;
 
 /// The batch to go on with after `error`; none when it was not about memory, or when no smaller

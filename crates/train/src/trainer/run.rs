@@ -9,21 +9,22 @@ use kiln_core::error::{Error, Result, printable};
 use serde_json::json;
 
 use super::callback::{Control, Progress};
-use super::checkpoint;
 use super::clock::Clock;
 use super::debug::Watch;
 use super::evaluating::Evaluating;
 use super::guard::Guard;
-use super::history::{self, History};
 use super::kernels::Kernels;
 use super::logging::Logging;
 use super::losses::Losses;
-use super::output::RunFolder;
 use super::saver::Saver;
 use super::shapes::Shapes;
 use super::step_closures::StepClosures;
 use crate::optim::scaler::Verdict;
 use crate::plan::TrainPlan;
+use crate::run_folder::{
+    RunFolder, checkpoint,
+    history::{self, History},
+};
 
 /// A training under way: the state of its run between two steps.
 pub(super) struct Training {

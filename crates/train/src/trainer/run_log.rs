@@ -11,17 +11,7 @@ use kiln_core::error::printable;
 use kiln_core::metrics::Record;
 
 use super::callback::{Callback, Control, Progress};
-
-/// The file's name.
-pub const FILE: &str = "run.log";
-
-/// The folder of the logs of the ranks besides 0, in the run folder.
-pub const LOGS: &str = "ranks";
-
-/// The log of rank `rank`, in the run folder.
-pub fn log_of(rank: usize) -> PathBuf {
-    Path::new(LOGS).join(format!("{rank}.log"))
-}
+use crate::run_folder::RUN_LOG;
 
 /// Writes the log of one run folder.
 #[derive(Debug)]
@@ -36,7 +26,7 @@ pub struct RunLog {
 impl RunLog {
     /// The log in the run folder `folder`.
     pub fn new(folder: &Path) -> Self {
-        Self { path: folder.join(FILE), failed: false, evaluation: None }
+        Self { path: folder.join(RUN_LOG), failed: false, evaluation: None }
     }
 
     /// Appends the lines of `text`. A log that cannot be written is no reason to end a training: it
@@ -105,7 +95,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut log = RunLog::new(folder.path());
         log.say("one\ntwo");
-        let text = std::fs::read_to_string(folder.path().join(FILE)).unwrap();
+        let text = std::fs::read_to_string(folder.path().join(RUN_LOG)).unwrap();
         let lines = text.lines().collect::<Vec<_>>();
         assert!(lines[0].ends_with("Z one") && lines[1].ends_with("Z two") && lines.len() == 2, "{text}");
         let mut nowhere = RunLog::new(&folder.path().join("none"));

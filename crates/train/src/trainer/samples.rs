@@ -10,13 +10,15 @@ use serde_json::json;
 
 use super::callback::{Activity, Progress};
 use super::observer::Part;
-use super::output::RunFolder;
-use super::page::{CONFUSION, ConfusionFile, MOST_CLASSES, SAMPLES, earlier_samples};
 use super::run::Training;
 use super::setup::Trainer;
 use crate::arguments::Samples;
 use crate::confusion::{Confusion, class_name};
 use crate::engine::device::release_memory;
+use crate::run_folder::{
+    CONFUSION, ConfusionFile, RunFolder, SAMPLES,
+    page::{MOST_CLASSES, earlier_samples},
+};
 use crate::task::TrainingTask;
 
 impl<T: TrainingTask> Trainer<T> {

@@ -8,13 +8,15 @@ use kiln_models::weights::{StateDict, export_saved};
 
 use super::after::After;
 use super::callback::Activity;
-use super::checkpoint::{self, FORMAT_VERSION, Snapshot, State};
 use super::observer::Part;
-use super::output::RunFolder;
 use super::run::{Training, write_trainer_state};
 use super::setup::Trainer;
 use super::stopping::Stopping;
 use crate::optim::scaler::LossScaler;
+use crate::run_folder::{
+    RunFolder,
+    checkpoint::{self, FORMAT_VERSION, Snapshot, State},
+};
 use crate::task::TrainingTask;
 
 impl<T: TrainingTask> Trainer<T> {
@@ -92,7 +94,7 @@ impl<T: TrainingTask> Trainer<T> {
         // row, the last check of the compiler, and where the run last looked as if it learned.
         let good = self.verifying.good_until().into_iter().fold(run.guard.good_until(), u64::min);
         run.saver.save(snapshot, keep, good)?;
-        folder.status.advance(&progress, elapsed);
+        folder.status.advance(progress.step, progress.total_steps, elapsed);
         folder.status.write(folder.path())?;
         write_trainer_state(folder, self.session.plan(), run, false)?;
         run.clock.exclude_saving(started.elapsed());

@@ -10,10 +10,12 @@ use kiln_core::error::{Error, Result};
 use kiln_core::panics;
 
 use super::after::After;
-use super::checkpoint::{self, Snapshot};
-use super::manifest::Manifest;
 use crate::arguments::SaveStrategy;
 use crate::plan::TrainPlan;
+use crate::run_folder::{
+    checkpoint::{self, Snapshot},
+    manifest::Manifest,
+};
 
 /// When a checkpoint is due, the thread that writes one, if it is at work, and what saving has
 /// cost.

@@ -139,8 +139,7 @@ impl<T: TrainingTask> Trainer<T> {
                 self.observer.batch(shape);
                 let seed = seed_for(self.session.plan().run.seed, "dropout", step, (round * ranks + rank) as u64);
                 let is_last = round + 1 == rounds || loaded.last_in_epoch;
-                let (is_empty, weight) = (size.labels == 0.0, reduction.weight(size.labels));
-                let micro = MicroBatch { batch, seed, is_empty, weight, expected, is_last };
+                let micro = MicroBatch { batch, seed, weight: reduction.weight(size.labels), expected, is_last };
                 if let Some(notice) = executor.micro_batch(&mut self.state, micro)? {
                     self.notice(&notice);
                 }

@@ -7,12 +7,10 @@ use kiln_core::error::{CONTINUE, Result};
 use kiln_core::signals::{self, Signal};
 
 use super::after::After;
-use super::output::RunFolder;
 use super::run::{Training, finish_saving};
-use super::runs;
 use super::setup::Purpose;
-use super::status::RunStatus;
 use crate::distributed::World;
+use crate::run_folder::{RunFolder, RunStatus, runs};
 
 /// The reasons to end the run after a step.
 #[derive(Debug, Clone, Copy)]

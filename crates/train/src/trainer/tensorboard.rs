@@ -16,17 +16,7 @@ use kiln_core::metrics::Record;
 use prost::Message;
 
 use super::callback::{Callback, Control, Progress};
-
-/// Its folder in the run folder.
-pub const FOLDER: &str = "tensorboard";
-
-/// The names of its files, with the time and the process as `*`.
-pub const PATTERN: &str = "events.out.tfevents.*.kiln.*";
-
-/// Whether `name` is that of a file that Kiln has written.
-pub fn is_event_file(name: &str) -> bool {
-    name.strip_prefix("events.out.tfevents.").is_some_and(|rest| rest.contains(".kiln."))
-}
+use crate::run_folder::TENSORBOARD;
 
 #[derive(Clone, PartialEq, Message)]
 struct Event {
@@ -70,7 +60,7 @@ impl TensorBoard {
     /// # Errors
     /// The operating system's.
     pub fn create(folder: &Path) -> Result<Self> {
-        let folder = folder.join(FOLDER);
+        let folder = folder.join(TENSORBOARD);
         let now = clock::seconds();
         let path = folder.join(format!("events.out.tfevents.{:010}.kiln.{}", now as u64, std::process::id()));
         let io = |error: std::io::Error| Error::io(format!("write {}", path.display()), &error);

@@ -10,16 +10,16 @@ use kiln_models::ops::threads;
 
 use super::after::After;
 use super::callback::Activity;
-use super::output::RunFolder;
 use super::run::{Training, finish_saving, write_trainer_state};
 use super::run_log::RunLog;
 use super::setup::{Purpose, TrainOutput, Trainer};
 use super::stopping::Stopping;
 use super::tensorboard::TensorBoard;
-use super::{fault, recover, runs};
+use super::{fault, recover};
 use crate::arguments::Integration;
 use crate::evaluation::figures;
 use crate::plan::check_metric;
+use crate::run_folder::{RunFolder, runs};
 use crate::task::TrainingTask;
 
 impl<T: TrainingTask> Trainer<T> {
@@ -128,7 +128,7 @@ impl<T: TrainingTask> Trainer<T> {
             self.notice(&notice);
         }
         if output.is_err() {
-            folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
+            folder.status.advance(run.progress.step, run.progress.total_steps, run.clock.start.elapsed().as_secs_f64());
         }
         if let Some(watch) = run.watch.take() {
             match watch.finish(&self.session, folder.path(), &run.shapes, run.progress.step) {
@@ -211,11 +211,11 @@ impl<T: TrainingTask> Trainer<T> {
         folder.metrics.append(&summary)?;
         if self.purpose.writes_model() {
             self.tell(&run.progress, Activity::WritingModel);
-            folder.write_model(&self.state.model, &self.session)?;
+            folder.write_model(&self.state.model, &self.session.task.files(&self.state.model)?)?;
         }
         folder.write_results(run.evaluating.last.as_ref(), &summary)?;
         write_trainer_state(folder, self.session.plan(), run, true)?;
-        folder.status.advance(&run.progress, run.clock.start.elapsed().as_secs_f64());
+        folder.status.advance(run.progress.step, run.progress.total_steps, run.clock.start.elapsed().as_secs_f64());
         self.callbacks.iter_mut().for_each(|callback| callback.on_train_end(&run.progress, &summary));
         let samples = self.sample(folder, run)?;
         Ok(TrainOutput { step: run.progress.step, summary, samples, was_complete: false })

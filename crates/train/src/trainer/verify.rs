@@ -6,12 +6,12 @@ use kiln_core::error::{Error, Result};
 use kiln_core::process::scratch;
 use kiln_models::weights::save;
 
-use super::checkpoint::Checkpoint;
 use super::observer::Part;
 use super::run::Training;
 use super::setup::Trainer;
 use crate::engine::device::release_memory;
 use crate::engine::settings::DeviceKind;
+use crate::run_folder::checkpoint::Checkpoint;
 use crate::task::TrainingTask;
 
 impl<T: TrainingTask> Trainer<T> {

@@ -30,9 +30,10 @@ use crate::arguments::{OnExisting, TrainingArguments};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::settings::{CompilerMode, DeviceKind};
 use crate::plan::TrainPlan;
+use crate::run_folder::checkpoint;
 use crate::session::Session;
 use crate::task::TrainingTask;
-use crate::trainer::{PrinterCallback, Trainer, checkpoint, warmup};
+use crate::trainer::{PrinterCallback, Trainer, warmup};
 
 /// Steps whose figures are compared.
 pub const COMPARED: usize = 2;

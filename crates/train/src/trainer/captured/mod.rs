@@ -245,7 +245,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         state: &mut TrainState<T::Model>,
         micro: MicroBatch<OnDevice<T>>,
     ) -> Result<Option<String>> {
-        if micro.is_empty {
+        if micro.weight == 0.0 {
             return Ok(None); // it adds nothing, and a step of nothing else is refused
         }
         if self.is_whole {

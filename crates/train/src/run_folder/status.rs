@@ -11,7 +11,6 @@ use kiln_core::files::{read_json_if_there, write_json};
 use kiln_core::metrics::Record;
 use serde::{Deserialize, Serialize};
 
-use super::callback::Progress;
 use super::manifest::LOCK;
 use crate::plan::TrainPlan;
 
@@ -104,9 +103,9 @@ impl Status {
         }
     }
 
-    /// The run has come to `progress`, `seconds` after this process took it up.
-    pub fn advance(&mut self, progress: &Progress, seconds: f64) {
-        (self.step, self.total_steps) = (progress.step, progress.total_steps);
+    /// The run has come to `step` of `total_steps`, `seconds` after this process took it up.
+    pub fn advance(&mut self, step: u64, total_steps: u64, seconds: f64) {
+        (self.step, self.total_steps) = (step, total_steps);
         self.seconds = self.seconds_before + seconds;
         self.written_at = clock::seconds();
     }

@@ -1,12 +1,22 @@
 //! The run folder: `plan.toml`, `plan.json`, `metrics.jsonl`, `status.json`, `trainer_state.json`,
 //! `checkpoints/`, and at the end `all_results.json` and `model/` in Hugging Face's form. One
 //! process at a time has it: the file `.lock` is locked while a run writes, and lists what Kiln has
-//! written ([`manifest`](super::manifest)). A folder that belongs to another run is refused,
+//! written ([`manifest`]). A folder that belongs to another run is refused,
 //! `model/` appears only when all of it is written, and a file that is not listed is never replaced
 //! or removed.
 //!
 //! A process may be killed at any moment. The next process in the folder removes unfinished files,
 //! and a folder that holds only the beginning of a run counts as empty.
+
+pub mod checkpoint;
+pub mod runs;
+mod best;
+pub(crate) mod history;
+pub(crate) mod manifest;
+mod names;
+pub(crate) mod page;
+mod promise;
+mod status;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,24 +24,26 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_core::error::{CONTINUE, Error, ErrorKind, Result};
-use kiln_core::files::{is_blocked, read_regular, set_aside_damaged, write_files, write_folder, write_whole};
+use kiln_core::files::{
+    NamedFile, is_blocked, read_regular, set_aside_damaged, write_files, write_folder, write_whole,
+};
 use kiln_core::metrics::{self, MetricsFile, Record};
 use kiln_core::variables;
 use kiln_models::weights::{StateDict, save};
 
-use super::checkpoint::{self, Checkpoint, State, keep};
-use super::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
-use super::promise::Promise;
-use super::status::{RunStatus, Status};
-use super::{page, run_log, tensorboard};
+pub use self::best::Best;
+use self::checkpoint::{Checkpoint, State, keep};
+use self::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
+use self::names::EVENT_FILES;
+pub use self::names::{COMPILER, COMPILER_FILES, FAULT, LOGS, PREDICTIONS, RUN_LOG, STEP_TIMES, TENSORBOARD, log_of};
+pub use self::page::{CONFUSION, ConfusionFile, PAGE, SAMPLES};
+pub use self::promise::Promise;
+pub use self::status::{BestModel, RunStatus, Status};
 use crate::arguments::{Integration, OnExisting};
 use crate::engine::compiler;
 use crate::plan::{RunSettings, TrainPlan};
 use crate::provenance;
 use crate::provenance::Provenance;
-use crate::session::Session;
-use crate::task::TrainingTask;
-use crate::trainer::debug;
 
 const RESULTS: &str = "all_results.json";
 
@@ -40,11 +52,11 @@ const FILES: [&str; 13] = [
     "plan.toml",
     crate::plan::FILE,
     metrics::FILE,
-    super::status::FILE,
-    "trainer_state.json",
+    status::FILE,
+    history::FILE,
     RESULTS,
-    run_log::FILE,
-    super::laps::FILE,
+    RUN_LOG,
+    STEP_TIMES,
     PREDICTIONS,
     page::PAGE,
     page::SAMPLES,
@@ -54,9 +66,6 @@ const FILES: [&str; 13] = [
 
 /// The model that another one is about to take the place of.
 const REPLACED: &str = ".replaced-model";
-
-/// The predictions of `trainer.do_predict`, in the run folder.
-pub const PREDICTIONS: &str = "predict_results.jsonl";
 
 /// An open run folder, this process's alone.
 #[derive(Debug)]
@@ -72,7 +81,20 @@ pub struct RunFolder {
     /// nothing left to do.
     pub complete: Option<Record>,
     /// The files that Kiln has written, and the lock.
-    pub(super) manifest: Arc<Manifest>,
+    pub(crate) manifest: Arc<Manifest>,
+}
+
+/// What a run is when it begins in its folder, or goes on there.
+#[derive(Debug)]
+pub struct Beginning {
+    /// The settings that it promises not to change.
+    pub promise: Promise,
+    /// By what it is made, without the digest of its validation data.
+    pub provenance: Provenance,
+    /// The files of its plan.
+    pub files: Vec<NamedFile>,
+    /// The name of its task, where that has one.
+    pub task: Option<String>,
 }
 
 /// The state of a folder that a run is to write to.
@@ -113,9 +135,7 @@ impl Content {
             }
             Listed::Nothing if is_empty => Self::Free,
             Listed::Nothing | Listed::Foreign if has_checkpoint() => Self::Unlisted,
-            Listed::Nothing
-                if [crate::plan::FILE, super::status::FILE].iter().all(|file| path.join(file).is_file()) =>
-            {
+            Listed::Nothing if [crate::plan::FILE, status::FILE].iter().all(|file| path.join(file).is_file()) => {
                 Self::Unlisted
             }
             Listed::Nothing | Listed::Foreign => Self::Foreign,
@@ -223,8 +243,7 @@ impl RunFolder {
     /// # Errors
     /// A folder that [`check`](Self::check) refuses, a checkpoint of another run, or an error of
     /// the operating system.
-    pub fn create<T: TrainingTask>(session: &Session<T>) -> Result<(Self, Option<Checkpoint>)> {
-        let plan = session.plan();
+    pub fn create(plan: &TrainPlan, begin: impl FnOnce() -> Result<Beginning>) -> Result<(Self, Option<Checkpoint>)> {
         let how = plan.run.on_existing;
         let path = Self::check(&plan.run)?;
         let io = |action: &str, path: &Path, error: &std::io::Error| {
@@ -236,7 +255,7 @@ impl RunFolder {
         // Again, now that nobody else can come between.
         let content = Content::of(&path)?;
         content.admits(&path, how)?;
-        let promise = Promise::of(session)?;
+        let Beginning { promise, provenance, files, task } = begin()?;
         let checkpoints = path.join(checkpoint::FOLDER);
         let found = match (how, &plan.run.resume_from_checkpoint) {
             (OnExisting::Resume, Some(chosen)) => {
@@ -324,7 +343,7 @@ impl RunFolder {
                 // The previous process wrote these files at its end, but the run goes on.
                 let mut stale = vec![RESULTS, page::PAGE, page::SAMPLES, page::CONFUSION];
                 // A program's run had one in Kiln up to 0.1.0.
-                if !session.description()?.files.iter().any(|(name, _)| name == "plan.toml") {
+                if !files.iter().any(|(name, _)| name == "plan.toml") {
                     stale.push("plan.toml");
                 }
                 for file in stale.into_iter().map(|name| path.join(name)) {
@@ -356,13 +375,13 @@ impl RunFolder {
             }
         }
         manifest.list(written)?;
-        session.write_plan(&path)?;
+        write_files(&path, &files)?;
         let validation_sha256 = promise.validation().map(str::to_owned);
         let begun_from = match &found {
             Some(_) if origin.is_none() => provenance::begun_from(&path),
             _ => origin.clone(),
         };
-        Provenance { validation_sha256, begun_from, ..Provenance::of(session)? }.write(&path)?;
+        Provenance { validation_sha256, begun_from, ..provenance }.write(&path)?;
         let seconds = found.as_ref().map_or(0.0, |found| found.state.seconds);
         let has_rows = match (&found, &origin) {
             (Some(found), Some(origin)) => take_over(origin, &found.state, &path)?,
@@ -375,7 +394,7 @@ impl RunFolder {
             }
             None => MetricsFile::open(&path)?,
         };
-        let status = Status::begin(plan, session.task.task_name(), seconds);
+        let status = Status::begin(plan, task.as_deref(), seconds);
         status.write(&path)?;
         Ok((Self { path, metrics, promise, status, complete: None, manifest: Arc::new(manifest) }, found))
     }
@@ -405,15 +424,14 @@ impl RunFolder {
         write_whole(&self.path.join(RESULTS), (results.to_json() + "\n").as_bytes())
     }
 
-    /// Writes `model/`: weights and the [files beside them](TrainingTask::files). The folder is
-    /// written under another name and then renamed. Files that somebody has added to an earlier
+    /// Writes `model/`: weights and the files `beside` them. The folder is written under another name and then renamed. Files that somebody has added to an earlier
     /// `model/` stay in it.
     ///
     /// # Errors
     /// The operating system's; no `model/` is left behind then, or the one from before.
-    pub fn write_model<T: TrainingTask>(&self, model: &T::Model, session: &Session<T>) -> Result<PathBuf> {
+    pub fn write_model(&self, model: &impl StateDict, beside: &[NamedFile]) -> Result<PathBuf> {
         let target = self.path.join(MODEL);
-        match self.write_aside(&target, model, session) {
+        match self.write_aside(&target, model, beside) {
             Ok(()) => Ok(target),
             Err(error) if error.kind() == ErrorKind::Device => Err(error.at(target.display())),
             Err(error) => {
@@ -423,12 +441,11 @@ impl RunFolder {
         }
     }
 
-    fn write_aside<T: TrainingTask>(&self, target: &Path, model: &T::Model, session: &Session<T>) -> Result<()> {
+    fn write_aside(&self, target: &Path, model: &impl StateDict, beside: &[NamedFile]) -> Result<()> {
         let io = |error: std::io::Error| Error::io(format!("write {}", target.display()), &error);
         let aside = tempfile::Builder::new().prefix(MODEL_ASIDE).tempdir_in(&self.path).map_err(io)?.keep();
         let write = || {
-            let beside = session.task.files(model)?;
-            write_files(&aside, &beside)?;
+            write_files(&aside, beside)?;
             save(model, &aside)?;
             #[cfg(unix)]
             {
@@ -482,13 +499,13 @@ fn take_over(origin: &Path, state: &State, folder: &Path) -> Result<bool> {
 /// The files that the run of `plan` will write, besides its checkpoints and its model.
 fn written_by(plan: &TrainPlan) -> Vec<PathBuf> {
     let mut files = FILES.map(PathBuf::from).to_vec();
-    files.extend((1..plan.batch.devices.count).map(run_log::log_of));
+    files.extend((1..plan.batch.devices.count).map(log_of));
     files.extend(plan.engine.decision.as_ref().map(|_| compiler::decision::FILE.into()));
     if plan.engine.debug {
-        files.extend(debug::FILES.map(|name| Path::new(debug::FOLDER).join(name)));
+        files.extend(COMPILER_FILES.map(|name| Path::new(COMPILER).join(name)));
     }
     if plan.logging.report_to.contains(&Integration::TensorBoard) {
-        files.push(Path::new(tensorboard::FOLDER).join(tensorboard::PATTERN));
+        files.push(Path::new(TENSORBOARD).join(EVENT_FILES));
     }
     files
 }

@@ -17,6 +17,7 @@
 //! course of the run is taken for one of this.
 
 mod folder;
+mod loss_sums;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -32,12 +33,13 @@ use kiln_core::error::{Error, Result, printable};
 use kiln_core::files::{NamedFile, hex, is_plain_name, sha256, sync_folder, write_files, write_whole};
 use kiln_core::words::json_words;
 use kiln_models::weights::{ADAPTER_FILE, MODEL_FILE as MODEL, NamedTensor, safetensors_words, write_safetensors};
+pub use loss_sums::LossSums;
+use loss_sums::exact;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::best::Best;
-use super::losses::{LossSums, exact};
 use super::promise::Promise;
 use crate::optim::outliers::OutlierState;
 use crate::optim::scaler::ScalerState;

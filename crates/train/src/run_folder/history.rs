@@ -14,7 +14,7 @@ use kiln_core::files::is_blocked;
 use kiln_core::metrics::Record;
 
 /// The file's name.
-pub(super) const FILE: &str = "trainer_state.json";
+pub(crate) const FILE: &str = "trainer_state.json";
 
 /// The older copy, while a process is at work on the run.
 const SPARE: &str = ".trainer_state.json.spare";
@@ -28,7 +28,7 @@ fn cannot_write(folder: &Path, error: &io::Error) -> Error {
 
 /// The two copies of the file, as this process has written them.
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub(crate) struct History {
     seen: Option<Written>,
     spare: Option<Written>,
     folder: PathBuf,
@@ -46,7 +46,7 @@ struct Written {
 }
 
 impl History {
-    pub(super) fn write(&mut self, folder: &Path, end: &str, is_last: bool) -> Result<()> {
+    pub(crate) fn write(&mut self, folder: &Path, end: &str, is_last: bool) -> Result<()> {
         let io = |error: io::Error| cannot_write(folder, &error);
         let [path, spare, seen] = [FILE, SPARE, SEEN].map(|name| folder.join(name));
         self.folder = folder.into();

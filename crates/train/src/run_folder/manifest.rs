@@ -16,8 +16,8 @@ use std::time::Duration;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{free_beside, set_aside_damaged, write_whole};
 
-use super::{checkpoint, tensorboard};
-use crate::trainer::debug;
+use super::checkpoint;
+use super::names::{COMPILER, EVENT_FILES, FAULT, TENSORBOARD, is_event_file};
 
 /// The locked file of a run folder.
 pub const LOCK: &str = ".lock";
@@ -28,11 +28,8 @@ const HEAD: &str = "Kiln's run folder: the files that Kiln has written here, loc
 /// The folder of the trained model, in the run folder.
 pub const MODEL: &str = "model";
 
-/// The folder's name in the run folder.
-pub const FAULT: &str = "fault";
-
 /// The folders of a run folder that Kiln writes files to.
-const FOLDERS: [&str; 5] = [MODEL, checkpoint::FOLDER, debug::FOLDER, FAULT, tensorboard::FOLDER];
+const FOLDERS: [&str; 5] = [MODEL, checkpoint::FOLDER, COMPILER, FAULT, TENSORBOARD];
 
 /// The content of `.lock` of a folder.
 #[derive(Debug, PartialEq, Eq)]
@@ -240,7 +237,7 @@ impl Manifest {
     pub fn remove_unfinished(&self) -> Result<()> {
         checkpoint::remove_unfinished(&self.folder.join(checkpoint::FOLDER))?;
         let listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
-        for inside in ["", debug::FOLDER, FAULT].map(Path::new) {
+        for inside in ["", COMPILER, FAULT].map(Path::new) {
             for entry in fs::read_dir(self.folder.join(inside)).into_iter().flatten().flatten() {
                 let (path, name) = (entry.path(), inside.join(entry.file_name()));
                 let removed = match entry.file_type() {
@@ -285,8 +282,8 @@ fn key(path: &Path) -> Option<String> {
         [checkpoint::FOLDER, folder, ref inside @ ..] if checkpoint::is_own(folder) && !inside.is_empty() => {
             format!("{}/*/{}", checkpoint::FOLDER, inside.join("/"))
         }
-        [tensorboard::FOLDER, name] if tensorboard::is_event_file(name) => {
-            format!("{}/{}", tensorboard::FOLDER, tensorboard::PATTERN)
+        [TENSORBOARD, name] if is_event_file(name) => {
+            format!("{}/{}", TENSORBOARD, EVENT_FILES)
         }
         _ => parts.join("/"),
     })

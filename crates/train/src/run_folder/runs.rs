@@ -11,9 +11,9 @@ use kiln_core::process::shell_quoted;
 use kiln_core::words::thousands;
 use serde::{Serialize, Serializer};
 
-use super::status::KILLED;
+use super::checkpoint;
+use super::status::{KILLED, RunStatus, Status};
 use crate::provenance::begun_from;
-use crate::trainer::{RunStatus, Status, checkpoint};
 
 /// A run, as its folder shows it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -111,7 +111,7 @@ pub fn repeat_command(folder: &Path) -> Option<String> {
 
 /// The advice how to go on with the run in `folder`, which has ended early; none for the run of a
 /// program.
-pub(super) fn way_on(folder: &Path) -> Option<String> {
+pub(crate) fn way_on(folder: &Path) -> Option<String> {
     if checkpoint::list(&folder.join(checkpoint::FOLDER)).is_ok_and(|found| !found.is_empty()) {
         return Some(format!("continue with `{}`", continue_command(folder, None)?));
     }
@@ -192,7 +192,7 @@ pub fn rows(folder: &Path) -> Vec<Record> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::trainer::manifest::LOCK;
+    use crate::run_folder::manifest::LOCK;
 
     #[test]
     fn a_command_names_a_folder_beside_the_run() {

@@ -1,6 +1,6 @@
 //! The files that a run keeps for its page, `report.html`: the texts that it generated, and the
 //! confusion matrix of its model. The page itself is written by the function that is
-//! handed to [`Trainer::with_page`](super::Trainer::with_page).
+//! handed to `Trainer::with_page`.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub const SAMPLES: &str = "samples.jsonl";
 pub const CONFUSION: &str = "confusion_matrix.json";
 
 /// A matrix of more classes is not kept: it has more counts than anybody reads.
-pub(super) const MOST_CLASSES: usize = 256;
+pub(crate) const MOST_CLASSES: usize = 256;
 
 /// The contents of `confusion_matrix.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ pub(super) fn keep_samples(from: &Path, to: &Path, step: u64) -> Result<bool> {
 }
 
 /// The lines of the file at `path` that are of steps before `step`; empty where there is no file.
-pub(super) fn earlier_samples(path: &Path, step: u64) -> Result<String> {
+pub(crate) fn earlier_samples(path: &Path, step: u64) -> Result<String> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
