@@ -48,7 +48,8 @@ mod torchrun;
 mod job;
 mod scripts;
 
-// The terminal.
+// The terminal, and the machine.
+mod doctor;
 mod terminal;
 mod watch;
 

@@ -29,7 +29,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Use a model", &["eval", "predict", "generate", "forward", "merge", "export"]),
     ("Compare and check", &["compare", "bench", "parity", "bisect", "verify-resume"]),
     ("Jobs", &["job", "submit", "attach", "stop"]),
-    ("This machine", &["devices", "cache", "help", "completions"]),
+    ("This machine", &["doctor", "devices", "cache", "help", "completions"]),
 ];
 
 #[derive(Debug, Args)]

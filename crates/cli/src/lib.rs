@@ -7,6 +7,7 @@ mod ask;
 mod bench;
 mod compare;
 mod compiler;
+mod doctor;
 mod faults;
 mod folders;
 mod help;
@@ -163,6 +164,8 @@ enum Command {
     Cache(CacheCommand),
     /// List what this build and this machine offer
     Devices,
+    /// Look at what Kiln needs here, from the build to the cache, and say what mends what is missing
+    Doctor,
     /// Print the help of a command, or a chapter of the guide
     Help(HelpArgs),
     /// Print the script that makes a shell complete kiln's commands
@@ -219,6 +222,7 @@ impl Cli {
             Command::Stop(job) => submit::run_stop(&job),
             Command::Cache(command) => folders::cache(&command),
             Command::Devices => devices(),
+            Command::Doctor => doctor::run_doctor(),
             Command::Help(args) => help::run_help(&args),
             Command::Completions(args) => help::run_completions(&args),
             Command::Engine => {

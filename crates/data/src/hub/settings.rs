@@ -97,7 +97,7 @@ impl HubSettings {
     }
 
     /// The endpoint without user name and password, for URLs and messages.
-    pub(super) fn shown_endpoint(&self) -> String {
+    pub fn shown_endpoint(&self) -> String {
         shown_endpoint(&self.endpoint)
     }
 

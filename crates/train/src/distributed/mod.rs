@@ -32,6 +32,7 @@ use kiln_core::error::{Error, Result};
 use kiln_core::host;
 use kiln_core::signals::{self, Signal};
 use mpi::Mpi;
+pub use mpi::library as mpi_library;
 pub use overlap::Overlap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -506,6 +506,27 @@ fn install(found: &Found) -> String {
     )
 }
 
+/// Name and version of the library that a launcher of this machine would find; none where there is
+/// none.
+///
+/// # Errors
+/// A library that `KILN_MPI` names and that cannot be loaded.
+pub fn library() -> Result<Option<String>> {
+    let named = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty());
+    let names = named.as_deref().map_or_else(|| [OPEN_MPI, MPICH].concat(), |name| vec![name]);
+    let mut found = names.into_iter().map(open);
+    // It stays loaded: not every library can be unloaded.
+    let Some(library) = found.find_map(std::result::Result::ok).map(ManuallyDrop::new) else {
+        return named.map_or(Ok(None), |name| {
+            Err(Error::config(format!("{VARIABLE} = {name:?} cannot be loaded"))
+                .help(format!("let {VARIABLE} name a library of MPI, or unset it")))
+        });
+    };
+    // SAFETY: the type is the signature that the MPI standard gives the function of this name.
+    let version_of = unsafe { library.get::<LibraryVersion>(b"MPI_Get_library_version") };
+    Ok(version_of.ok().map(|ask| version(*ask)).filter(|version| !version.is_empty()))
+}
+
 /// The name and version of a library, one line. The function may be called before MPI is
 /// initialised.
 fn version(ask: LibraryVersion) -> String {

@@ -58,9 +58,9 @@ const FILES: [&str; 13] = [
     RUN_LOG,
     STEP_TIMES,
     PREDICTIONS,
-    page::PAGE,
-    page::SAMPLES,
-    page::CONFUSION,
+    PAGE,
+    SAMPLES,
+    CONFUSION,
     provenance::FILE,
 ];
 
@@ -341,7 +341,7 @@ impl RunFolder {
                 }
                 checkpoint::supersede(&checkpoints, found.state.step, &|name| manifest.has_in_checkpoints(name))?;
                 // The previous process wrote these files at its end, but the run goes on.
-                let mut stale = vec![RESULTS, page::PAGE, page::SAMPLES, page::CONFUSION];
+                let mut stale = vec![RESULTS, PAGE, SAMPLES, CONFUSION];
                 // A program's run had one in Kiln up to 0.1.0.
                 if !files.iter().any(|(name, _)| name == "plan.toml") {
                     stale.push("plan.toml");
@@ -351,10 +351,10 @@ impl RunFolder {
                         continue;
                     }
                     let is_own = file.strip_prefix(&path).is_ok_and(|name| manifest.has(name));
-                    if is_own && file.ends_with(page::SAMPLES) && page::keep_samples(&file, &file, found.state.step)? {
+                    if is_own && file.ends_with(SAMPLES) && page::keep_samples(&file, &file, found.state.step)? {
                         continue;
                     }
-                    if is_own && file.ends_with(page::CONFUSION) && page::has_confusion_until(&file, found.state.step) {
+                    if is_own && file.ends_with(CONFUSION) && page::has_confusion_until(&file, found.state.step) {
                         continue;
                     }
                     let gone = if is_own { fs::remove_file(&file) } else { keep(&file, &file) };
@@ -490,7 +490,7 @@ fn take_over(origin: &Path, state: &State, folder: &Path) -> Result<bool> {
         }
         return Ok(false);
     };
-    page::keep_samples(&run.join(page::SAMPLES), &folder.join(page::SAMPLES), state.step)?;
+    page::keep_samples(&run.join(SAMPLES), &folder.join(SAMPLES), state.step)?;
     let rows = run.join(metrics::FILE);
     let copied = fs::copy(&rows, folder.join(metrics::FILE));
     copied.map(|_| true).map_err(|error| Error::io(format!("copy {}", rows.display()), &error))
