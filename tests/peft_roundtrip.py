@@ -13,6 +13,7 @@ import sys
 import warnings
 
 import torch
+from huggingface_hub import ModelCard
 from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForQuestionAnswering,
@@ -72,6 +73,7 @@ kind = "cpu"
     adapter = SCRATCH / name / "model"
     assert not (adapter / "model.safetensors").exists()
     PeftConfig.from_pretrained(adapter)
+    assert ModelCard.load(adapter / "README.md").data.library_name == "peft"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = PeftModel.from_pretrained(loader.from_pretrained(base, attn_implementation="eager"), adapter).eval()

@@ -26,6 +26,7 @@ import tarfile
 import tokenizers
 import torch
 import transformers
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import (AlbertConfig, AlbertForMaskedLM, AlbertForQuestionAnswering, AlbertForSequenceClassification,
                           AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer, BertConfig,
@@ -204,7 +205,25 @@ kind = "cpu"
 """)
     settings = [f"run.output_dir={output}", *overrides]
     run(KILN, "train", config, *[part for setting in settings for part in ("--set", setting)])
+    check_card(output / "model", task, has_results=False)
     return output / "model"
+
+
+PIPELINES = {"clm": "text-generation", "mlm": "fill-mask", "token-classification": "token-classification",
+             "question-answering": "question-answering", "multiple-choice": "multiple-choice"}
+
+
+def check_card(folder, task, has_results):
+    """huggingface_hub reads the model card in the folder."""
+    card = ModelCard.load(folder / "README.md")
+    pipeline_tag = PIPELINES.get(task, "text-classification")
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", pipeline_tag), card.data
+    assert "kiln" in card.data.tags and str(SCRATCH) not in card.content, card.content
+    results = card.data.eval_results or []
+    assert bool(results) == has_results, card.data
+    for result in results:
+        assert result.task_type == pipeline_tag and result.metric_type in card.data.metrics, card.data
+        assert 0 <= result.metric_value, card.data
 
 
 def open_with_transformers(what, model_class, folder):
@@ -414,7 +433,7 @@ def came(what, source, output):
             assert (folder / name).is_file(), f"{what}: {folder} has no {name}"
             same(f"{what}: {folder / name}", (folder / name).read_bytes(), (source / name).read_bytes())
         here = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        same(f"{what}: {folder}: files", here - names - own - {"generation_config.json", "optimizer.safetensors", "state.json", "state.sha256"}, set())
+        same(f"{what}: {folder}: files", here - names - own - {"generation_config.json", "optimizer.safetensors", "state.json", "state.sha256", "README.md"}, set())
 
 
 def predicted(folder, task, columns, rows, *more):

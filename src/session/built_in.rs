@@ -16,7 +16,7 @@ use kiln_data::{Dataset, Example};
 use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
 use kiln_models::{AllowedBy, Compute, LoraConfig, Model, ModelConfig, ModelInput, Pass, Rows};
 use kiln_train::arguments::Samples;
-use kiln_train::description::{Description, Planned, Weights};
+use kiln_train::description::{Description, Outcome, Planned, Weights};
 use kiln_train::evaluation::Evaluator;
 use kiln_train::optim::ParameterGroups;
 use kiln_train::optim::backward::Stages;
@@ -25,6 +25,7 @@ use kiln_train::task::{Figures, TensorMapper, TensorTree, TrainingTask};
 use sha2::{Digest, Sha256};
 
 use super::adapter::{ADAPTER_CONFIG, Adapters, lacks_pooler};
+use super::card::card;
 use super::generation_config::{self, GENERATION_CONFIG};
 use crate::config::{DataSection, ModelSection, RunConfig, Task, TrainingArguments};
 use crate::plan::{self, Architecture, Facts, RunPlan, SamplePlan, TrainFacts, TrainPlan, model_config};
@@ -383,6 +384,12 @@ impl TrainingTask for BuiltIn {
             files.push(generation_config::file(&self.model_config, eot));
         }
         Ok(files)
+    }
+
+    fn card(&self, run: Planned<'_>, outcome: &Outcome<'_>) -> Result<Option<String>> {
+        let Some(described) = &self.described else { return Ok(None) };
+        let (plan, config) = (described.plan(run), described.config_of(run.arguments));
+        Ok(Some(card(&config, &plan, &self.model_config, outcome)))
     }
 
     fn samples(&self, model: &Model, device: &Device) -> Result<Vec<(String, String)>> {

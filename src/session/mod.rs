@@ -15,6 +15,7 @@ pub mod model_folder;
 pub mod samples;
 pub mod shortage;
 mod built_in;
+mod card;
 
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -527,3 +527,35 @@ fn the_model_folder_describes_the_model() {
         assert!(values.iter().zip(&after[name].1).all(|(a, b)| (a - b).abs() <= 1e-6), "{name}");
     }
 }
+
+#[test]
+fn the_model_has_a_card_that_nobody_replaces_once_it_is_changed() {
+    let place = Place::new();
+    let evaluated = ["data.validation=20%", "trainer.eval_strategy=steps", "trainer.eval_steps=2", EVERY];
+    let train = |steps: usize, more: &[&str]| {
+        let steps = format!("trainer.max_steps={steps}");
+        place.train("text.toml", &[&evaluated[..], &[&*steps], more].concat());
+        std::fs::read_to_string(place.path("run/model/README.md")).unwrap()
+    };
+    let card = train(4, &[]);
+    let front = card.strip_prefix("---\n").unwrap().split("\n---\n").next().unwrap();
+    for line in ["library_name: transformers", "pipeline_tag: text-generation", "- kiln", "    - type: accuracy"] {
+        assert!(front.lines().any(|found| found == line), "{line}: {card}");
+    }
+    let last = rows(&place.path("run")).into_iter().rfind(|row| row.get("eval_loss").is_some()).unwrap();
+    let loss = format!("| loss | {:.4} |", last["eval_loss"].as_f64().unwrap());
+    assert!(card.contains(&loss) && card.contains("evaluated after step 4"), "{card}");
+    assert!(card.contains("### Curves\n") && card.contains("| 2 | "), "{card}");
+    assert!(!card.contains(place.path("").to_str().unwrap()), "it names no folder of the machine: {card}");
+
+    // A run that goes on writes its card anew, unless somebody has changed it.
+    let resume = ["run.on_existing=resume"];
+    let longer = train(6, &resume);
+    assert!(longer.contains("evaluated after step 6") && longer != card, "{longer}");
+    let own = longer.replacen("## Training", "## Ours", 1);
+    std::fs::write(place.path("run/model/README.md"), &own).unwrap();
+    assert_eq!(train(8, &resume), own);
+    // Where there is none, the run writes one.
+    std::fs::remove_file(place.path("run/model/README.md")).unwrap();
+    assert!(train(10, &resume).contains("evaluated after step 10"));
+}

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{NamedFile, hex, json_text};
+use kiln_core::metrics::Record;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -51,6 +52,17 @@ pub struct Description {
     pub sha256: String,
     /// Floating-point operations that training on a token takes, where they are known.
     pub flops_per_token: Option<f64>,
+}
+
+/// What became of a run, for its model card.
+#[derive(Debug, Clone, Copy)]
+pub struct Outcome<'a> {
+    /// The evaluation of the model that is kept, where there was one.
+    pub evaluation: Option<&'a Record>,
+    /// The row that ends the run.
+    pub summary: &'a Record,
+    /// All rows before it.
+    pub rows: &'a [Record],
 }
 
 impl Description {

@@ -15,7 +15,7 @@ use kiln_core::random::seed_for;
 use kiln_models::weights::LoadReport;
 
 use crate::arguments::{Samples, TrainBatchSize, TrainingArguments};
-use crate::description::{Description, Planned, Weights};
+use crate::description::{Description, Outcome, Planned, Weights};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::{device, handover};
 use crate::evaluation::EvaluationSession;
@@ -161,6 +161,15 @@ impl<T: TrainingTask> Session<T> {
     /// A value that cannot be written.
     pub fn description(&self) -> Result<Description> {
         self.task.description(Planned { arguments: &self.arguments, facts: &self.facts, plan: &self.plan })
+    }
+
+    /// The model card of the run, which has ended as `outcome` says; none for a task without one.
+    ///
+    /// # Errors
+    /// A value that cannot be written.
+    pub fn card(&self, outcome: &Outcome<'_>) -> Result<Option<String>> {
+        let run = Planned { arguments: &self.arguments, facts: &self.facts, plan: &self.plan };
+        self.task.card(run, outcome)
     }
 
     /// Writes the files of the plan into the run folder `folder`.

@@ -16,7 +16,7 @@ use kiln_models::{Compute, Pass};
 
 use crate::arguments::TrainingArguments;
 use crate::confusion::Confusion;
-use crate::description::{Description, Planned, Weights};
+use crate::description::{Description, Outcome, Planned, Weights};
 use crate::optim::ParameterGroups;
 use crate::optim::backward::Stages;
 use crate::optim::loss::LossOptions;
@@ -151,6 +151,16 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         let (_, config) = (model, self.config());
         let text = serde_json::to_string_pretty(&config).expect("a JSON value has a text") + "\n";
         Ok(vec![("config.json".into(), text.into_bytes().into())])
+    }
+
+    /// The model card of a run that has ended as `outcome` says: the `README.md` beside the weights
+    /// in its `model/`; by default none.
+    ///
+    /// # Errors
+    /// A value that cannot be written.
+    fn card(&self, run: Planned<'_>, outcome: &Outcome<'_>) -> Result<Option<String>> {
+        let _ = (run, outcome);
+        Ok(None)
     }
 
     /// The texts that `model`, without autodiff, writes when the run has samples

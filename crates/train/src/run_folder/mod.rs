@@ -30,6 +30,7 @@ use kiln_core::files::{
 use kiln_core::metrics::{self, MetricsFile, Record};
 use kiln_core::variables;
 use kiln_models::weights::{StateDict, save};
+use sha2::{Digest, Sha256};
 
 pub use self::best::Best;
 use self::checkpoint::{Checkpoint, State, keep};
@@ -63,6 +64,18 @@ const FILES: [&str; 13] = [
     CONFUSION,
     provenance::FILE,
 ];
+
+/// The model card in `model/`.
+const CARD: &str = "README.md";
+
+/// The beginning of the last line of a card of Kiln's, with the digest of what stands before it.
+const SEAL: &str = "\n<!-- Kiln has written this card and keeps it once it is changed: ";
+
+/// `card` with its last line.
+fn sealed(card: String) -> String {
+    let digest = hex(&Sha256::digest(&card));
+    format!("{card}{SEAL}{digest} -->\n")
+}
 
 /// The model that another one is about to take the place of.
 const REPLACED: &str = ".replaced-model";
@@ -422,6 +435,20 @@ impl RunFolder {
             }
         }
         write_whole(&self.path.join(RESULTS), (results.to_json() + "\n").as_bytes())
+    }
+
+    /// The file of the model card `card`. A card in `model/` that somebody has written or changed
+    /// is kept.
+    pub fn card(&self, card: String) -> Option<NamedFile> {
+        let there = self.path.join(MODEL).join(CARD);
+        let (Ok(found), true) = (read_regular(&there), self.manifest.has(&Path::new(MODEL).join(CARD))) else {
+            // One that is not listed is somebody's, and stays where it is.
+            let is_free = fs::symlink_metadata(&there).is_err();
+            return is_free.then(|| (CARD.into(), sealed(card).into_bytes().into()));
+        };
+        let text = String::from_utf8_lossy(&found);
+        let is_own = text.split_once(SEAL).is_some_and(|(own, _)| sealed(own.to_owned()) == text);
+        Some((CARD.into(), if is_own { sealed(card).into_bytes() } else { found }.into()))
     }
 
     /// Writes `model/`: weights and the files `beside` them. The folder is written under another name and then renamed. Files that somebody has added to an earlier

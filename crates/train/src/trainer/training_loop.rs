@@ -17,6 +17,7 @@ use super::stopping::Stopping;
 use super::tensorboard::TensorBoard;
 use super::{fault, recover};
 use crate::arguments::Integration;
+use crate::description::Outcome;
 use crate::evaluation::figures;
 use crate::plan::check_metric;
 use crate::run_folder::{RunFolder, runs};
@@ -211,7 +212,11 @@ impl<T: TrainingTask> Trainer<T> {
         folder.metrics.append(&summary)?;
         if self.purpose.writes_model() {
             self.tell(&run.progress, Activity::WritingModel);
-            folder.write_model(&self.state.model, &self.session.task.files(&self.state.model)?)?;
+            let mut beside = self.session.task.files(&self.state.model)?;
+            let rows = runs::rows(folder.path());
+            let outcome = Outcome { evaluation: run.evaluating.last.as_ref(), summary: &summary, rows: &rows };
+            beside.extend(self.session.card(&outcome)?.and_then(|card| folder.card(card)));
+            folder.write_model(&self.state.model, &beside)?;
         }
         folder.write_results(run.evaluating.last.as_ref(), &summary)?;
         write_trainer_state(folder, self.session.plan(), run, true)?;

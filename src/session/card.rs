@@ -1,0 +1,243 @@
+//! The model card of a run: `README.md` in its `model/`, with the front matter that Hugging Face's
+//! Hub reads. Reference: <https://huggingface.co/docs/hub/model-cards>.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use kiln_core::metrics::Record;
+use kiln_models::ModelConfig;
+use kiln_train::description::Outcome;
+use serde_json::Value;
+
+use crate::config::{RunConfig, Task, Validation};
+use crate::plan::RunPlan;
+
+/// The rows of a curve, of which a longer run has more.
+const MOST_ROWS: usize = 24;
+
+/// The card of the run of `config` with the plan `plan`.
+pub(super) fn card(config: &RunConfig, plan: &RunPlan, model: &ModelConfig, run: &Outcome<'_>) -> String {
+    let task = plan.architecture.as_ref().map_or(config.data.task, |architecture| architecture.task);
+    let is_adapter = plan.architecture.as_ref().is_some_and(|architecture| architecture.lora.is_some());
+    let name = plan.train.run.name.clone().unwrap_or_else(|| last_part(&plan.train.run.output_dir));
+    let base = config.model.from.as_deref().filter(|from| !Path::new(from).exists() && !from.contains(['$', '~']));
+    let figures = figures(task, run.evaluation);
+    let mut card = String::new();
+    front_matter(&mut card, config, task, is_adapter, &name, base, &figures);
+    let kind = model.model_type().name();
+    let what = if is_adapter { "LoRA adapters on a" } else { "A" };
+    let origin = match (&config.model.from, base) {
+        (Some(_), Some(base)) => format!("trained from [`{base}`](https://huggingface.co/{})", id(base)),
+        (Some(from), None) => format!("trained from the folder `{}`", last_part(Path::new(from))),
+        (None, _) => "trained from random weights".into(),
+    };
+    let _ = write!(
+        card,
+        "\n# {name}\n\n{what} {kind} model for {}, {origin} by Kiln {}.\n",
+        task.name().replace('-', " "),
+        env!("CARGO_PKG_VERSION")
+    );
+    evaluation(&mut card, plan, run, &figures);
+    training(&mut card, config, plan, run);
+    curves(&mut card, run.rows, &figures);
+    usage(&mut card, task, is_adapter, &name);
+    card
+}
+
+/// The last part of a path, which names no folder of a machine.
+fn last_part(path: &Path) -> String {
+    path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// An id of the Hub without its revision.
+fn id(spec: &str) -> &str {
+    spec.split_once('@').map_or(spec, |(id, _)| id)
+}
+
+/// The name of the Hub's dataset that `pattern` reads, and else the file's name.
+fn dataset(pattern: &str) -> (String, bool) {
+    match pattern.strip_prefix("hf://datasets/") {
+        Some(rest) => (id(&rest.split('/').take(2).collect::<Vec<_>>().join("/")).to_owned(), true),
+        None => (last_part(Path::new(pattern)), false),
+    }
+}
+
+/// The datasets that the run was trained on, each once.
+fn datasets(config: &RunConfig) -> Vec<(String, bool)> {
+    let mut names = config.data.train.iter().map(|pattern| dataset(pattern)).collect::<Vec<_>>();
+    names.extend(config.data.dataset_name.iter().map(|name| (id(name).to_owned(), !Path::new(name).exists())));
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// The figures of the evaluation without their `eval_`, in the task's order.
+fn figures(task: Task, evaluation: Option<&Record>) -> Vec<(&'static str, f64)> {
+    let Some(row) = evaluation else { return Vec::new() };
+    let value = |name: &'static str| Some((name, row.get(&format!("eval_{name}"))?));
+    task.figures().iter().filter_map(|name| value(name)).collect()
+}
+
+/// The Hub's name of the task.
+fn pipeline_tag(task: Task) -> &'static str {
+    match task {
+        Task::Clm => "text-generation",
+        Task::Mlm => "fill-mask",
+        Task::SequenceClassification | Task::MultiLabelClassification | Task::Regression => "text-classification",
+        Task::TokenClassification => "token-classification",
+        Task::QuestionAnswering => "question-answering",
+        Task::MultipleChoice => "multiple-choice",
+    }
+}
+
+/// A text in JSON's quotes, which are YAML's too.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+fn front_matter(
+    card: &mut String,
+    config: &RunConfig,
+    task: Task,
+    is_adapter: bool,
+    name: &str,
+    base: Option<&str>,
+    figures: &[(&str, f64)],
+) {
+    let datasets = datasets(config);
+    let mut line = |text: std::fmt::Arguments<'_>| _ = writeln!(card, "{text}");
+    line(format_args!("---\nlibrary_name: {}", if is_adapter { "peft" } else { "transformers" }));
+    if let Some(base) = base {
+        line(format_args!("base_model: {}", quoted(id(base))));
+        line(format_args!("base_model_relation: {}", if is_adapter { "adapter" } else { "finetune" }));
+    }
+    line(format_args!("pipeline_tag: {}\ntags:\n- kiln", pipeline_tag(task)));
+    if is_adapter {
+        line(format_args!("- lora"));
+    }
+    let on_hub = datasets.iter().filter(|(_, is_on_hub)| *is_on_hub).collect::<Vec<_>>();
+    if !on_hub.is_empty() {
+        line(format_args!("datasets:"));
+        on_hub.iter().for_each(|(name, _)| line(format_args!("- {}", quoted(name))));
+    }
+    // Losses are told as results, and are no metrics of the Hub.
+    let metrics = figures.iter().filter(|(name, value)| *name != "loss" && value.is_finite()).collect::<Vec<_>>();
+    if !metrics.is_empty() {
+        line(format_args!("metrics:"));
+        metrics.iter().for_each(|(name, _)| line(format_args!("- {name}")));
+        let validation = match &config.data.validation {
+            Some(Validation::Files(files)) => files.first().map(|file| dataset(file)),
+            _ => datasets.first().cloned(),
+        };
+        let (data, is_on_hub) = validation.unwrap_or_else(|| ("validation".into(), false));
+        let kind = if is_on_hub { data.clone() } else { config.data.format.to_string() };
+        line(format_args!(
+            "model-index:\n- name: {}\n  results:\n  - task:\n      type: {}\n    dataset:\n      name: {}\n      type: {}\n    metrics:",
+            quoted(name),
+            pipeline_tag(task),
+            quoted(&data),
+            quoted(&kind)
+        ));
+        for (name, value) in metrics {
+            line(format_args!("    - type: {name}\n      value: {value}"));
+        }
+    }
+    line(format_args!("---"));
+}
+
+fn evaluation(card: &mut String, plan: &RunPlan, run: &Outcome<'_>, figures: &[(&str, f64)]) {
+    let Some(row) = run.evaluation.filter(|_| !figures.is_empty()) else { return };
+    let step = row.get("step").map_or_else(String::new, |step| format!(" after step {step}"));
+    let rows = plan.train.data.validation_examples;
+    let rows = rows.map_or_else(String::new, |rows| format!(" on {rows} examples"));
+    let _ =
+        write!(card, "\n## Evaluation\n\nThe model was evaluated{step}{rows}.\n\n| figure | value |\n| --- | --- |\n");
+    for (name, value) in figures {
+        let _ = writeln!(card, "| {name} | {value:.4} |");
+    }
+}
+
+fn training(card: &mut String, config: &RunConfig, plan: &RunPlan, run: &Outcome<'_>) {
+    let train = &plan.train;
+    let data = datasets(config).into_iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let seconds = run.summary.get("train_runtime").map_or_else(String::new, |seconds| format!("{seconds:.0} s"));
+    let settings = [
+        ("data", data),
+        ("examples", train.data.train_examples.to_string()),
+        ("steps", run.summary.get("step").map_or(train.steps.total as f64, |step| step).to_string()),
+        ("epochs", run.summary.get("epoch").map_or_else(String::new, |epoch| format!("{epoch:.2}"))),
+        ("examples in a step", train.batch.global.to_string()),
+        ("optimizer", train.optimizer.name.to_string()),
+        ("learning rate", format!("{:e}", train.optimizer.learning_rate.rate)),
+        ("schedule", train.optimizer.schedule.describe()),
+        ("precision", train.engine.precision.precision.to_string()),
+        ("mode", train.engine.mode.to_string()),
+        ("device", train.engine.device.describe()),
+        ("seed", train.run.seed.to_string()),
+        ("duration", seconds),
+    ];
+    card.push_str("\n## Training\n\n| setting | value |\n| --- | --- |\n");
+    for (name, value) in settings.iter().filter(|(_, value)| !value.is_empty()) {
+        let _ = writeln!(card, "| {name} | {} |", value.replace('|', "\\|"));
+    }
+}
+
+/// The rows with an evaluation, each with the loss of training before it.
+fn curves(card: &mut String, rows: &[Record], figures: &[(&str, f64)]) {
+    let mut loss = None;
+    let mut lines = Vec::new();
+    for row in rows {
+        loss = row.get("loss").or(loss);
+        if let Some(step) = row.get("step").filter(|_| row.get("eval_loss").is_some()) {
+            let values = figures.iter().map(|(name, _)| row.get(&format!("eval_{name}")));
+            let cells = [loss].into_iter().chain(values);
+            let cells = cells.map(|value| value.map_or_else(String::new, |value| format!("{value:.4}")));
+            lines.push(format!("| {step} | {} |", cells.collect::<Vec<_>>().join(" | ")));
+        }
+    }
+    if lines.len() < 2 {
+        return;
+    }
+    let names = figures.iter().map(|(name, _)| format!("validation {name}")).collect::<Vec<_>>().join(" | ");
+    let _ =
+        write!(card, "\n### Curves\n\n| step | training loss | {names} |\n|{}\n", " --- |".repeat(figures.len() + 2));
+    // The last one is always there.
+    let every = lines.len().div_ceil(MOST_ROWS);
+    let last = lines.len() - 1;
+    for (_, line) in lines.iter().enumerate().filter(|(index, _)| (last - index) % every == 0) {
+        let _ = writeln!(card, "{line}");
+    }
+}
+
+fn usage(card: &mut String, task: Task, is_adapter: bool, name: &str) {
+    let class = match task {
+        Task::Clm => "AutoModelForCausalLM",
+        Task::Mlm => "AutoModelForMaskedLM",
+        Task::SequenceClassification | Task::MultiLabelClassification | Task::Regression => {
+            "AutoModelForSequenceClassification"
+        }
+        Task::TokenClassification => "AutoModelForTokenClassification",
+        Task::QuestionAnswering => "AutoModelForQuestionAnswering",
+        Task::MultipleChoice => "AutoModelForMultipleChoice",
+    };
+    let (library, class) = if is_adapter {
+        ("peft", class.replacen("AutoModel", "AutoPeftModel", 1))
+    } else {
+        ("transformers", class.into())
+    };
+    // PEFT has no class for every head.
+    let loads = if is_adapter && matches!(task, Task::Mlm | Task::MultipleChoice) {
+        "from peft import PeftModel  # PeftModel.from_pretrained(base, folder)".to_owned()
+    } else {
+        format!("from {library} import {class}\n\nmodel = {class}.from_pretrained(\"model\")  # this folder")
+    };
+    let command = match task {
+        Task::Clm => "kiln generate model --prompt \"Once upon a time\"",
+        _ => "kiln predict model --input rows.jsonl",
+    };
+    let _ = write!(
+        card,
+        "\n## Use\n\n```python\n{loads}\n```\n\n```sh\n{command}\n```\n\n`plan.toml` in the folder of the run, {name}, makes the run again: \
+         `kiln train plan.toml`.\n"
+    );
+}
