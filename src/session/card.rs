@@ -34,7 +34,7 @@ pub(super) fn card(config: &RunConfig, plan: &RunPlan, model: &ModelConfig, run:
     let _ = write!(
         card,
         "\n# {name}\n\n{what} {kind} model for {}, {origin} by Kiln {}.\n",
-        task.name().replace('-', " "),
+        pipeline_tag(task).replace('-', " "),
         env!("CARGO_PKG_VERSION")
     );
     evaluation(&mut card, plan, run, &figures);
@@ -237,7 +237,7 @@ fn usage(card: &mut String, task: Task, is_adapter: bool, name: &str) {
     };
     let _ = write!(
         card,
-        "\n## Use\n\n```python\n{loads}\n```\n\n```sh\n{command}\n```\n\n`plan.toml` in the folder of the run, {name}, makes the run again: \
-         `kiln train plan.toml`.\n"
+        "\n## Use\n\n```python\n{loads}\n```\n\n```sh\n{command}\n```\n\n`kiln train plan.toml`, with the `plan.toml` of the run `{name}`, makes \
+         the run again.\n"
     );
 }

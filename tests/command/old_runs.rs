@@ -10,9 +10,9 @@ use crate::common::{json, kiln, succeeds};
 
 /// Figures of another processor, whose sums have another order: losses near 3.5 after 7 steps in
 /// f32; in f16 and bf16 a factor that rounds the other way moves losses and norms by about its eps.
-/// Those with dropout are native, and native runs draw other masks since then: masks move the losses
-/// of models that have learnt little by some 1e-3. Their gradients are not compared, since each is
-/// masked itself.
+/// Those with dropout are native, and native runs draw other masks since then: masks move the
+/// losses of models that have learnt little by some 1e-3. Their gradients are not compared, since
+/// each is masked itself.
 fn tolerance(case: &str) -> f64 {
     match case {
         _ if has_dropout(case) => 3e-2,

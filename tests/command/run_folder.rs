@@ -90,8 +90,14 @@ fn rows_have_the_keys_that_are_promised() {
             "trainer_state.json"
         ]
     );
-    let model =
-        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+    let model = [
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
     assert_eq!(place.listing("run/model"), model);
 }
 

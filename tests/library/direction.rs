@@ -26,6 +26,7 @@ const CRATES: [(&str, &[&str]); 5] = [
             "evaluation",
             "session",
             "provenance",
+            "run_folder",
             "trainer",
             "trial",
             "prelude",

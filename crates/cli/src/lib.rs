@@ -164,7 +164,8 @@ enum Command {
     Cache(CacheCommand),
     /// List what this build and this machine offer
     Devices,
-    /// Look at what Kiln needs here, from the build to the cache, and say what mends what is missing
+    /// Look at what Kiln needs here, from the build to the cache, and say what mends what is
+    /// missing
     Doctor,
     /// Print the help of a command, or a chapter of the guide
     Help(HelpArgs),

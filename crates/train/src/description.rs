@@ -54,7 +54,7 @@ pub struct Description {
     pub flops_per_token: Option<f64>,
 }
 
-/// What became of a run, for its model card.
+/// The outcome of a run, for its model card.
 #[derive(Debug, Clone, Copy)]
 pub struct Outcome<'a> {
     /// The evaluation of the model that is kept, where there was one.

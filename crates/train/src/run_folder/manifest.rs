@@ -16,8 +16,8 @@ use std::time::Duration;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{free_beside, set_aside_damaged, write_whole};
 
-use super::checkpoint;
 use super::names::{COMPILER, EVENT_FILES, FAULT, TENSORBOARD, is_event_file};
+use super::{card, checkpoint};
 
 /// The locked file of a run folder.
 pub const LOCK: &str = ".lock";
@@ -219,7 +219,7 @@ impl Manifest {
                 if !left {
                     fs::remove_dir(entry.path()).map_err(|error| io(&entry.path(), &error))?;
                 }
-            } else if !is_folder && self.has(&path) {
+            } else if !is_folder && self.has(&path) && !card::is_changed(&entry.path()) {
                 fs::remove_file(entry.path()).map_err(|error| io(&entry.path(), &error))?;
             } else if !inside.as_os_str().is_empty() {
                 kept.push(path);

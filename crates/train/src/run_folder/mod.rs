@@ -11,6 +11,7 @@
 pub mod checkpoint;
 pub mod runs;
 mod best;
+mod card;
 pub(crate) mod history;
 pub(crate) mod manifest;
 mod names;
@@ -30,7 +31,6 @@ use kiln_core::files::{
 use kiln_core::metrics::{self, MetricsFile, Record};
 use kiln_core::variables;
 use kiln_models::weights::{StateDict, save};
-use sha2::{Digest, Sha256};
 
 pub use self::best::Best;
 use self::checkpoint::{Checkpoint, State, keep};
@@ -65,18 +65,6 @@ const FILES: [&str; 13] = [
     provenance::FILE,
 ];
 
-/// The model card in `model/`.
-const CARD: &str = "README.md";
-
-/// The beginning of the last line of a card of Kiln's, with the digest of what stands before it.
-const SEAL: &str = "\n<!-- Kiln has written this card and keeps it once it is changed: ";
-
-/// `card` with its last line.
-fn sealed(card: String) -> String {
-    let digest = hex(&Sha256::digest(&card));
-    format!("{card}{SEAL}{digest} -->\n")
-}
-
 /// The model that another one is about to take the place of.
 const REPLACED: &str = ".replaced-model";
 
@@ -97,7 +85,7 @@ pub struct RunFolder {
     pub(crate) manifest: Arc<Manifest>,
 }
 
-/// What a run is when it begins in its folder, or goes on there.
+/// A run when it begins in its folder, or goes on there.
 #[derive(Debug)]
 pub struct Beginning {
     /// The settings that it promises not to change.
@@ -309,7 +297,10 @@ impl RunFolder {
             let config = model.join(checkpoint::CONFIG);
             let config = config.is_file().then(|| checkpoint::checksum(&config).ok()).flatten();
             if config.is_some_and(|config| found.state.files.get(checkpoint::CONFIG) == Some(&config)) {
-                manifest.list(found.state.files.keys().map(|name| Path::new(MODEL).join(name)))?;
+                let card = model.join(card::FILE);
+                let card = (card.is_file() && !card::is_changed(&card)).then_some(card::FILE);
+                let files = found.state.files.keys().map(String::as_str).chain(card);
+                manifest.list(files.map(|name| Path::new(MODEL).join(name)))?;
             }
         }
         manifest.remove_unfinished()?;
@@ -437,21 +428,15 @@ impl RunFolder {
         write_whole(&self.path.join(RESULTS), (results.to_json() + "\n").as_bytes())
     }
 
-    /// The file of the model card `card`. A card in `model/` that somebody has written or changed
-    /// is kept.
-    pub fn card(&self, card: String) -> Option<NamedFile> {
-        let there = self.path.join(MODEL).join(CARD);
-        let (Ok(found), true) = (read_regular(&there), self.manifest.has(&Path::new(MODEL).join(CARD))) else {
-            // One that is not listed is somebody's, and stays where it is.
-            let is_free = fs::symlink_metadata(&there).is_err();
-            return is_free.then(|| (CARD.into(), sealed(card).into_bytes().into()));
-        };
-        let text = String::from_utf8_lossy(&found);
-        let is_own = text.split_once(SEAL).is_some_and(|(own, _)| sealed(own.to_owned()) == text);
-        Some((CARD.into(), if is_own { sealed(card).into_bytes() } else { found }.into()))
+    /// The file of the model card `card`; none where somebody has written or changed the one in
+    /// `model/`, which stays.
+    pub fn card(&self, card: &str) -> Option<NamedFile> {
+        let is_kept = card::is_changed(&self.path.join(MODEL).join(card::FILE));
+        (!is_kept).then(|| (card::FILE.into(), card::sealed(card).into_bytes().into()))
     }
 
-    /// Writes `model/`: weights and the files `beside` them. The folder is written under another name and then renamed. Files that somebody has added to an earlier
+    /// Writes `model/`: weights and the files `beside` them. The folder is written under another
+    /// name and then renamed. Files that somebody has added to an earlier
     /// `model/` stay in it.
     ///
     /// # Errors
@@ -563,7 +548,7 @@ fn keep_foreign(from: &Path, to: &Path, listed: &Path, manifest: &Manifest) -> s
         let (source, target, listed) = (entry.path(), to.join(&name), listed.join(&name));
         if entry.file_type()?.is_dir() && fs::symlink_metadata(&target).is_ok_and(|there| there.is_dir()) {
             keep_foreign(&source, &target, &listed, manifest)?;
-        } else if entry.file_type()?.is_dir() || !manifest.has(&listed) {
+        } else if entry.file_type()?.is_dir() || !manifest.has(&listed) || card::is_changed(&source) {
             keep(&source, &target)?;
         }
     }

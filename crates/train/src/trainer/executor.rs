@@ -72,9 +72,9 @@ pub(super) struct MicroBatch<B> {
 pub(super) struct Totals {
     /// The divisor of the sums of losses and gradients over the micro-batches; more than 0.
     pub(super) divisor: f64,
-    /// The divisor if all micro-batches were like the first one on rank 0. Before a backward pass in
-    /// f16 the loss is divided by it: the gradients of a sum over thousands of tokens would overflow
-    /// under any scale.
+    /// The divisor if all micro-batches were like the first one on rank 0. Before a backward pass
+    /// in f16 the loss is divided by it: the gradients of a sum over thousands of tokens would
+    /// overflow under any scale.
     pub(super) expected: f64,
     /// The learning rate.
     pub(super) lr: f64,

@@ -1,7 +1,8 @@
-//! The only training loop of Kiln: [`Trainer::train`] opens the [run folder](crate::run_folder) around it, and makes
-//! micro-batches smaller where memory runs out. After each step the loop asks its parts (logging,
-//! evaluation, verification, saving, the reasons to stop) whether they are due; each decides for
-//! itself. The steps are computed by an executor, operation by operation or as recordings.
+//! The only training loop of Kiln: [`Trainer::train`] opens the [run folder](crate::run_folder)
+//! around it, and makes micro-batches smaller where memory runs out. After each step the loop asks
+//! its parts (logging, evaluation, verification, saving, the reasons to stop) whether they are due;
+//! each decides for itself. The steps are computed by an executor, operation by operation or as
+//! recordings.
 //!
 //! Parts, such as `clock` and `logging`, know neither the run nor the trainer. `run` holds those of
 //! a run, `setup` defines the [`Trainer`], and the files of its methods (`begin`, `step`, `log`,

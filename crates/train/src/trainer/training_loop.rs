@@ -215,7 +215,7 @@ impl<T: TrainingTask> Trainer<T> {
             let mut beside = self.session.task.files(&self.state.model)?;
             let rows = runs::rows(folder.path());
             let outcome = Outcome { evaluation: run.evaluating.last.as_ref(), summary: &summary, rows: &rows };
-            beside.extend(self.session.card(&outcome)?.and_then(|card| folder.card(card)));
+            beside.extend(self.session.card(&outcome)?.and_then(|card| folder.card(&card)));
             folder.write_model(&self.state.model, &beside)?;
         }
         folder.write_results(run.evaluating.last.as_ref(), &summary)?;
