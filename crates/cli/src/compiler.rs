@@ -267,10 +267,8 @@ pub(super) fn probed(config: &RunConfig, steps: usize, look: Look) -> Result<Pro
         Look::Times => "times",
     };
     let what = format!("the {} probe", config.trainer.compiler_mode());
-    in_a_process(&this_program()?, config, &what, |command, file| {
-        command.arg("probe").arg(file).args(["--steps", &steps.to_string(), "--look", look]);
-    })?
-    .answer()
+    let options = ["--steps", &steps.to_string(), "--look", look];
+    in_a_process(&this_program()?, "probe", config, &what, |work| work.with(options))?.answer()
 }
 
 #[cfg(test)]

@@ -733,10 +733,7 @@ fn part_in_a_process(part: &Part) -> Result<()> {
     flags.extend(part.before_stop.then_some("--before-stop"));
     flags.extend(part.without_dropout.then_some("--without-dropout"));
     let what = format!("the {} run", part.config.trainer.compiler_mode());
-    in_a_process(&this_program()?, &part.config, &what, |command, file| {
-        command.arg("resume-part").arg(file).args(flags);
-    })
-    .map(drop)
+    in_a_process(&this_program()?, "resume-part", &part.config, &what, |work| work.with(flags)).map(drop)
 }
 
 fn shown(modes: &str, report: &Report) -> Result<()> {

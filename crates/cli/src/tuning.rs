@@ -13,7 +13,7 @@ use kiln::session::batch_sizes::{Outcome, Stored, Trial, size_of_run};
 use kiln_core::error::{Error, Result};
 use kiln_core::process::{self, this_program};
 use kiln_measure::engines::{self, Identity};
-use kiln_measure::runner::in_a_process;
+use kiln_measure::runner::{Work, in_a_process};
 use kiln_measure::tune_batch;
 use kiln_measure::tune_batch::{DEFAULT_RESERVE, Event, TuneOptions, measured, parse_mib, trial, tune};
 
@@ -151,9 +151,9 @@ pub(super) fn size_of(config: &RunConfig) -> Result<Option<usize>> {
 
 /// Runs `kiln tune-batch` for one mode, in a process that becomes that mode's engine.
 fn search_in_its_engine(config: &RunConfig, mode: CompilerMode, args: &TuneArgs) -> Result<Stored> {
-    in_a_process(&this_program()?, config, &format!("tune-batch ({mode})"), |command, file| {
-        command.stdout(Stdio::inherit()).arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
-        command.args(args.options());
+    in_a_process(&this_program()?, "tune-batch", config, &format!("tune-batch ({mode})"), |work| Work {
+        stdout: Stdio::inherit,
+        ..work.with(["--mode", mode.as_str()]).with(args.options())
     })?
     .answer()
 }

@@ -3,10 +3,10 @@
 //! so that there is one answer to each of these questions: what a child says to people, what its
 //! exit means, and what happens when the driver is stopped.
 //!
-//! A child ends when its driver ends, however that happens. A kiln (`Child::start`) reads its
-//! stdin, whose other end only the driver holds, and ends where that ends ([`end_with_driver`]).
-//! Another program (`Child::start_foreign`) is ended with all that it started when the driver drops
-//! it; on Linux the kernel ends it besides when the driver is killed.
+//! A child ends when its driver ends, however that happens. A kiln reads its stdin, whose
+//! other end only the driver holds, and ends where that ends ([`end_with_driver`]). Another program
+//! ([`Kind::Foreign`]) is ended with all that it started when the driver drops it; on Linux the
+//! kernel ends it besides when the driver is killed.
 //!
 //! A child answers its driver with a line of JSON in a file that the driver names: the value that
 //! it was asked for ([`answer`]), or the error that ends it, by exit code, message and help
@@ -145,75 +145,46 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts `command`, a kiln. Its messages for people go to the file `said`; its stdout is as
-    /// `command` sets it.
-    ///
-    /// # Errors
-    /// A program that cannot be started.
-    pub fn start(command: &mut Command, said: &Path) -> Result<Self> {
-        command.env(CHILD, "1");
-        Self::spawn(command, said, false)
-    }
-
-    /// [`start`](Self::start) of a kiln to which a terminal's signals do not go: they reach this
-    /// process alone, which passes them on.
-    ///
-    /// # Errors
-    /// A program that cannot be started.
-    pub fn start_apart(command: &mut Command, said: &Path) -> Result<Self> {
-        apart(command);
-        Self::start(command, said)
-    }
-
-    /// Starts `command`, a program that is no kiln, or is yet to show that it is one. Its messages
-    /// for people go to the file `said`; its stdout is as `command` sets it.
+    /// Starts `command`. Its messages for people go to the file `said`; its stdout is as `command`
+    /// sets it.
     ///
     /// # Errors
     /// A program that cannot be started; a file `said` that cannot be created.
-    pub fn start_foreign(command: &mut Command, said: &Path) -> Result<Self> {
-        command.env_remove(CHILD);
-        apart(command);
-        Self::spawn(command, said, true)
-    }
-
-    /// [`start_apart`](Self::start_apart) of a kiln that people listen to: its stdout is this
-    /// process's, and so is its stderr, which goes to the file `said` besides.
-    ///
-    /// # Errors
-    /// A program that cannot be started; a file `said` that cannot be created.
-    pub fn start_aloud(command: &mut Command, said: &Path) -> Result<Self> {
-        apart(command);
-        let mut file = create(said)?;
-        let mut child =
-            Self::spawn_with(command.env(CHILD, "1").stdout(Stdio::inherit()), said, Stdio::piped(), false)?;
-        let Some(mut stream) = child.child.stderr.take() else { return Ok(child) };
-        let listen = move || {
-            let mut bytes = [0; 8192];
-            while let Ok(count @ 1..) = stream.read(&mut bytes) {
-                // Whoever cannot be written to misses it.
-                let _ = std::io::stderr().write_all(&bytes[..count]);
-                let _ = file.write_all(&bytes[..count]);
-            }
+    pub fn start(command: &mut Command, said: &Path, kind: Kind) -> Result<Self> {
+        match kind {
+            Kind::Foreign => command.env_remove(CHILD),
+            Kind::Kiln | Kind::Apart | Kind::Aloud => command.env(CHILD, "1"),
         };
-        let listener = std::thread::Builder::new().spawn(listen);
-        child.aloud = Some(listener.map_err(|error| Error::start("a thread", &error))?);
-        Ok(child)
-    }
-
-    fn spawn(command: &mut Command, said: &Path, is_foreign: bool) -> Result<Self> {
-        let file = create(said)?;
-        Self::spawn_with(command, said, file.into(), is_foreign)
-    }
-
-    fn spawn_with(command: &mut Command, said: &Path, stderr: Stdio, is_foreign: bool) -> Result<Self> {
+        if kind != Kind::Kiln {
+            apart(command);
+        }
         let mut answer = absolute(said).map_err(|error| Error::io("find the current folder", &error))?.into_os_string();
         answer.push(".json");
         // One that an earlier child left is not this one's.
         let _ = fs::remove_file(&answer);
+        let file = File::create(said).map_err(|error| Error::io(format!("create {}", said.display()), &error))?;
+        let (stderr, copy) = match kind {
+            Kind::Aloud => (Stdio::piped(), Some(file)),
+            Kind::Kiln | Kind::Apart | Kind::Foreign => (file.into(), None),
+        };
         let spawned = command.env(ANSWER, &answer).stdin(Stdio::piped()).stderr(stderr).spawn();
         let mut child = spawned.map_err(|error| Error::start(command.get_program().display(), &error))?;
-        let input = child.stdin.take();
-        Ok(Self { child, input, said: said.into(), answer: answer.into(), is_foreign, aloud: None })
+        let (input, stderr) = (child.stdin.take(), child.stderr.take());
+        let is_foreign = kind == Kind::Foreign;
+        let mut child = Self { child, input, said: said.into(), answer: answer.into(), is_foreign, aloud: None };
+        if let (Some(mut stream), Some(mut file)) = (stderr, copy) {
+            let listen = move || {
+                let mut bytes = [0; 8192];
+                while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                    // Whoever cannot be written to misses it.
+                    let _ = std::io::stderr().write_all(&bytes[..count]);
+                    let _ = file.write_all(&bytes[..count]);
+                }
+            };
+            let listener = std::thread::Builder::new().spawn(listen);
+            child.aloud = Some(listener.map_err(|error| Error::start("a thread", &error))?);
+        }
+        Ok(child)
     }
 
     /// Sends it a signal. One that has just ended needs none.
@@ -312,6 +283,22 @@ impl Child {
     }
 }
 
+/// The kinds of processes that work for this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A kiln.
+    Kiln,
+    /// A kiln to which a terminal's signals do not go: they reach this process alone, which passes
+    /// them on.
+    Apart,
+    /// A kiln to which a terminal's signals do not go and that people listen to: its stderr is this
+    /// process's, and goes to the file of its messages besides.
+    Aloud,
+    /// A program that is no kiln, or is yet to show that it is one. A terminal's signals do not go
+    /// to it.
+    Foreign,
+}
+
 /// The effect of a signal to this process on a child that it watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnSignal {
@@ -339,10 +326,6 @@ impl Drop for Child {
             sweep();
         }
     }
-}
-
-fn create(said: &Path) -> Result<File> {
-    File::create(said).map_err(|error| Error::io(format!("create {}", said.display()), &error))
 }
 
 /// The process that `command` starts has a process group of its own, and is killed when this thread
@@ -693,13 +676,15 @@ mod tests {
 
     fn shell(script: &str) -> Exit {
         let folder = tempfile::tempdir().unwrap();
-        let child = Child::start(Command::new("/bin/sh").args(["-c", script]), &folder.path().join("said")).unwrap();
+        let child = Child::start(Command::new("/bin/sh").args(["-c", script]), &folder.path().join("said"), Kind::Kiln)
+            .unwrap();
         child.wait(None, "stopped").unwrap()
     }
 
     fn foreign(script: &str) -> (u8, String) {
         let folder = tempfile::tempdir().unwrap();
-        let child = Child::start_foreign(Command::new("/bin/sh").args(["-c", script]), &folder.path().join("said"));
+        let child =
+            Child::start(Command::new("/bin/sh").args(["-c", script]), &folder.path().join("said"), Kind::Foreign);
         let error = child.unwrap().wait(None, "stopped").unwrap().error().unwrap();
         (error.exit_code(), error.to_string())
     }
@@ -798,7 +783,8 @@ mod tests {
     fn what_another_program_has_started_ends_with_it() {
         let folder = scratch().unwrap();
         let script = format!("sleep 60 & echo $! > {}/pid; wait", folder.path().display());
-        let child = Child::start_foreign(Command::new("/bin/sh").args(["-c", &script]), &folder.path().join("said"));
+        let child =
+            Child::start(Command::new("/bin/sh").args(["-c", &script]), &folder.path().join("said"), Kind::Foreign);
         let pid = || fs::read_to_string(folder.path().join("pid")).unwrap_or_default().trim().to_owned();
         while pid().is_empty() {
             std::thread::sleep(POLL);

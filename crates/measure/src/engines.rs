@@ -12,7 +12,7 @@ use kiln::config::{CompilerMode, DeviceKind, TrainingCompilerConfig};
 use kiln::engine::device;
 use kiln::engine::handover::{Engine, settle};
 use kiln_core::error::{Error, ErrorKind, Result};
-use kiln_core::process::{Child, scratch, this_program};
+use kiln_core::process::{Child, Kind, scratch, this_program};
 use serde::{Deserialize, Serialize};
 
 /// A kiln says within this what it is.
@@ -69,7 +69,7 @@ impl Identity {
         let said = folder.path().join("identity.json");
         let file = File::create(&said).map_err(|error| Error::io(format!("create {}", said.display()), &error))?;
         let mut command = Command::new(path);
-        let child = Child::start_foreign(command.arg("engine").stdout(file), &folder.path().join("stderr"));
+        let child = Child::start(command.arg("engine").stdout(file), &folder.path().join("stderr"), Kind::Foreign);
         let exit = child.and_then(|child| child.wait(Some(Instant::now() + PATIENCE), "stopped before the first step"));
         let refused = |why: &str| {
             Error::config(format!("{}: expected a kiln that says what it is (`kiln engine`){why}", path.display()))

@@ -1,13 +1,15 @@
-//! Runs a command of Kiln in a process of its own. The process answers in JSON or ends with an
-//! error, which is told as that of the work that it was to do, or as the [`Failure`] of an arm.
+//! Runs programs in processes of their own: commands of Kiln, and peers. Every measurement starts
+//! its processes here ([`Work`]). A process answers in JSON or ends with an error, which is told as
+//! that of the work that it was to do, or as the [`Failure`] of an arm.
 
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kiln::config::RunConfig;
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::write_whole;
-use kiln_core::process::{Child, Exit, scratch};
+use kiln_core::process::{Child, Exit, Kind, scratch};
 use kiln_core::signals;
 use serde::{Deserialize, Serialize};
 
@@ -85,27 +87,76 @@ pub(crate) type Attempt<T> = std::result::Result<T, Stop>;
 /// An answer, or how the arm ended instead.
 pub(crate) type Answer<T> = std::result::Result<T, Failure>;
 
-/// Runs a command of `program`, a kiln, on `config`, written to a file, in a process of its own.
-/// `arguments` adds the arguments, and lets the child write to stdout where it should. The child's
-/// error is returned as that of `what`.
+/// A program with its arguments, for a process of its own that works for this one.
+#[derive(Debug, Clone)]
+pub struct Work {
+    /// The program.
+    pub program: PathBuf,
+    /// The arguments of the program.
+    pub arguments: Vec<OsString>,
+    /// The variables of its environment that are not this process's.
+    pub variables: Vec<(&'static str, String)>,
+    /// Whether it is a kiln.
+    pub kind: Kind,
+    /// Its stdout.
+    pub stdout: fn() -> Stdio,
+    /// The file for all that it says to people.
+    pub said: PathBuf,
+}
+
+impl Work {
+    /// The program `program` without arguments, a kiln whose stdout nobody reads.
+    pub fn of(program: impl Into<PathBuf>, said: PathBuf) -> Self {
+        let (arguments, variables) = (Vec::new(), Vec::new());
+        Self { program: program.into(), arguments, variables, kind: Kind::Kiln, stdout: Stdio::null, said }
+    }
+
+    /// The command `command` of `program`, a kiln, on `config`, which is written to `file`; what
+    /// it says stays beside that.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn on(config: &RunConfig, file: &Path, program: &Path, command: &str) -> Result<Self> {
+        write_whole(file, config.to_toml()?.as_bytes())?;
+        Ok(Self::of(program, file.with_extension("err")).with([command.as_ref(), file.as_os_str()]))
+    }
+
+    /// This with more arguments.
+    #[must_use]
+    pub fn with<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
+        self
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// A program that cannot be started.
+    pub fn start(&self) -> Result<Child> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).envs(self.variables.iter().cloned()).stdout((self.stdout)());
+        Child::start(&mut command, &self.said, self.kind)
+    }
+}
+
+/// Runs a command of `program`, a kiln, on `config` in a process of its own. `more` adds arguments,
+/// and lets the child write to stdout where it should. The child's error is returned as that of
+/// `what`.
 ///
 /// # Errors
 /// The child's, a program that cannot be started, and a signal to this process.
 pub fn in_a_process(
     program: &Path,
+    command: &str,
     config: &RunConfig,
     what: &str,
-    arguments: impl FnOnce(&mut Command, &Path),
+    more: impl FnOnce(Work) -> Work,
 ) -> Result<Exit> {
     signals::install()?;
     let folder = scratch()?;
     let file = folder.path().join("config.toml");
-    write_whole(&file, config.to_toml()?.as_bytes())?;
-    let mut command = Command::new(program);
-    command.stdout(Stdio::null());
-    arguments(&mut command, &file);
-    let child = Child::start(&mut command, &folder.path().join("stderr"))?;
-    let exit = child.wait(None, &format!("stopped while {what} was running"))?;
+    let work = more(Work::on(config, &file, program, command)?);
+    let exit = work.start()?.wait(None, &format!("stopped while {what} was running"))?;
     match exit.error() {
         None => Ok(exit),
         Some(error) => Err(error.in_terms_of(&[(&file.display().to_string(), "FILE")]).at(what)),

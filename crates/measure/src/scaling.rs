@@ -11,15 +11,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use kiln::build_info::COMMIT;
 use kiln::config::{BatchScaling, OnExisting, RunConfig, TrainingArguments};
 use kiln::distributed::Devices;
 use kiln::plan::RunPlan;
 use kiln_core::error::{Error, Result};
-use kiln_core::files::{write_json, write_whole};
-use kiln_core::process::{Child, this_program};
+use kiln_core::files::write_json;
+use kiln_core::process::{Kind, this_program};
 use kiln_core::stats::median;
 use kiln_core::{clock, host};
 use serde::Serialize;
@@ -28,6 +27,7 @@ use super::collectives::{Collectives, Link};
 use super::figures::{Figures, Spread, Window, median_step_ms};
 use super::measured::MeasuredRun;
 use super::output;
+use super::runner::Work;
 use super::table::{Column, list};
 
 /// The file of the figures.
@@ -264,19 +264,17 @@ impl WorldRuns {
         }
         let mut config = self.config.training_only(folder, 1);
         config.trainer.on_existing = OnExisting::Fail;
-        let file = folder.with_extension("toml");
-        write_whole(&file, config.to_toml()?.as_bytes())?;
-        let mut command = Command::new(this_program()?);
+        let work = Work::on(&config, &folder.with_extension("toml"), &this_program()?, "train")?.with(["--step-times"]);
+        let mut work = Work { kind: Kind::Foreign, variables: vec![("RAYON_NUM_THREADS", threads.into())], ..work };
         if self.ranks > 1 {
-            command.args(["launch", "-n", &self.ranks.to_string(), "--mpirun"]).arg(&options.mpirun);
+            let train = std::mem::take(&mut work.arguments);
+            work = work.with(["launch", "-n", &self.ranks.to_string(), "--mpirun"]).with([&options.mpirun]);
             if !options.hosts.is_empty() {
-                command.arg("--hosts").arg(options.hosts[..machines(options, self.ranks)].join(","));
+                work = work.with(["--hosts", &options.hosts[..machines(options, self.ranks)].join(",")]);
             }
-            command.arg("--");
+            work = work.with(["--"]).with(train);
         }
-        command.arg("train").arg(&file).arg("--step-times").stdout(Stdio::null()).env("RAYON_NUM_THREADS", threads);
-        let exit = Child::start_foreign(&mut command, &folder.with_extension("err"))?
-            .wait(None, "stopped while measuring; no report is made of what was not complete")?;
+        let exit = work.start()?.wait(None, "stopped while measuring; no report is made of what was not complete")?;
         if let Some(error) = exit.error() {
             return Err(error.at(format_args!("--world {}", self.ranks)));
         }

@@ -24,7 +24,7 @@ use kiln::engine::compiler::start_up_lines;
 use kiln::engine::device;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_whole;
-use kiln_core::process::{Child, scratch, this_program};
+use kiln_core::process::{Child, Kind, scratch, this_program};
 use kiln_core::signals;
 use kiln_data::paths;
 use results::{Clock, Failure};
@@ -207,7 +207,7 @@ fn train(
         command.env("SM_HOSTS", hosts).env("SM_CURRENT_HOST", current);
     }
     command.arg("train").arg(config).args(["--of-job", "--log-format", "dict"]).envs(contract.variables());
-    let mut child = Child::start_aloud(&mut command, &folder.join("said"))?;
+    let mut child = Child::start(&mut command, &folder.join("said"), Kind::Aloud)?;
     let mut is_told = false;
     let exit = loop {
         if let Some(signal) = signals::received().filter(|_| !is_told) {

@@ -9,7 +9,7 @@ use kiln::config::{CompilerMode, DeviceKind, Precision, RunConfig, TrainBatchSiz
 use kiln::engine::device;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{write_json, write_whole};
-use kiln_core::process::scratch;
+use kiln_core::process::{Kind, scratch};
 use kiln_core::{clock, host, signals};
 use kiln_models::ops::products;
 
@@ -21,9 +21,9 @@ use crate::engines::Programs;
 use crate::figures::Spread;
 use crate::gemm;
 use crate::interleaved::protocol::Turn;
-use crate::interleaved::{Arm, ArmProcess, Interleaved, Program};
+use crate::interleaved::{Arm, ArmProcess, Interleaved};
 use crate::operators::OperatorTimes;
-use crate::runner::{Answer, Attempt, Failure, in_a_process};
+use crate::runner::{Answer, Attempt, Failure, Work, in_a_process};
 
 /// Log rows, and so reads from the device, of arms on a GPU.
 const LOGGING_STEPS_GPU: usize = 10;
@@ -315,26 +315,21 @@ fn measure(
             write_whole(&file, config.to_toml()?.as_bytes())?;
             config = RunConfig::load_with(&file, &[set]).map_err(|error| error.at(format!("--variant {name}")))?;
         }
-        let arm = Arm::kiln(name, programs.of(mode), &config, file, patience)?;
+        let arm = Arm::new(name, Work::on(&config, &file, programs.of(mode), "worker")?, patience);
         if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {
             // The result is kept for the arm.
-            in_a_process(programs.of(mode), &config, &format!("tune-batch ({mode})"), |command, file| {
-                command.arg("tune-batch").arg(file).args(["--mode", mode.as_str()]);
-                command.args(max_batch.iter().flat_map(|max| ["--max".to_owned(), max.to_string()]));
+            in_a_process(programs.of(mode), "tune-batch", &config, &format!("tune-batch ({mode})"), |work| {
+                let max = max_batch.iter().flat_map(|max| ["--max".to_owned(), max.to_string()]);
+                work.with(["--mode", mode.as_str()]).with(max)
             })?;
         }
         arms.push(arm);
     }
     // Peers are given the batch, and here every mode has its own.
     for peer in options.peers.iter().filter(|_| !is_max) {
-        arms.push(Arm {
-            name: peer.name.clone(),
-            whose: Program::Peer,
-            program: peer.command[0].clone().into(),
-            arguments: peer.command[1..].iter().map(Into::into).chain([folder.into()]).collect(),
-            errors: folder.join(format!("{}.err", peer.name)),
-            patience,
-        });
+        let work = Work::of(&peer.command[0], folder.join(format!("{}.err", peer.name)));
+        let work = Work { kind: Kind::Foreign, ..work }.with(&peer.command[1..]).with([folder]);
+        arms.push(Arm::new(&peer.name, work, patience));
     }
     let mut failures = Vec::new();
     for group in turns.groups(&arms) {
@@ -453,8 +448,8 @@ fn operators(report: &mut CaseReport, arms: &[Arm], repeats: usize, turns: Turns
     for members in turns.groups(arms) {
         let of_operators = |arm: &Arm| {
             let mut arm = arm.clone();
-            arm.arguments.push("--operators".into());
-            arm.errors.set_extension("operators.err");
+            arm.work.arguments.push("--operators".into());
+            arm.work.said.set_extension("operators.err");
             arm
         };
         let members = members.iter().map(of_operators).collect::<Vec<_>>();

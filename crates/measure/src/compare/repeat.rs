@@ -99,7 +99,7 @@ fn take_turns(arms: &[Arm], steps: usize, turn: usize) -> Result<Vec<Answer<f64>
     let ends = arms.iter().zip(group.end()).map(|(arm, end)| {
         let end = Stop::of_arm(end.map_err(Stop::Arm).and_then(ArmProcess::finish))?;
         if end.is_ok() {
-            let _ = std::fs::remove_file(&arm.errors);
+            let _ = std::fs::remove_file(&arm.work.said);
         }
         Ok(end)
     });

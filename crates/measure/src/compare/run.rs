@@ -21,7 +21,7 @@ use crate::engines::Programs;
 use crate::figures::median_step_ms;
 use crate::interleaved::Arm;
 use crate::measured::MeasuredRun;
-use crate::runner::{Answer, in_a_process};
+use crate::runner::{Answer, Work, in_a_process};
 use crate::verdict::Verdict;
 use crate::{gemm, output};
 
@@ -223,10 +223,9 @@ fn is_out_of_memory(end: &Answer<f64>) -> bool {
 /// A run of `arm` whose config goes to `file`.
 fn process_of(arm: &PlannedArm, config: &RunConfig, file: PathBuf, programs: &Programs) -> Result<Arm> {
     let program = programs.of(config.trainer.compiler_mode());
-    let mut process = Arm::kiln(&arm.runs.name, program, config, file, repeat::PATIENCE)?;
     // As any run does: a comparison counts what the end of a run takes.
-    process.arguments.push("--model".into());
-    Ok(process)
+    let work = Work::on(config, &file, program, "worker")?.with(["--model"]);
+    Ok(Arm::new(&arm.runs.name, work, repeat::PATIENCE))
 }
 
 /// `config` with the folder `out` and a mode that this build can plan: on a GPU the other mode is
@@ -257,9 +256,7 @@ fn check_arms(
         config.trainer.output_dir = out.into();
         if !is_cpu {
             let what = format!("arm {}", arm.runs.name);
-            in_a_process(programs.of(config.trainer.compiler_mode()), &config, &what, |command, file| {
-                command.arg("plan").arg(file);
-            })?;
+            in_a_process(programs.of(config.trainer.compiler_mode()), "plan", &config, &what, |work| work)?;
             // For the lengths alone, which no mode changes.
             let block = config.data.block_size;
             config = plannable(base, out, is_cpu);

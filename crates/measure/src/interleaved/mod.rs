@@ -8,4 +8,4 @@ pub mod protocol;
 mod trials;
 pub mod worker;
 
-pub(crate) use trials::{Arm, ArmProcess, Interleaved, Program};
+pub(crate) use trials::{Arm, ArmProcess, Interleaved};

@@ -1,24 +1,20 @@
 //! The driver's end: an arm of a measurement, the process that is asked for its turns, and the
 //! turns of several arms that live side by side; see [`super::protocol`].
 
-use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kiln::config::RunConfig;
 use kiln_core::error::{Error, Result};
-use kiln_core::files::write_whole;
 use kiln_core::process::{Child, Exit};
 use kiln_core::signals;
 use kiln_core::words::{json_words_in_line, shortened};
 use serde::de::DeserializeOwned;
 
 use super::protocol::{END, Hello, Turn};
-use crate::runner::{Answer, Attempt, Failure, Stop};
+use crate::runner::{Answer, Attempt, Failure, Stop, Work};
 
 /// Signals and the arm's end are looked for so often.
 const POLL: Duration = Duration::from_millis(50);
@@ -30,28 +26,13 @@ const REST: Duration = Duration::from_millis(500);
 /// The longest line that an arm may answer with, in bytes: some 100,000 steps.
 const LONGEST: u64 = 64 << 20;
 
-/// Whose program an arm is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Program {
-    /// Kiln.
-    Kiln,
-    /// Another one that speaks the protocol.
-    Peer,
-}
-
 /// An arm of a measurement: a program that makes turns, before it is started.
 #[derive(Debug, Clone)]
 pub(crate) struct Arm {
     /// Its name in tables.
     pub(crate) name: String,
-    /// Whose the program is.
-    pub(crate) whose: Program,
-    /// The engine of its mode, or another program that speaks the protocol.
-    pub(crate) program: PathBuf,
-    /// The arguments of the program.
-    pub(crate) arguments: Vec<OsString>,
-    /// The file for all that it says to people.
-    pub(crate) errors: PathBuf,
+    /// The engine of its mode on a config, or another program that speaks the protocol.
+    pub(crate) work: Work,
     /// It may be silent for so long.
     pub(crate) patience: Duration,
 }
@@ -69,27 +50,9 @@ pub(crate) struct ArmProcess {
 }
 
 impl Arm {
-    /// A run of `config` by `program`, a kiln. The config goes to `file`, and what the process says
-    /// stays beside it.
-    ///
-    /// # Errors
-    /// The operating system's.
-    pub(crate) fn kiln(
-        name: &str,
-        program: &Path,
-        config: &RunConfig,
-        file: PathBuf,
-        patience: Duration,
-    ) -> Result<Self> {
-        write_whole(&file, config.to_toml()?.as_bytes())?;
-        Ok(Self {
-            name: name.into(),
-            whose: Program::Kiln,
-            program: program.into(),
-            errors: file.with_extension("err"),
-            arguments: vec!["worker".into(), file.into()],
-            patience,
-        })
+    /// An arm called `name` that does `work`.
+    pub(crate) fn new(name: &str, work: Work, patience: Duration) -> Self {
+        Self { name: name.into(), work: Work { stdout: Stdio::piped, ..work }, patience }
     }
 
     /// Starts the program and waits until it is ready.
@@ -99,12 +62,7 @@ impl Arm {
     /// signal to this process.
     pub(crate) fn start(&self) -> Attempt<ArmProcess> {
         let started = Instant::now();
-        let mut command = Command::new(&self.program);
-        command.args(&self.arguments).stdout(Stdio::piped());
-        let mut child = match self.whose {
-            Program::Kiln => Child::start(&mut command, &self.errors)?,
-            Program::Peer => Child::start_foreign(&mut command, &self.errors)?,
-        };
+        let mut child = self.work.start()?;
         let output = lines(child.take_output().expect("its stdout is a pipe"))?;
         let hello = Hello { provenance: serde_json::Value::Null, batch: 0, total_steps: 0, padding: None };
         let mut process = ArmProcess { child, output, patience: self.patience, started, active: Duration::ZERO, hello };

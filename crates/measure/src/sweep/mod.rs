@@ -7,9 +7,9 @@ mod halving;
 pub mod space;
 
 use std::convert::Infallible;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use halving::Standing;
@@ -18,12 +18,12 @@ use kiln::config::{CompilerMode, RunConfig, SaveStrategy};
 use kiln::run_folder::{RunStatus, Status};
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::{read_json, read_regular_text, write_json, write_whole};
-use kiln_core::process::{Child, Exit, OnSignal, scratch};
+use kiln_core::process::{Kind, OnSignal, scratch};
 use kiln_core::{metrics, signals};
 use serde::{Deserialize, Serialize};
 use space::{Direction, Modes, Parameters, SweepSection};
 
-use crate::runner::Failure;
+use crate::runner::{Failure, Work};
 
 /// The file of a search, in its folder.
 pub const FILE: &str = "sweep.json";
@@ -433,15 +433,18 @@ fn advance(options: &Options, sweep: &mut Sweep, out: &Path, (trial, arm, rung):
     let mut failure = None;
     // It may have come there before the search was stopped.
     if !before.is_some_and(|status| status.status == RunStatus::Completed && has_come(&status)) {
-        let mut command = Command::new(&options.program);
-        command.arg("train").arg(out.join(CONFIG)).arg("--compiler").arg(mode.to_string());
-        for set in sweep.set.iter().chain(&overrides(parameters, run)) {
-            command.arg("--set").arg(set);
-        }
-        if target != u64::MAX {
-            command.arg("--stop-after").arg(target.to_string());
-        }
-        match train(&mut command)?.error() {
+        let folder = scratch()?;
+        let work = Work::of(&options.program, folder.path().join("stderr"));
+        let sets = overrides(parameters, run);
+        let sets = sweep.set.iter().chain(&sets).flat_map(|set| ["--set", set.as_str()]);
+        let stop = (target != u64::MAX).then(|| format!("--stop-after={target}"));
+        let work = work.with([OsStr::new("train"), out.join(CONFIG).as_os_str()]);
+        let work = work.with(["--compiler", mode.as_str()]).with(sets).with(stop);
+        // A signal to this process ends the run with a checkpoint.
+        let stopped = "stopped; the same command goes on with the search";
+        let child = Work { kind: Kind::Apart, ..work }.start()?;
+        let Ok(exit) = child.watch(OnSignal::PassOn, stopped, |_| None::<Infallible>)?;
+        match exit.error() {
             None => {}
             // Another combination may well do: it needs too much memory, or it diverges.
             Some(error)
@@ -465,16 +468,6 @@ fn advance(options: &Options, sweep: &mut Sweep, out: &Path, (trial, arm, rung):
         Err(failure) => arm.failure = Some(failure),
     }
     Ok(())
-}
-
-/// Runs `command`, a kiln that trains, to its end. A signal to this process is passed on, and the
-/// run ends with a checkpoint.
-fn train(command: &mut Command) -> Result<Exit> {
-    let folder = scratch()?;
-    let child = Child::start_apart(command.stdout(Stdio::null()), &folder.path().join("stderr"))?;
-    let stopped = "stopped; the same command goes on with the search";
-    let Ok(exit) = child.watch(OnSignal::PassOn, stopped, |_| None::<Infallible>)?;
-    Ok(exit)
 }
 
 /// The figures of the run in the folder `run`, and whether it has made all of its steps; or why

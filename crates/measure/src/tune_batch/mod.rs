@@ -9,7 +9,6 @@ pub mod search;
 pub mod trial;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kiln::config::{CompilerMode, DeviceKind, RunConfig};
@@ -20,12 +19,13 @@ use kiln::session::memory_line::MemoryLine;
 use kiln::session::{OpenSession, Session};
 use kiln_core::clock;
 use kiln_core::error::{Error, Result};
-use kiln_core::files::write_whole;
 use kiln_core::host::available_mib;
 use kiln_core::process::scratch;
 use process::Limits;
 use search::Range;
 use trial::{MIN_STEPS, trial_config};
+
+use crate::runner::Work;
 
 /// How to look for a size.
 #[derive(Debug, Clone, PartialEq)]
@@ -252,10 +252,8 @@ fn try_size(
         let left = &trial.trainer.output_dir;
         std::fs::remove_dir_all(left).map_err(|error| Error::io(format!("remove {}", left.display()), &error))?;
     }
-    write_whole(&file, trial.to_toml()?.as_bytes())?;
-    let mut command = Command::new(&options.program);
-    command.arg("trial-batch").arg(&file).args(["--devices", &config.trainer.devices.count.to_string()]);
-    process::run(&mut command, folder, limits)
+    let work = Work::on(&trial, &file, &options.program, "trial-batch")?;
+    process::run(&work.with(["--devices", &config.trainer.devices.count.to_string()]), limits)
 }
 
 /// The micro-batch that `kiln tune-batch` has found for a run of `config`, in the mode that it

@@ -3,8 +3,6 @@
 //! out of memory, time was up, or something else failed, which is an error with the process's own
 //! message.
 
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use kiln::session::batch_sizes::Outcome;
@@ -13,6 +11,7 @@ use kiln_core::host::peak_mib_of;
 use kiln_core::process::{Child, Exit, OnSignal};
 
 use super::trial::TrialReport;
+use crate::runner::Work;
 
 /// The limits of a trial.
 #[derive(Debug, Clone, Copy)]
@@ -23,13 +22,13 @@ pub struct Limits {
     pub deadline: Option<Instant>,
 }
 
-/// Runs `command`, which answers with a [`TrialReport`], and says how it ended.
+/// Does `work`, which answers with a [`TrialReport`], and says how it ended.
 ///
 /// # Errors
 /// A process that cannot be started, one that failed for another reason than memory, and a signal
 /// to this process.
-pub fn run(command: &mut Command, folder: &Path, limits: Limits) -> Result<Outcome> {
-    let child = Child::start(command.stdout(Stdio::null()), &folder.join("stderr"))?;
+pub fn run(work: &Work, limits: Limits) -> Result<Outcome> {
+    let child = work.start()?;
     let started = Instant::now();
     let is_over = |child: &Child| match (limits.budget_mib, peak_mib_of(child.id()), limits.deadline) {
         (Some(budget), Some(peak), _) if peak > budget => {
@@ -69,10 +68,9 @@ mod tests {
 
     fn shell(script: &str, budget_mib: Option<f64>, seconds: u64) -> Result<Outcome> {
         let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", script]);
+        let work = Work::of("/bin/sh", folder.path().join("said")).with(["-c", script]);
         let deadline = Some(Instant::now() + Duration::from_secs(seconds));
-        run(&mut command, folder.path(), Limits { budget_mib, deadline })
+        run(&work, Limits { budget_mib, deadline })
     }
 
     fn too_large(outcome: Result<Outcome>) -> String {
