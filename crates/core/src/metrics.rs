@@ -134,6 +134,14 @@ impl Record {
         self.render('\'', ["nan", "inf", "-inf", "None"], decimal)
     }
 
+    /// The record that [`to_dict`](Self::to_dict) has written as `line`.
+    pub fn from_dict(line: &str) -> Option<Self> {
+        let names =
+            [("'", "\""), (": nan", ": NaN"), (": inf", ": Infinity"), (": -inf", ": -Infinity"), (": None", ": null")];
+        let json = names.iter().fold(line.to_owned(), |line, (python, json)| line.replace(python, json));
+        line.starts_with("{'").then(|| Self::from_json(&json))?
+    }
+
     /// The block that Hugging Face's scripts print at the end (`Trainer.log_metrics`): the figures
     /// of `split`, which is train or eval, by name. Times are in seconds.
     pub fn to_lines(&self, split: &str) -> String {
@@ -382,6 +390,15 @@ mod tests {
         let row = Record::default().with("eval_loss", 0.5).with("epoch", 1.0).with("eval_samples", 12).with("x", None);
         let expected = "***** eval metrics *****\n  epoch        = 1.0\n  eval_loss    = 0.5\n  eval_samples =  12";
         assert_eq!(row.to_lines("eval"), expected);
+    }
+
+    #[test]
+    fn a_dict_line_is_read_as_its_record() {
+        let row = Record::default().with("step", 7).with("loss", f64::NAN).with("grad_norm", f64::NEG_INFINITY);
+        let row = row.with("learning_rate", 4.9e-5).with("peak_mib", None::<f64>).with("top", f64::INFINITY);
+        let read = Record::from_dict(&row.to_dict()).unwrap();
+        assert_eq!(read.to_json(), row.to_json());
+        assert!(["{'step': 7", "saving {'step': 7}", "{}", ""].iter().all(|line| Record::from_dict(line).is_none()));
     }
 
     #[test]

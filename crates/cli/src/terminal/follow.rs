@@ -235,14 +235,6 @@ impl Followed {
     }
 }
 
-/// The row that a line of `run.log` has, without its time: `{'step': 1, 'loss': 8.3}`.
-pub(super) fn row_of(line: &str) -> Option<Record> {
-    let names =
-        [("'", "\""), (": nan", ": NaN"), (": inf", ": Infinity"), (": -inf", ": -Infinity"), (": None", ": null")];
-    let json = names.iter().fold(line.to_owned(), |line, (python, json)| line.replace(python, json));
-    line.starts_with("{'").then(|| Record::from_json(&json))?
-}
-
 /// The runs that belong to `folder`: the one in it, or the last repeat of each arm of a comparison.
 pub(super) fn runs_in(folder: &Path) -> Vec<(String, PathBuf)> {
     let arms = folder.join("arms");
@@ -293,15 +285,6 @@ mod tests {
         // A pipe would block whoever opens it.
         fs::create_dir(&path).unwrap();
         assert_eq!(lines.read(), (false, vec![]));
-    }
-
-    #[test]
-    fn a_line_of_the_log_is_a_row() {
-        let row = Record::default().with("step", 7).with("loss", f64::NAN).with("grad_norm", f64::NEG_INFINITY);
-        let row = row.with("learning_rate", 4.9e-5).with("peak_mib", None::<f64>).with("top", f64::INFINITY);
-        let read = row_of(&row.to_dict()).unwrap();
-        assert_eq!(read.to_json(), row.to_json());
-        assert!(["{'step': 7", "saving {'step': 7}", "{}", ""].iter().all(|line| row_of(line).is_none()));
     }
 
     #[test]

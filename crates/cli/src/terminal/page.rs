@@ -14,7 +14,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Paragraph};
 
 use super::figures::{memory, rate, significant};
-use super::follow::{Followed, FollowedRank, row_of};
+use super::follow::{Followed, FollowedRank};
 use super::rows;
 
 /// The contents of the page.
@@ -281,7 +281,7 @@ impl Page {
     /// the time of the day; the block of figures at the end, which the rows have, is left out.
     fn log_line(&self, line: &str) -> Option<(Line<'static>, bool)> {
         let told = without_time(line);
-        let row = row_of(told);
+        let row = Record::from_dict(told);
         let colored = |row: &Record, loss: &str, text: String, color: Option<Color>| {
             let is_broken = row.get(loss).is_some_and(|loss| !loss.is_finite());
             let color = if is_broken { Some(Color::Red) } else { color };
