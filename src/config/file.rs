@@ -55,9 +55,20 @@ pub(super) struct RunSection {
     resume_from_checkpoint: Option<PathBuf>,
 }
 
+impl From<&TrainingArguments> for RunSection {
+    fn from(trainer: &TrainingArguments) -> Self {
+        Self {
+            output_dir: trainer.output_dir.clone(),
+            on_existing: trainer.on_existing,
+            name: trainer.run_name.clone(),
+            resume_from_checkpoint: trainer.resume_from_checkpoint.clone(),
+        }
+    }
+}
+
 impl Default for RunSection {
     fn default() -> Self {
-        Self { output_dir: PathBuf::new(), on_existing: OnExisting::Fail, name: None, resume_from_checkpoint: None }
+        Self::from(&TrainingArguments::default())
     }
 }
 
@@ -92,12 +103,7 @@ impl From<RunConfig> for RunFile {
         let trainer = config.trainer;
         Self {
             precision: trainer.precision,
-            run: RunSection {
-                output_dir: trainer.output_dir.clone(),
-                on_existing: trainer.on_existing,
-                name: trainer.run_name.clone(),
-                resume_from_checkpoint: trainer.resume_from_checkpoint.clone(),
-            },
+            run: RunSection::from(&trainer),
             model: config.model,
             lora: config.lora,
             data: config.data,

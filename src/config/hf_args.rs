@@ -407,7 +407,7 @@ impl Document {
             if argument.standing == Standing::Refused && !argument.is_neutral(&json) {
                 let got = shortened(&value);
                 let message = format!("Hugging Face's `{key}` is not supported by this version, got {got}");
-                return Err(self.locate(Complaint::new(&format!("trainer.{key}"), message).help(argument.note)));
+                return Err(self.locate(Complaint::new(&format!("trainer.{key}"), message).help(argument.note.clone())));
             }
             self.unused.names.push(key);
         }

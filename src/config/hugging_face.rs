@@ -1,9 +1,10 @@
 //! Every argument of Hugging Face's `TrainingArguments`, in one table: what it sets here, that it
 //! has no effect here, or what to use instead. The table of the documentation is written from it.
-//! Those that are keys of `[trainer]` by the same name follow from their entries there. The list is
-//! that of transformers 5.23 and 4.57, with the names of earlier releases that a script may still
-//! carry.
+//! Those that are names of the Trainer's arguments here too follow from their entries there. The
+//! list is that of transformers 5.23 and 4.57, with the names of earlier releases that a script may
+//! still carry.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
@@ -89,7 +90,7 @@ impl Kind {
 }
 
 /// An argument of `TrainingArguments`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Argument {
     pub(crate) name: &'static str,
     releases: Releases,
@@ -98,7 +99,7 @@ pub(crate) struct Argument {
     /// The values that ask for nothing, as a JSON list; null is always one.
     neutral: &'static str,
     /// A note for the user: the keys that it sets, why it has no effect, or what to use instead.
-    pub(crate) note: &'static str,
+    pub(crate) note: Cow<'static, str>,
 }
 
 impl Argument {
@@ -159,8 +160,6 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
         "per_gpu_eval_batch_size" => (section, "per_device_eval_batch_size", value),
         "train_sampling_strategy" => ("data", "sampler", value),
         "ddp_backend" => ("distributed", "ddp_backend", value),
-        "output_dir" => ("run", "output_dir", value),
-        "run_name" => ("run", "name", value),
         "optim_args" => match value {
             Value::String(text) => {
                 let table = table_of(&text).map_err(|problem| Complaint::new("trainer.optim_args", problem))?;
@@ -168,8 +167,16 @@ pub(crate) fn place<'a>(section: &'a str, key: &'a str, value: Value) -> Result<
             }
             other => (section, key, other),
         },
-        _ => (section, key, value),
+        _ => match keys_of_trainer().find(|entry| entry.field == key).and_then(|entry| entry.name.split_once('.')) {
+            Some((section, key)) => (section, key, value),
+            None => (section, key, value),
+        },
     })
+}
+
+/// The keys whose names are arguments of `TrainingArguments`.
+fn keys_of_trainer() -> impl Iterator<Item = &'static Key> {
+    TrainingArguments::KEYS.iter().filter(|key| key.is_hugging_face)
 }
 
 /// A switch of `TrainingArguments` that sets a key of another name when it is true, and asks for
@@ -232,7 +239,7 @@ pub fn hugging_face_arguments() -> String {
 type Kinds = &'static [Kind];
 
 const fn honoured(name: &'static str, releases: Releases, kinds: Kinds, note: &'static str) -> Argument {
-    Argument { name, releases, kinds, standing: Standing::Honoured, neutral: "[]", note }
+    Argument { name, releases, kinds, standing: Standing::Honoured, neutral: "[]", note: Cow::Borrowed(note) }
 }
 
 const fn no_effect(
@@ -242,7 +249,7 @@ const fn no_effect(
     neutral: &'static str,
     note: &'static str,
 ) -> Argument {
-    Argument { name, releases, kinds, standing: Standing::NoEffect, neutral, note }
+    Argument { name, releases, kinds, standing: Standing::NoEffect, neutral, note: Cow::Borrowed(note) }
 }
 
 const fn refused(
@@ -252,7 +259,7 @@ const fn refused(
     neutral: &'static str,
     note: &'static str,
 ) -> Argument {
-    Argument { name, releases, kinds, standing: Standing::Refused, neutral, note }
+    Argument { name, releases, kinds, standing: Standing::Refused, neutral, note: Cow::Borrowed(note) }
 }
 
 const FLAG: Kinds = &[Kind::Flag];
@@ -296,15 +303,13 @@ const NOTES: &[(&str, &str)] = &[
     ),
 ];
 
-/// All arguments: those that are keys of `[trainer]` by the same name, then the others.
-pub(crate) static ARGUMENTS: LazyLock<Vec<Argument>> = LazyLock::new(|| {
-    let keys = TrainingArguments::KEYS.iter().filter(|key| key.is_hugging_face);
-    keys.map(of_key).chain(OTHERS.iter().copied()).collect()
-});
+/// All arguments: those that are names of the Trainer's arguments here too, then the others.
+pub(crate) static ARGUMENTS: LazyLock<Vec<Argument>> =
+    LazyLock::new(|| keys_of_trainer().map(of_key).chain(OTHERS.iter().cloned()).collect());
 
-/// The argument that is `key` of `[trainer]`.
+/// The argument that sets `key`.
 fn of_key(key: &Key) -> Argument {
-    let name = key.name.rsplit('.').next().unwrap_or(key.name);
+    let name = key.field;
     let kind = key.kind.strip_prefix("Option<").and_then(|kind| kind.strip_suffix('>')).unwrap_or(key.kind);
     let kinds = match kind {
         "bool" => FLAG,
@@ -317,8 +322,12 @@ fn of_key(key: &Key) -> Argument {
         _ if kind.starts_with("Vec<") => NAMES,
         _ => TEXT,
     };
-    let note = NOTES.iter().find(|(of, _)| *of == name).map_or(SAME, |(_, note)| *note);
-    honoured(name, Releases::Both, kinds, note)
+    let note = match NOTES.iter().find(|(of, _)| *of == name) {
+        Some((_, note)) => Cow::Borrowed(*note),
+        None if key.name.starts_with("trainer.") => SAME.into(),
+        None => format!("sets `{}`", key.name).into(),
+    };
+    Argument { note, ..honoured(name, Releases::Both, kinds, SAME) }
 }
 
 /// The arguments that are no keys of the same name: in the order of 5.23, then those of 4.57 alone,
@@ -326,7 +335,6 @@ fn of_key(key: &Key) -> Argument {
 const OTHERS: &[Argument] = {
     use Releases::{Both, New, Old, Older};
     &[
-        honoured("output_dir", Both, TEXT, "sets `run.output_dir`"),
         refused(
             "optim_target_modules",
             Both,
@@ -404,7 +412,6 @@ const OTHERS: &[Argument] = {
         no_effect("include_num_input_tokens_seen", Both, FLAG_OR_TEXT, "[\"no\", false]", TOKENS),
         no_effect("log_level_replica", Both, TEXT, "[\"warning\"]", ONE_DEVICE),
         no_effect("disable_tqdm", Both, FLAG, "[true, false]", "the progress bar shows on a terminal only"),
-        honoured("run_name", Both, TEXT, "sets `run.name`"),
         no_effect("project", Both, TEXT, "[\"huggingface\"]", NO_TRACKER),
         no_effect("trackio_space_id", Both, TEXT, "[\"trackio\"]", NO_TRACKER),
         no_effect("trackio_bucket_id", New, TEXT, "[]", NO_TRACKER),

@@ -7,7 +7,7 @@ use kiln_core::files::{MAX_CONFIG, read_given, utf16, without_mark};
 use kiln_data::settings::DataFormat;
 use kiln_data::task::Task;
 
-use super::check::check;
+use super::check::{check, finite};
 use super::document::{Document, escaped};
 use super::hf_args;
 use super::origin::Setting;
@@ -107,7 +107,9 @@ impl RunConfig {
                 DataFormat::Parquet
             };
         }
-        check(&config).map_err(|complaint| document.locate(complaint))?;
+        let checked =
+            document.table.iter().try_for_each(|(name, value)| finite(name, value)).and_then(|()| check(&config));
+        checked.map_err(|complaint| document.locate(complaint))?;
         config.trainer.no_effect = document.unused.lines();
         Ok(config)
     }

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
+use kiln_core::complaint::{Checked, Complaint};
 use serde::{Deserialize, Serialize};
 
 use super::file::RunFile;
 use super::lora::LoraSection;
 use super::sections::{DataSection, GenerationSection, ModelSection, TokenizerSection};
-use crate::arguments::{Samples, TrainingArguments};
+use crate::arguments::{Key, Samples, TrainingArguments};
 
 /// A run as a config file describes it: the arguments of the Trainer, and the model, the data and
 /// the tokenizer that it trains with. Its serialised form is the file.
@@ -29,6 +30,11 @@ pub struct RunConfig {
     pub generation: Option<GenerationSection>,
 }
 
+/// Whether `key` of the Trainer's arguments is among the settings of the data and of samples.
+fn stands_elsewhere(key: &Key) -> bool {
+    key.name.starts_with("data.") || key.name == "generation"
+}
+
 impl RunConfig {
     /// The arguments of the Trainer, with those that a config has among the settings of the data.
     pub fn arguments(&self) -> TrainingArguments {
@@ -39,6 +45,26 @@ impl RunConfig {
         };
         let DataSection { sampler, padding, test, .. } = &self.data;
         TrainingArguments { sampler: *sampler, padding: *padding, test: test.clone(), samples, ..self.trainer.clone() }
+    }
+
+    /// This config with other `arguments` of the Trainer.
+    pub(crate) fn with_arguments(&self, arguments: &TrainingArguments) -> Self {
+        let mut config = Self { trainer: arguments.clone().without(stands_elsewhere), ..self.clone() };
+        (config.data.sampler, config.data.padding) = (arguments.sampler, arguments.padding);
+        config.data.test.clone_from(&arguments.test);
+        config.generation = config.generation.filter(|_| arguments.samples != Samples::Never);
+        if let Some(generation) = &mut config.generation {
+            generation.every = arguments.samples.every();
+        }
+        config
+    }
+
+    /// Whether every setting of the data and of samples stands in its one place.
+    pub(super) fn check_places(&self) -> Checked {
+        let Some(key) = self.trainer.given().find(|key| stands_elsewhere(key)) else { return Ok(()) };
+        let place = if key.name.contains('.') { key.name.to_owned() } else { format!("[{}]", key.name) };
+        Err(Complaint::new(&format!("trainer.{}", key.field), "is set elsewhere in a config")
+            .help(format!("set {place}")))
     }
 
     /// The training of this run in the folder `output_dir` and nothing else

@@ -7,6 +7,7 @@ use kiln_models::ModelType;
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
+use super::ModelSection;
 pub use super::document::sections;
 use super::document::{self, Document};
 use super::hf_args::toml_of;
@@ -19,8 +20,9 @@ use super::scripts::{self, Means};
 pub const PRECISION: &str = "precision";
 
 /// The keys of `[model]` that are no fields of the model's own config.
-const MODEL_KEYS: [&str; 6] =
-    ["kind", "from", "size", "ignore_mismatched_sizes", "resize_token_embeddings", "pad_to_multiple_of"];
+fn model_keys() -> impl Iterator<Item = &'static str> {
+    ModelSection::KEYS.iter().map(|key| key.field)
+}
 
 impl Setting {
     /// Reads `given`, a JSON value or a text of one, as the value of the key `path`. None for null,
@@ -51,7 +53,7 @@ impl Setting {
     fn check(&self) -> Result<()> {
         if let [section, key] = &self.path[..]
             && section == "model"
-            && !MODEL_KEYS.contains(&key.as_str())
+            && !model_keys().any(|name| name == key)
         {
             let value = serde_json::to_value(&self.value).unwrap_or_default();
             let families = ModelType::ALL.into_iter().filter(|kind| kind.knows(key));
@@ -103,7 +105,7 @@ pub fn keys_of(section: &str) -> Option<Vec<String>> {
     if section != "model" {
         return Some(document::keys_of(section)?.iter().map(|name| (*name).to_owned()).collect());
     }
-    let mut names = MODEL_KEYS.map(String::from).to_vec();
+    let mut names = model_keys().map(String::from).collect::<Vec<_>>();
     for name in ModelType::ALL.into_iter().flat_map(ModelType::fields) {
         if !names.contains(&name) {
             names.push(name);
@@ -119,7 +121,7 @@ pub fn keys_called(name: &str) -> Vec<String> {
         return vec![name.to_owned()];
     }
     let is_key = |section: &&str| match *section {
-        "model" => MODEL_KEYS.contains(&name) || is_model_field(name),
+        "model" => model_keys().any(|key| key == name) || is_model_field(name),
         section => document::keys_of(section).is_some_and(|keys| keys.contains(&name)),
     };
     let keys = sections().into_iter().filter(is_key).map(|section| format!("{section}.{name}")).collect::<Vec<_>>();

@@ -78,31 +78,7 @@ pub struct Described {
     pub generation: Option<SamplePlan>,
 }
 
-/// The steps between samples.
-fn every(samples: Samples) -> Option<usize> {
-    match samples {
-        Samples::Every(steps) => Some(steps),
-        Samples::Never | Samples::AtEnd => None,
-    }
-}
-
 impl Described {
-    /// The config with other `arguments` of the Trainer.
-    pub(super) fn config_of(&self, arguments: &TrainingArguments) -> RunConfig {
-        let mut config = RunConfig { trainer: arguments.clone(), ..self.config.clone() };
-        let default = TrainingArguments::default();
-        (config.data.sampler, config.data.padding) = (arguments.sampler, arguments.padding);
-        config.data.test = arguments.test.clone();
-        config.generation = config.generation.filter(|_| arguments.samples != Samples::Never);
-        if let Some(generation) = &mut config.generation {
-            generation.every = every(arguments.samples);
-        }
-        let trainer = &mut config.trainer;
-        (trainer.sampler, trainer.padding) = (default.sampler, default.padding);
-        (trainer.samples, trainer.test) = (default.samples, default.test);
-        config
-    }
-
     /// The facts with other ones about training.
     pub(super) fn facts_of(&self, facts: &TrainFacts) -> Facts {
         Facts { train: facts.clone(), ..self.facts.clone() }
@@ -112,8 +88,9 @@ impl Described {
     pub(super) fn plan(&self, run: Planned<'_>) -> RunPlan {
         let samples = run.arguments.samples;
         let generation = self.generation.clone().filter(|_| samples != Samples::Never);
-        let generation = generation.map(|options| SamplePlan { every: every(samples), ..options });
-        RunPlan::around(run.plan.clone(), &self.config_of(run.arguments), &self.facts_of(run.facts), generation)
+        let generation = generation.map(|options| SamplePlan { every: samples.every(), ..options });
+        let config = self.config.with_arguments(run.arguments);
+        RunPlan::around(run.plan.clone(), &config, &self.facts_of(run.facts), generation)
     }
 }
 
@@ -277,22 +254,18 @@ impl TrainingTask for BuiltIn {
 
     fn description(&self, run: Planned<'_>) -> Result<Description> {
         let Some(described) = &self.described else { return Description::of_a_program(run) };
-        let (plan, config) = (described.plan(run), described.config_of(run.arguments));
+        let (plan, config) = (described.plan(run), described.config.with_arguments(run.arguments));
         let resolved = plan.resolved(&config);
         let json = |config: &RunConfig| serde_json::to_value(config).map_err(|error| Error::config(error.to_string()));
         let saved = json_text(&plan).map_err(|error| Error::config(error.to_string()))?;
-        let mut same = resolved.clone();
         // The folder and its treatment say nothing of what is computed.
-        let run_folder = TrainingArguments::default();
-        same.trainer.output_dir = run_folder.output_dir;
-        same.trainer.on_existing = run_folder.on_existing;
-        same.trainer.run_name = run_folder.run_name;
-        same.trainer.resume_from_checkpoint = run_folder.resume_from_checkpoint;
+        let trainer = resolved.trainer.clone().without(|key| key.name.starts_with("run."));
+        let same = RunConfig { trainer, ..resolved.clone() };
         let sha256 = hex(&Sha256::digest(same.to_toml().unwrap_or_default().as_bytes()));
         Ok(Description {
             settings: json(&resolved)?,
             defaults: json(&RunConfig::default())?,
-            free: DataSection::FREE,
+            keys: DataSection::KEYS,
             files: vec![
                 ("plan.toml".into(), plan.to_toml(&config)?.into_bytes().into()),
                 (plan::FILE.into(), saved.into_bytes().into()),

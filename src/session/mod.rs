@@ -131,7 +131,7 @@ impl OpenSession for Session {
     }
 
     fn config(&self) -> Result<RunConfig> {
-        Ok(self.run_plan()?.resolved(&self.task.described()?.config_of(self.arguments())))
+        Ok(self.run_plan()?.resolved(&self.task.described()?.config.with_arguments(self.arguments())))
     }
 
     fn run_facts(&self) -> Result<Facts> {

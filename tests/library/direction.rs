@@ -42,6 +42,8 @@ const CRATES: [(&str, &[&str]); 5] = [
             "signals",
             "choices",
             "complaint",
+            "keys",
+            "ranges",
             "values",
             "names",
             "whole_file",

@@ -27,6 +27,12 @@ impl Complaint {
         Self { key: key.to_owned(), error }
     }
 
+    /// The error about an argument in the table of a key, which it names by itself.
+    pub fn of_an_argument(self) -> Error {
+        let name = self.key.rsplit('.').next().unwrap_or_default();
+        self.error.at(format_args!("`{name}`"))
+    }
+
     /// The complaint with advice.
     #[must_use]
     pub fn help(self, help: impl Into<String>) -> Self {

@@ -24,6 +24,8 @@ pub mod error;
 pub mod signals;
 pub mod choices;
 pub mod complaint;
+pub mod keys;
+pub mod ranges;
 pub mod values;
 pub mod names;
 pub mod whole_file;

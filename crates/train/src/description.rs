@@ -8,7 +8,7 @@ use kiln_core::metrics::Record;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::arguments::TrainingArguments;
+use crate::arguments::{Key, TrainingArguments};
 use crate::plan::{self, Remarks, TrainFacts, TrainPlan};
 
 /// The weights that a run begins with.
@@ -42,8 +42,9 @@ pub struct Description {
     pub settings: Value,
     /// The settings of a run in which nothing is set.
     pub defaults: Value,
-    /// The settings that are no arguments of the Trainer and that a resumed run may change.
-    pub free: &'static [&'static str],
+    /// The entries of settings that are no arguments of the Trainer. A setting without an entry
+    /// must stay in a resumed run.
+    pub keys: &'static [Key],
     /// The files of the plan.
     pub files: Vec<NamedFile>,
     /// The plan in lines, for people.
@@ -85,7 +86,7 @@ impl Description {
         Ok(Self {
             settings,
             defaults: self::settings(&TrainingArguments::default()),
-            free: &[],
+            keys: &[],
             files: vec![(plan::FILE.into(), text.into_bytes().into())],
             lines: run.plan.describe_with(&Remarks { data: run.arguments.limits(), ..Remarks::default() }),
             sha256,

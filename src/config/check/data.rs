@@ -1,14 +1,13 @@
 //! The rules of the section `[data]`.
 
-use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, at_least, at_most, not_empty, two_ways};
+use kiln_core::complaint::{Checked, Complaint, at_least, not_empty, two_ways};
 
 use crate::config::{
     DataFormat, DataSection, DocumentEnd, Documents, Errors, PaddingStrategy, RunConfig, Sampler, Task, Validation,
 };
 
 pub(super) fn check(data: &DataSection) -> Checked {
-    not_empty("data.dataset_name", data.dataset_name.as_deref())?;
-    not_empty("data.dataset_config_name", data.dataset_config_name.as_deref())?;
+    data.check_ranges()?;
     match (&data.dataset_name, &data.dataset_config_name) {
         (Some(_), _) if !data.train.is_empty() => {
             let help = "files, or a dataset of the Hub; data.validation may name files beside either";
@@ -27,51 +26,23 @@ pub(super) fn check(data: &DataSection) -> Checked {
         let message = format!("`datasets.save_to_disk` has written data.dataset_name as arrow, not as {}", data.format);
         return Err(Complaint::new("data.format", message).help("remove the key, or set data.format = \"arrow\""));
     }
-    for path in &data.train {
-        not_empty("data.train", Some(path))?;
-    }
-    match &data.validation {
-        Some(Validation::Share(share)) if !(*share > 0.0 && *share < 1.0) => {
-            return Err(Complaint::new("data.validation", format!("expected a share between 0 and 1, got {share}")));
+    if let Some(Validation::First(percent)) = &data.validation {
+        let has_rows = data.format.is_table() || data.documents != Documents::File;
+        if !has_rows || data.has_instructions() {
+            let message = format!("\"train[:{percent}%]\" are the first rows of a table or the first lines of a text");
+            let share = match has_rows {
+                true => "rows that the seed draws",
+                false => "the last blocks of one text file, or of several files those that the seed draws",
+            };
+            return Err(Complaint::new("data.validation", message)
+                .help(format!("set data.validation = \"{percent}%\", {share}, or name files")));
         }
-        Some(Validation::First(percent)) => {
-            if !(*percent > 0.0 && *percent < 100.0) {
-                let message = format!("expected a percentage between 0 and 100, got {percent}");
-                return Err(Complaint::new("data.validation", message));
-            }
-            let has_rows = data.format.is_table() || data.documents != Documents::File;
-            if !has_rows || data.has_instructions() {
-                let message =
-                    format!("\"train[:{percent}%]\" are the first rows of a table or the first lines of a text");
-                let share = match has_rows {
-                    true => "rows that the seed draws",
-                    false => "the last blocks of one text file, or of several files those that the seed draws",
-                };
-                return Err(Complaint::new("data.validation", message)
-                    .help(format!("set data.validation = \"{percent}%\", {share}, or name files")));
-            }
-        }
-        Some(Validation::Files(files)) if files.is_empty() => {
-            return Err(Complaint::new("data.validation", "expected files or a share, got an empty list")
-                .help("remove the key"));
-        }
-        Some(Validation::Files(files)) => {
-            files.iter().try_for_each(|path| not_empty("data.validation", Some(path)))?;
-        }
-        _ => {}
-    }
-    if let Some(size) = data.block_size {
-        at_least("data.block_size", size, 1)?;
     }
     if data.block_size == Some(1) && data.task == Task::Clm {
         return Err(Complaint::new(
             "data.block_size",
             "expected 2 or more, got 1: a single token has nothing to predict",
         ));
-    }
-    let limits = [("data.max_train_samples", data.max_train_samples), ("data.max_eval_samples", data.max_eval_samples)];
-    for (key, value) in limits {
-        at_least(key, value.unwrap_or(1), 1)?;
     }
     if data.documents != Documents::File && data.format != DataFormat::Text {
         let message = format!("has no effect with format = \"{}\"", data.format);
@@ -103,15 +74,12 @@ pub(super) fn check(data: &DataSection) -> Checked {
 pub(super) fn streaming(config: &RunConfig) -> Checked {
     let (data, trainer) = (&config.data, &config.trainer);
     if !data.streaming {
-        return if data.shuffle_buffer_size == DataSection::default().shuffle_buffer_size {
-            Ok(())
-        } else {
-            Err(Complaint::new("data.shuffle_buffer_size", "has no effect without data.streaming = true")
-                .help("without streaming, `sampler = \"random\"` shuffles all examples"))
+        return match data.first_given(&["shuffle_buffer_size"]) {
+            None => Ok(()),
+            Some(key) => Err(Complaint::new(key, "has no effect without data.streaming = true")
+                .help("without streaming, `sampler = \"random\"` shuffles all examples")),
         };
     }
-    at_least("data.shuffle_buffer_size", data.shuffle_buffer_size, 1)?;
-    at_most("data.shuffle_buffer_size", data.shuffle_buffer_size, MAX_BATCH)?;
     let refuse = |message: &str, help: &str| Err(Complaint::new("data.streaming", message).help(help));
     match data {
         _ if trainer.max_steps.is_none() => refuse(
@@ -147,14 +115,9 @@ pub(super) fn streaming(config: &RunConfig) -> Checked {
 /// The keys of question answering on SQuAD's files.
 fn squad(data: &DataSection) -> Checked {
     let squad = data.format == DataFormat::Squad;
-    let given = [
-        ("data.doc_stride", data.doc_stride.is_some()),
-        ("data.n_best_size", data.n_best_size.is_some()),
-        ("data.max_answer_length", data.max_answer_length.is_some()),
-        ("data.null_score_diff_threshold", data.null_score_diff_threshold.is_some()),
-        ("data.version_2_with_negative", data.version_2_with_negative),
-    ];
-    if let Some((key, _)) = given.into_iter().find(|(_, given)| *given && !squad) {
+    let fields =
+        ["doc_stride", "n_best_size", "max_answer_length", "null_score_diff_threshold", "version_2_with_negative"];
+    if let Some(key) = data.first_given(&fields).filter(|_| !squad) {
         return Err(Complaint::new(key, format!("has no effect with format = \"{}\"", data.format))
             .help("it belongs to `squad`"));
     }
@@ -166,24 +129,12 @@ fn squad(data: &DataSection) -> Checked {
         return Err(Complaint::new("data.block_size", "has no effect with format = \"squad\"")
             .help("data.max_length is the length of a window of the context"));
     }
-    for (key, value) in [("data.n_best_size", data.n_best_size), ("data.max_answer_length", data.max_answer_length)] {
-        at_least(key, value.unwrap_or(1), 1)?;
-    }
     Ok(())
 }
 
 /// The keys of masked language modelling.
 fn masking(data: &DataSection) -> Checked {
-    if !(data.mlm_probability > 0.0 && data.mlm_probability <= 1.0) {
-        let message = format!("expected a share above 0 and at most 1, got {}", data.mlm_probability);
-        return Err(Complaint::new("data.mlm_probability", message));
-    }
-    let default = DataSection::default();
-    let given = [
-        ("data.mlm_probability", data.mlm_probability != default.mlm_probability),
-        ("data.whole_word_mask", data.whole_word_mask),
-    ];
-    let Some((key, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
+    let Some(key) = data.first_given(&["mlm_probability", "whole_word_mask"]) else { return Ok(()) };
     if data.task != Task::Mlm {
         return Err(Complaint::new(key, format!("has no effect with the task {}", data.task)).help("remove it"));
     }
@@ -196,14 +147,6 @@ fn masking(data: &DataSection) -> Checked {
 
 /// The keys of tables.
 fn table(data: &DataSection) -> Checked {
-    let names = [
-        ("data.text_column", &data.text_column),
-        ("data.text_pair_column", &data.text_pair_column),
-        ("data.label_column", &data.label_column),
-    ];
-    for (key, name) in names {
-        not_empty(key, name.as_deref())?;
-    }
     choices(data)?;
     instructions(data)?;
     if data.skip_unlabeled && (!data.format.is_table() || data.task.is_language_model()) {
@@ -211,10 +154,9 @@ fn table(data: &DataSection) -> Checked {
         return Err(Complaint::new("data.skip_unlabeled", message).help("it belongs to labels in tables"));
     }
     if !data.format.is_table() {
-        let max_length = data.max_length.is_some() && data.format != DataFormat::Squad;
-        let given = [("data.label_names", data.label_names.is_some()), ("data.max_length", max_length)];
-        let given = names.iter().map(|(key, name)| (*key, name.is_some())).chain(given).find(|(_, given)| *given);
-        return given.map_or(Ok(()), |(key, _)| {
+        let fields = ["text_column", "text_pair_column", "label_column", "label_names", "max_length"];
+        let squad = data.format == DataFormat::Squad;
+        return data.first_given(&fields[..if squad { 4 } else { 5 }]).map_or(Ok(()), |key| {
             Err(Complaint::new(key, format!("has no effect with format = \"{}\"", data.format))
                 .help("it belongs to tables: `csv`, `tsv`, `jsonl` or `parquet`"))
         });
@@ -226,18 +168,12 @@ fn table(data: &DataSection) -> Checked {
         ));
     }
     if data.task.is_language_model() {
-        let given = [
-            ("data.text_pair_column", data.text_pair_column.is_some()),
-            ("data.label_column", data.label_column.is_some()),
-            ("data.label_names", data.label_names.is_some()),
-        ];
-        if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
+        if let Some(key) = data.first_given(&["text_pair_column", "label_column", "label_names"]) {
             return Err(Complaint::new(key, format!("has no effect with the task {}", data.task))
                 .help("a language model reads data.text_column alone"));
         }
         if data.has_instructions() {
-            if data.text_column.is_some() || data.block_size.is_some() {
-                let key = if data.text_column.is_some() { "data.text_column" } else { "data.block_size" };
+            if let Some(key) = data.first_given(&["text_column", "block_size"]) {
                 return Err(Complaint::new(key, "has no effect on conversations, prompts and completions")
                     .help("data.max_length cuts long rows, and is the length of samples with data.packing"));
             }
@@ -272,20 +208,16 @@ fn table(data: &DataSection) -> Checked {
 
 /// The keys of instructions.
 fn instructions(data: &DataSection) -> Checked {
-    let given = [
-        ("data.messages_column", data.messages_column.is_some()),
-        ("data.prompt_column", data.prompt_column.is_some()),
-        ("data.completion_column", data.completion_column.is_some()),
-        ("data.chat_template_path", data.chat_template_path.is_some()),
-        ("data.completion_only_loss", data.completion_only_loss.is_some()),
-        ("data.assistant_only_loss", data.assistant_only_loss),
-        ("data.packing", data.packing),
+    let fields = [
+        "messages_column",
+        "prompt_column",
+        "completion_column",
+        "chat_template_path",
+        "completion_only_loss",
+        "assistant_only_loss",
+        "packing",
     ];
-    let names = [&data.messages_column, &data.prompt_column, &data.completion_column, &data.chat_template_path];
-    for ((key, _), name) in given.iter().zip(names) {
-        not_empty(key, name.as_deref())?;
-    }
-    let Some((key, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
+    let Some(key) = data.first_given(&fields) else { return Ok(()) };
     if data.task != Task::Clm || !data.format.is_table() {
         let message = format!("has no effect with task = \"{}\" and format = \"{}\"", data.task, data.format);
         return Err(Complaint::new(key, message).help("it belongs to `clm` on `jsonl`, `parquet`, `csv` or `tsv`"));

@@ -1,16 +1,16 @@
-//! The rules that a config must keep whatever the model and the data turn out to be: ranges of
-//! values, and settings that exclude or need each other. The plan checks the settings whose
-//! validity depends on files, the model or the device.
+//! The rules that a config must keep whatever the model and the data turn out to be: settings that
+//! exclude or need each other. The range of a value stands in the entry of its key. The plan checks
+//! the settings whose validity depends on files, the model or the device.
 
 mod data;
 
-use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, at_least, at_most, not_empty, two_ways};
+use kiln_core::complaint::{Checked, Complaint, at_most, two_ways};
 use kiln_core::error::Result;
 use kiln_models::LoraConfig;
-use kiln_models::lora::MAX_RANK;
 use toml::Value;
 
-use super::{DataFormat, EvalStrategy, GenerationSection, LoraSection, RunConfig, Task, TrainingArguments};
+use super::origin::full_key;
+use super::{DataFormat, EvalStrategy, GenerationSection, LoraSection, RunConfig, Task};
 
 impl RunConfig {
     /// Checks the values and how they go together, as far as the config alone can tell.
@@ -24,9 +24,8 @@ impl RunConfig {
 
 /// The first rule that `config` breaks.
 pub(super) fn check(config: &RunConfig) -> Checked {
-    finite(config)?;
     config.trainer.check()?;
-    of_the_data(config)?;
+    config.check_places()?;
     model(config)?;
     config.lora.as_ref().map_or(Ok(()), |section| lora(section, config))?;
     data::check(&config.data)?;
@@ -36,48 +35,18 @@ pub(super) fn check(config: &RunConfig) -> Checked {
     config.generation.as_ref().map_or(Ok(()), |section| generation(section, config))
 }
 
-/// Settings of the data and of samples have one place in a config.
-fn of_the_data(config: &RunConfig) -> Checked {
-    let default = TrainingArguments::default();
-    for (key, data, given) in [
-        ("sampler", "data.sampler", config.trainer.sampler != default.sampler),
-        ("padding", "data.padding", config.trainer.padding != default.padding),
-        ("samples", "[generation]", config.trainer.samples != default.samples),
-        ("test", "data.test", config.trainer.test.is_some()),
-    ] {
-        if given {
-            let message = "is set elsewhere in a config";
-            return Err(Complaint::new(&format!("trainer.{key}"), message).help(format!("set {data}")));
+/// Refuses NaN and infinities in the value of `key`.
+pub(super) fn finite(key: &str, value: &Value) -> Checked {
+    match value {
+        Value::Float(number) if !number.is_finite() => {
+            Err(Complaint::new(key, format!("expected a finite number, got {number}")))
         }
+        Value::Array(values) => {
+            values.iter().enumerate().try_for_each(|(index, value)| finite(&format!("{key}[{index}]"), value))
+        }
+        Value::Table(table) => table.iter().try_for_each(|(name, value)| finite(&full_key(key, name), value)),
+        _ => Ok(()),
     }
-    Ok(())
-}
-
-/// Refuses NaN and infinities wherever they stand.
-fn finite(config: &RunConfig) -> Checked {
-    fn walk(key: &str, value: &Value) -> Checked {
-        match value {
-            Value::Float(number) if !number.is_finite() => {
-                Err(Complaint::new(key, format!("expected a finite number, got {number}")))
-            }
-            Value::Array(values) => {
-                values.iter().enumerate().try_for_each(|(index, value)| walk(&format!("{key}[{index}]"), value))
-            }
-            Value::Table(table) => table.iter().try_for_each(|(name, value)| {
-                walk(&if key.is_empty() { name.clone() } else { format!("{key}.{name}") }, value)
-            }),
-            _ => Ok(()),
-        }
-    }
-    let value = match Value::try_from(config) {
-        Ok(value) => value,
-        Err(error) => {
-            // The rule of the key says it better.
-            config.trainer.check()?;
-            return Err(Complaint::new("config", error.to_string()));
-        }
-    };
-    walk("", &value)
 }
 
 fn model(config: &RunConfig) -> Checked {
@@ -95,27 +64,17 @@ fn model(config: &RunConfig) -> Checked {
             "the folder's config.json gives the size; explicit fields override it",
         ));
     }
-    let of_pretrained = [
-        ("model.ignore_mismatched_sizes", model.ignore_mismatched_sizes),
-        ("model.resize_token_embeddings", model.resize_token_embeddings),
-    ];
-    if let Some((key, _)) = of_pretrained.into_iter().find(|(_, asked)| *asked && model.from.is_none()) {
+    let of_pretrained = model.first_given(&["ignore_mismatched_sizes", "resize_token_embeddings"]);
+    if let Some(key) = of_pretrained.filter(|_| model.from.is_none()) {
         return Err(Complaint::new(key, "is about pretrained weights, and model.from names none")
             .help("remove it: a new model takes its size from the tokenizer and the labels"));
     }
-    if let Some(multiple) = model.pad_to_multiple_of {
-        if !model.resize_token_embeddings {
-            return Err(Complaint::new(
-                "model.pad_to_multiple_of",
-                "has no effect without model.resize_token_embeddings",
-            )
+    if model.pad_to_multiple_of.is_some() && !model.resize_token_embeddings {
+        return Err(Complaint::new("model.pad_to_multiple_of", "has no effect without model.resize_token_embeddings")
             .help("set model.resize_token_embeddings = true, or remove it"));
-        }
-        at_least("model.pad_to_multiple_of", multiple, 1)?;
-        at_most("model.pad_to_multiple_of", multiple, MAX_BATCH)?;
     }
-    not_empty("model.from", model.from.as_deref())?;
-    not_empty("model.size", model.size.as_deref())
+    model.check_ranges()?;
+    model.fields.iter().try_for_each(|(name, value)| finite(&full_key("model", name), value))
 }
 
 fn lora(section: &LoraSection, config: &RunConfig) -> Checked {
@@ -124,21 +83,7 @@ fn lora(section: &LoraSection, config: &RunConfig) -> Checked {
             "adapters stand on pretrained weights, and model.from names none: random ones would stay as they are";
         return Err(Complaint::new("lora", message).help("set model.from, or remove [lora]"));
     }
-    at_least("lora.r", section.r, 1)?;
-    at_most("lora.r", section.r, MAX_RANK)?;
-    if section.lora_alpha <= 0.0 {
-        let message = format!("expected a number above 0, got {}", section.lora_alpha);
-        return Err(Complaint::new("lora.lora_alpha", message));
-    }
-    if !(0.0..1.0).contains(&section.lora_dropout) {
-        let message = format!("expected a probability from 0 to below 1, got {}", section.lora_dropout);
-        return Err(Complaint::new("lora.lora_dropout", message));
-    }
-    for (key, names) in
-        [("lora.target_modules", &section.target_modules), ("lora.modules_to_save", &section.modules_to_save)]
-    {
-        names.iter().try_for_each(|name| not_empty(key, Some(name)))?;
-    }
+    section.check_ranges()?;
     match section.task_type.as_deref() {
         Some(given) if Some(given) != LoraConfig::task_type_of(config.data.task.head()) => {
             let message = format!("{given:?} is not the task {} of data.task", config.data.task);
@@ -163,7 +108,7 @@ fn tokenizer(config: &RunConfig) -> Checked {
             "use a tokenizer that exists, or learn one",
         ));
     }
-    not_empty("tokenizer.from", tokenizer.from.as_deref())?;
+    tokenizer.check_ranges()?;
     match tokenizer.train_vocab_size {
         Some(size) if size <= BYTE_ALPHABET => Err(Complaint::new(
             "tokenizer.train_vocab_size",
@@ -229,7 +174,6 @@ fn evaluation(config: &RunConfig) -> Checked {
 /// The settings that `trainer.do_predict` needs.
 fn prediction(config: &RunConfig) -> Checked {
     let (data, wanted) = (&config.data, config.trainer.do_predict);
-    not_empty("data.test", data.test.as_deref())?;
     match &data.test {
         Some(_) if !wanted => {
             Err(Complaint::new("data.test", "its rows are predicted with trainer.do_predict = true alone")
@@ -261,25 +205,10 @@ fn generation(section: &GenerationSection, config: &RunConfig) -> Checked {
     if section.prompt.is_empty() || section.prompt.iter().any(String::is_empty) {
         return Err(Complaint::new("generation.prompt", "required: the text to continue"));
     }
-    at_least("generation.max_new_tokens", section.max_new_tokens, 1)?;
+    section.check_ranges()?;
     at_most("generation.min_new_tokens", section.min_new_tokens, section.max_new_tokens)?;
-    if let Some(every) = section.every {
-        at_least("generation.every", every, 1)?;
-    }
-    if section.repetition_penalty <= 0.0 {
-        let message = format!("expected a number above 0, got {}", section.repetition_penalty);
-        return Err(Complaint::new("generation.repetition_penalty", message));
-    }
     if section.stop_strings.iter().any(String::is_empty) {
         return Err(Complaint::new("generation.stop_strings", "expected texts, got an empty string"));
-    }
-    if section.temperature < 0.0 {
-        let message = format!("expected a number of 0 or more, got {}", section.temperature);
-        return Err(Complaint::new("generation.temperature", message));
-    }
-    if !(section.top_p > 0.0 && section.top_p <= 1.0) {
-        let message = format!("expected a number above 0 and at most 1, got {}", section.top_p);
-        return Err(Complaint::new("generation.top_p", message));
     }
     Ok(())
 }

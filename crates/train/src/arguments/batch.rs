@@ -5,6 +5,8 @@
 //! plan's.
 
 use kiln_core::choices;
+use kiln_core::complaint::MAX_BATCH;
+use kiln_core::ranges::whole;
 use kiln_core::values::{CountReader, some_count};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -43,41 +45,34 @@ choices! {
     }
 }
 
-/// `[batch]`: the batch of an optimizer step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct BatchArguments {
-    /// The number that stays when the micro-batch changes. Default: `fixed`.
-    pub scaling: BatchScaling,
-    /// Examples of an optimizer step; `trainer.gradient_accumulation_steps` follows from it. The
-    /// loss of a step is then the mean over all its examples, however they are cut. Only with
-    /// `fixed`. Default: micro-batch x accumulation.
-    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
-    pub global_batch_size: Option<usize>,
-}
-
-impl Default for BatchArguments {
-    fn default() -> Self {
-        Self { scaling: BatchScaling::Fixed, global_batch_size: None }
+kiln_core::keys! {
+    /// `[batch]`: the batch of an optimizer step.
+    #[derive(Eq)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct BatchArguments in "batch" {
+        /// The number that stays when the micro-batch changes. Default: `fixed`.
+        scaling: BatchScaling = BatchScaling::Fixed, Free;
+        /// Examples of an optimizer step; `trainer.gradient_accumulation_steps` follows from it.
+        /// The loss of a step is then the mean over all its examples, however they are cut. Only
+        /// with `fixed`. Default: micro-batch x accumulation.
+        #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+        global_batch_size: Option<usize> = None, Free, whole(1..=MAX_BATCH);
     }
 }
 
-/// `[learning_rate]`: how `trainer.learning_rate` follows the batch.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LearningRateScaling {
-    /// The rule. Default: `none`.
-    pub scaling: LrScaling,
-    /// The batch that `trainer.learning_rate` was chosen for. Required unless the rule is `none`.
-    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
-    pub reference_batch: Option<usize>,
-    /// Which batch is compared with it. Default: `global`.
-    pub scope: BatchScope,
-}
-
-impl Default for LearningRateScaling {
-    fn default() -> Self {
-        Self { scaling: LrScaling::None, reference_batch: None, scope: BatchScope::Global }
+kiln_core::keys! {
+    /// `[learning_rate]`: how `trainer.learning_rate` follows the batch.
+    #[derive(Eq)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct LearningRateScaling in "learning_rate" {
+        /// The rule. Default: `none`.
+        scaling: LrScaling = LrScaling::None, Derived;
+        /// The batch that `trainer.learning_rate` was chosen for. Required unless the rule is
+        /// `none`.
+        #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+        reference_batch: Option<usize> = None, Derived, whole(1..=usize::MAX);
+        /// Which batch is compared with it. Default: `global`.
+        scope: BatchScope = BatchScope::Global, Derived;
     }
 }
 

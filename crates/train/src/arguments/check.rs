@@ -2,7 +2,7 @@
 //! arguments that exclude or need each other. The range of an argument stands in its entry. Keys
 //! are those of a config file.
 
-use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, at_least, at_most, two_ways};
+use kiln_core::complaint::{Checked, Complaint, two_ways};
 
 use super::{
     BatchScaling, BatchScope, DdpBackend, DistributedArguments, EvalStrategy, Interval, LrScaling, OnExisting,
@@ -102,8 +102,7 @@ fn trainer(trainer: &TrainingArguments) -> Checked {
 fn batch(arguments: &TrainingArguments) -> Checked {
     let (batch, size) = (&arguments.batch, arguments.per_device_train_batch_size);
     let stated = batch.global_batch_size;
-    at_least("batch.global_batch_size", stated.unwrap_or(1), 1)?;
-    at_most("batch.global_batch_size", stated.unwrap_or(1), MAX_BATCH)?;
+    batch.check_ranges()?;
     if size == TrainBatchSize::Auto && arguments.compiler_mode() == CompilerMode::Auto {
         return Err(Complaint::new(
             "trainer.per_device_train_batch_size",
@@ -136,7 +135,7 @@ fn batch(arguments: &TrainingArguments) -> Checked {
 /// `[learning_rate]`.
 fn learning_rate(arguments: &TrainingArguments) -> Checked {
     let section = &arguments.learning_rate_scaling;
-    at_least("learning_rate.reference_batch", section.reference_batch.unwrap_or(1), 1)?;
+    section.check_ranges()?;
     match (section.scaling, section.reference_batch) {
         (LrScaling::None, Some(_)) => {
             Err(Complaint::new("learning_rate.reference_batch", "has no effect with learning_rate.scaling = \"none\"")

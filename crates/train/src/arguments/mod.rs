@@ -7,7 +7,6 @@
 mod batch;
 mod check;
 mod distributed;
-mod keys;
 mod names;
 mod optim;
 mod ranges;
@@ -17,18 +16,15 @@ use std::path::PathBuf;
 
 pub use batch::{BatchArguments, BatchScaling, BatchScope, LearningRateScaling, LrScaling, ScaledRate, TrainBatchSize};
 pub use distributed::{DdpBackend, DistributedArguments};
-use keys::keys;
-pub use keys::{Key, Resume};
 use kiln_core::complaint::MAX_BATCH;
 use kiln_core::dataset::{PaddingStrategy, Sampler};
 use kiln_core::error::Result;
+pub use kiln_core::keys::{Key, Resume};
+use kiln_core::ranges::{above_0, above_0_to_1, from_0, from_0_to_1, number, text, texts, whole};
 use kiln_core::values::{count, count_or_minus_one, number_or_minus_one, seed, some_count, strings};
 use kiln_core::variables;
 pub use names::{EvalStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy};
-use ranges::{
-    above_0, above_0_to_1, duration, folder, from_0, from_0_to_1, interval, line, number, steps, text, texts, weights,
-    whole, z_score,
-};
+use ranges::{duration, folder, interval, line, steps, weights, z_score};
 use serde::{Deserialize, Serialize};
 use values::integrations;
 pub use values::{ClassWeights, Interval, StepSize};
@@ -41,11 +37,12 @@ use crate::optim::backward::ActivationCheckpointing;
 use crate::optim::loss::Accumulation;
 use crate::optim::scheduler::{SchedulerKwargs, SchedulerType};
 
-keys! {
+kiln_core::keys! {
     /// How a model is trained. One of `max_steps`, `num_train_epochs` and `max_tokens` is given; it
     /// sets the length of the run and of the learning-rate schedule. Beside `max_steps`,
     /// `num_train_epochs` has no effect.
-    pub struct TrainingArguments {
+    #[serde(default, deny_unknown_fields)]
+    pub struct TrainingArguments in "trainer" {
         /// Length of the run in optimizer steps; -1 means not given, here and in the two below.
         /// Default: not given.
         #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
@@ -116,7 +113,7 @@ keys! {
         #[serde(skip_serializing_if = "Option::is_none")]
         layer_wise_lr_decay: Option<f64> = None, Bound, above_0_to_1;
         /// Largest global gradient norm; 0 means no clipping. Default: 1.0.
-        max_grad_norm: f64 = 1.0, Bound hf, number("of 0 or more (0 means no clipping)", |norm| norm >= 0.0);
+        max_grad_norm: f64 = 1.0, Bound hf, number("a number of 0 or more (0 means no clipping)", |norm| norm >= 0.0);
         /// A step is not applied where its loss has a z-score above this among the losses of the
         /// last 128 steps (`-sl` of llm.c); 0 applies all. A device that works asynchronously is
         /// read from in every step for it. Default: not given.
@@ -231,14 +228,14 @@ keys! {
         lr_scheduler_kwargs: SchedulerKwargs = SchedulerKwargs::default(), Bound hf;
         /// The run folder; `run.output_dir` of a config file.
         #[serde(skip_serializing)]
-        output_dir: PathBuf = PathBuf::new(), Free @ "run.output_dir", folder;
+        output_dir: PathBuf = PathBuf::new(), Free hf @ "run.output_dir", folder;
         /// The treatment of a run folder that exists; `run.on_existing` of a config file. Default:
         /// `fail`.
         #[serde(skip_serializing)]
         on_existing: OnExisting = OnExisting::Fail, Free @ "run.on_existing";
         /// A name for people; `run.name` of a config file. Default: none.
         #[serde(skip_serializing)]
-        run_name: Option<String> = None, Free @ "run.name", line;
+        run_name: Option<String> = None, Free hf @ "run.name", line;
         /// The checkpoint to continue from, with [`OnExisting::Resume`];
         /// `run.resume_from_checkpoint` of a config file. Default: the newest.
         #[serde(skip_serializing)]
@@ -297,6 +294,16 @@ pub enum Samples {
     Every(usize),
 }
 
+impl Samples {
+    /// The steps between samples.
+    pub fn every(self) -> Option<usize> {
+        match self {
+            Self::Every(steps) => Some(steps),
+            Self::Never | Self::AtEnd => None,
+        }
+    }
+}
+
 /// Passes over the training data when a config names no length, as in Hugging Face's Trainer.
 const DEFAULT_NUM_TRAIN_EPOCHS: f64 = 3.0;
 
@@ -331,36 +338,26 @@ impl TrainingArguments {
     /// is what it was. A caller that needs one of these sets it again.
     #[must_use]
     pub fn training_only(&self, output_dir: impl Into<PathBuf>, logging_steps: usize) -> Self {
+        // Free keys change no weight. These change no more than is wanted here, either.
+        const KEPT: [&str; 9] = [
+            "batch",
+            "compiler",
+            "distributed",
+            "full_determinism",
+            "log_level",
+            "logging_first_step",
+            "per_device_eval_batch_size",
+            "run_name",
+            "save_steps",
+        ];
         let compiler = |given| TrainingCompilerConfig { verify: Some(Verify::Off), ..given };
-        let given = self.clone();
         Self {
             output_dir: output_dir.into(),
-            on_existing: OnExisting::Fail,
-            resume_from_checkpoint: None,
-            compiler: given.compiler.map(compiler),
+            compiler: self.compiler.clone().map(compiler),
             no_effect: Vec::new(),
-            samples: Samples::Never,
-            test: None,
-            max_minutes: None,
-            logging_strategy: LoggingStrategy::Steps,
             logging_steps: Some(logging_steps.into()),
-            report_to: Vec::new(),
-            eval_strategy: EvalStrategy::No,
-            eval_steps: None,
-            eval_delay: 0.0,
-            eval_on_start: false,
             save_strategy: SaveStrategy::No,
-            save_only_model: false,
-            save_total_limit: None,
-            load_best_model_at_end: false,
-            metric_for_best_model: None,
-            greater_is_better: None,
-            early_stopping_patience: None,
-            early_stopping_threshold: 0.0,
-            do_train: true,
-            do_eval: false,
-            do_predict: false,
-            ..given
+            ..self.clone().without(|key| key.resume == Resume::Free && !KEPT.contains(&key.field))
         }
     }
 
@@ -425,5 +422,47 @@ impl TrainingArguments {
     /// The seed of the order of samples.
     pub fn data_seed(&self) -> u64 {
         self.data_seed.unwrap_or(self.seed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// A program may have them in a file of its own.
+    #[test]
+    fn arguments_are_read_by_the_names_of_their_fields_and_no_others() {
+        let read = toml::from_str::<TrainingArguments>;
+        let given = read("output_dir = \"runs/a\"\non_existing = \"resume\"\nmax_steps = 3").unwrap();
+        let on_existing = OnExisting::Resume;
+        let expected = TrainingArguments { on_existing, max_steps: Some(3), ..TrainingArguments::new("runs/a") };
+        assert_eq!(given, expected);
+        let error = read("max_stepz = 3").unwrap_err();
+        assert!(error.message().starts_with("unknown field `max_stepz`, expected one of `max_steps`"), "{error}");
+        for table in
+            ["batch", "learning_rate_scaling", "distributed", "device", "compiler", "optim_args", "lr_scheduler_kwargs"]
+        {
+            let error = toml::from_str::<TrainingArguments>(&format!("[{table}]\nno_such_name = 1")).unwrap_err();
+            assert!(error.message().starts_with("unknown field `no_such_name`"), "{table}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_setting_has_the_entry_of_its_key_its_table_or_its_section() {
+        for (setting, name, resume) in [
+            ("trainer.optim", "trainer.optim", Resume::Bound),
+            ("trainer.optim_args.momentum", "trainer.optim_args", Resume::Bound),
+            ("trainer.warmup_steps", "trainer.warmup_steps", Resume::Derived),
+            ("run.name", "run.name", Resume::Free),
+            ("device.kind", "device", Resume::Derived),
+            ("learning_rate.scope", "learning_rate", Resume::Derived),
+            ("generation.top_p", "generation", Resume::Free),
+        ] {
+            let found = TrainingArguments::KEYS.iter().filter(|key| key.has(setting)).collect::<Vec<_>>();
+            assert_eq!(found.len(), 1, "{setting}: {found:?}");
+            assert_eq!((found[0].name, found[0].resume), (name, resume));
+        }
+        assert!(!TrainingArguments::KEYS.iter().any(|key| key.has("data.train") || key.has("model.n_layer")));
     }
 }

@@ -2,7 +2,9 @@
 //! optimizers take (`optim_args`).
 
 use kiln_core::choices;
+use kiln_core::complaint::Complaint;
 use kiln_core::error::{Error, Result, nearest};
+use kiln_core::ranges::{above_0, from_0, from_0_to_1, number};
 use kiln_core::values::some_count;
 use serde::{Deserialize, Serialize};
 
@@ -101,54 +103,56 @@ choices! {
     }
 }
 
-/// `[trainer.optim_args]`: arguments of single optimizers, a table or Hugging Face's
-/// `"key=value,key=value"`. [`OptimizerName::args`] says which optimizer takes which; one that it
-/// does not take is refused.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct OptimArgs {
-    /// Momentum of `sgd` and `rmsprop` (default 0) and `muon` (default 0.95).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub momentum: Option<f64>,
-    /// How much of a new gradient `sgd` leaves out of its momentum (default 0).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dampening: Option<f64>,
-    /// Nesterov's momentum, of `sgd` (default false) and `muon` (default true).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub nesterov: Option<bool>,
-    /// `adafactor` scales the learning rate by the size of the weights (default false, as in
-    /// Hugging Face's Trainer).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub scale_parameter: Option<bool>,
-    /// Largest root mean square of an update of `adafactor`, before the learning rate (default 1).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clip_threshold: Option<f64>,
-    /// Exponent of the step in `adafactor`'s second-moment decay, below 0 (default -0.8).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub decay_rate: Option<f64>,
-    /// Decay of `adafactor`'s first moment (default: it keeps none).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub beta1: Option<f64>,
-    /// Newton-Schulz iterations of `muon` (default 5).
-    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
-    pub ns_steps: Option<usize>,
-    /// Decay of the average of squares of `rmsprop` (default 0.99).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub alpha: Option<f64>,
-    /// Number that `rmsprop` (default 1e-8) and `adagrad` (default 1e-10) add to the root of
-    /// squares.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub eps: Option<f64>,
-    /// Whether `rmsprop` subtracts the square of the average gradient (default false).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub centered: Option<bool>,
-    /// The learning rate of `adagrad` is divided by `1 + (step - 1) lr_decay` (default 0).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lr_decay: Option<f64>,
-    /// How `muon`'s learning rate depends on the shape (default `match_rms_adamw`, since one
-    /// `learning_rate` serves Muon and AdamW here; PyTorch's default is `original`).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub adjust_lr_fn: Option<AdjustLr>,
+kiln_core::keys! {
+    /// `[trainer.optim_args]`: arguments of single optimizers, a table or Hugging Face's
+    /// `"key=value,key=value"`. [`OptimizerName::args`] says which optimizer takes which; one that
+    /// it does not take is refused.
+    #[serde(default, deny_unknown_fields)]
+    pub struct OptimArgs in "trainer.optim_args" {
+        /// Momentum of `sgd` and `rmsprop` (default 0) and `muon` (default 0.95).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        momentum: Option<f64> = None, Bound, from_0_to_1;
+        /// How much of a new gradient `sgd` leaves out of its momentum (default 0).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        dampening: Option<f64> = None, Bound, number("a number from 0 to 1", |value| (0.0..=1.0).contains(&value));
+        /// Nesterov's momentum, of `sgd` (default false) and `muon` (default true).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        nesterov: Option<bool> = None, Bound;
+        /// `adafactor` scales the learning rate by the size of the weights (default false, as in
+        /// Hugging Face's Trainer).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        scale_parameter: Option<bool> = None, Bound;
+        /// Largest root mean square of an update of `adafactor`, before the learning rate (default
+        /// 1).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        clip_threshold: Option<f64> = None, Bound, above_0;
+        /// Exponent of the step in `adafactor`'s second-moment decay, below 0 (default -0.8).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        decay_rate: Option<f64> = None, Bound, number("a number below 0", |value| value < 0.0);
+        /// Decay of `adafactor`'s first moment (default: it keeps none).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        beta1: Option<f64> = None, Bound, from_0_to_1;
+        /// Newton-Schulz iterations of `muon` (default 5).
+        #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+        ns_steps: Option<usize> = None, Bound;
+        /// Decay of the average of squares of `rmsprop` (default 0.99).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        alpha: Option<f64> = None, Bound, from_0_to_1;
+        /// Number that `rmsprop` (default 1e-8) and `adagrad` (default 1e-10) add to the root of
+        /// squares.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        eps: Option<f64> = None, Bound, from_0;
+        /// Whether `rmsprop` subtracts the square of the average gradient (default false).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        centered: Option<bool> = None, Bound;
+        /// The learning rate of `adagrad` is divided by `1 + (step - 1) lr_decay` (default 0).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        lr_decay: Option<f64> = None, Bound, from_0;
+        /// How `muon`'s learning rate depends on the shape (default `match_rms_adamw`, since one
+        /// `learning_rate` serves Muon and AdamW here; PyTorch's default is `original`).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        adjust_lr_fn: Option<AdjustLr> = None, Bound;
+    }
 }
 
 impl OptimArgs {
@@ -157,33 +161,13 @@ impl OptimArgs {
         *self == Self::default()
     }
 
-    fn given(&self) -> impl Iterator<Item = &'static str> {
-        [
-            ("momentum", self.momentum.is_some()),
-            ("dampening", self.dampening.is_some()),
-            ("nesterov", self.nesterov.is_some()),
-            ("scale_parameter", self.scale_parameter.is_some()),
-            ("clip_threshold", self.clip_threshold.is_some()),
-            ("decay_rate", self.decay_rate.is_some()),
-            ("beta1", self.beta1.is_some()),
-            ("alpha", self.alpha.is_some()),
-            ("eps", self.eps.is_some()),
-            ("centered", self.centered.is_some()),
-            ("lr_decay", self.lr_decay.is_some()),
-            ("ns_steps", self.ns_steps.is_some()),
-            ("adjust_lr_fn", self.adjust_lr_fn.is_some()),
-        ]
-        .into_iter()
-        .filter_map(|(name, given)| given.then_some(name))
-    }
-
     /// Checks that the arguments are ones that `optimizer` takes and that their values make sense.
     ///
     /// # Errors
     /// A config error that names the argument.
     pub fn check(&self, optimizer: OptimizerName) -> Result<()> {
         let takes = optimizer.args();
-        if let Some(name) = self.given().find(|name| !takes.contains(name)) {
+        if let Some(name) = self.given().map(|key| key.field).find(|name| !takes.contains(name)) {
             let list =
                 if takes.is_empty() { "it takes none".to_owned() } else { format!("it takes {}", takes.join(", ")) };
             let error = Error::config(format!("the optimizer `{optimizer}` has no argument `{name}`: {list}"));
@@ -192,20 +176,7 @@ impl OptimArgs {
                 None => error.help("remove it, or choose an optimizer that takes it in optim"),
             });
         }
-        for (name, value, expected, ok) in [
-            ("momentum", self.momentum, "from 0 to below 1", (|v| (0.0..1.0).contains(&v)) as fn(f64) -> bool),
-            ("dampening", self.dampening, "from 0 to 1", |v| (0.0..=1.0).contains(&v)),
-            ("alpha", self.alpha, "from 0 to below 1", |v| (0.0..1.0).contains(&v)),
-            ("eps", self.eps, "of 0 or more", |v| v >= 0.0),
-            ("lr_decay", self.lr_decay, "of 0 or more", |v| v >= 0.0),
-            ("clip_threshold", self.clip_threshold, "above 0", |v| v > 0.0),
-            ("decay_rate", self.decay_rate, "below 0", |v| v < 0.0),
-            ("beta1", self.beta1, "from 0 to below 1", |v| (0.0..1.0).contains(&v)),
-        ] {
-            if let Some(value) = value.filter(|value| !(value.is_finite() && ok(*value))) {
-                return Err(Error::config(format!("`{name}`: expected a number {expected}, got {value}")));
-            }
-        }
+        self.check_ranges().map_err(Complaint::of_an_argument)?;
         if let Some(steps) = self.ns_steps.filter(|steps| !(1..100).contains(steps)) {
             return Err(Error::config(format!("`ns_steps`: expected 1 to 99, got {steps}")));
         }

@@ -374,7 +374,7 @@ mod tests {
         refused(new("cosine_warmup_with_min_lr", 0, 10, "min_lr_rate = 1.5"), "expected a number from 0 to 1, got 1.5");
         refused(new("polynomial", 0, 10, "lr_end = 1e-3"), "expected less than learning_rate");
         refused(new("polynomial", 0, 10, "power = 0.0"), "expected a number above 0, got 0");
-        refused(new("cosine", 0, 10, "num_cycles = nan"), "expected a number above 0, got NaN");
+        refused(new("cosine", 0, 10, "num_cycles = nan"), "`num_cycles`: expected a finite number, got NaN");
         refused(new("inverse_sqrt", 0, 10, "timescale = 0"), "expected 1 or more, got 0");
         refused(new("warmup_stable_decay", 0, 10, ""), "needs `num_decay_steps`");
         refused(new("warmup_stable_decay", 5, 10, "num_decay_steps = 6"), "longer than the run of 10 steps");

@@ -2,7 +2,9 @@
 //! Face's. The values themselves come from [`schedule`](super::schedule).
 
 use kiln_core::choices;
+use kiln_core::complaint::{Checked, Complaint};
 use kiln_core::error::{Error, Result, nearest};
+use kiln_core::ranges::{above_0, number, whole};
 use kiln_core::values::some_count;
 use serde::{Deserialize, Serialize};
 
@@ -72,75 +74,63 @@ choices! {
     }
 }
 
-/// `[trainer.lr_scheduler_kwargs]`: a schedule's own arguments. [`SchedulerType::kwargs`] says
-/// which schedule takes which; one that the schedule does not take is refused.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SchedulerKwargs {
-    /// Waves of the cosine: 0.5 is the fall from the peak to the end (the default); for
-    /// `cosine_with_restarts` the number of restarts (default 1).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub num_cycles: Option<f64>,
-    /// Degree of the polynomial (default 1).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub power: Option<f64>,
-    /// Learning rate at the end of `polynomial` (default 1e-7).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lr_end: Option<f64>,
-    /// Learning rate at the end of the schedules with a minimum; this or `min_lr_rate` must be
-    /// given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_lr: Option<f64>,
-    /// Learning rate at the end of the schedules with a minimum, as a part of `learning_rate`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_lr_rate: Option<f64>,
-    /// Where the warm-up of `cosine_warmup_with_min_lr` starts, as a part of `learning_rate`
-    /// (default one step's worth).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub warmup_lr_rate: Option<f64>,
-    /// Time scale of `inverse_sqrt` in steps (default `warmup_steps`, or 10,000 without warm-up).
-    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
-    pub timescale: Option<usize>,
-    /// Steps of the decay of `warmup_stable_decay`; must be given.
-    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
-    pub num_decay_steps: Option<usize>,
-    /// Steps of its plateau (default what warm-up and decay leave).
-    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
-    pub num_stable_steps: Option<usize>,
-    /// Form of its warm-up (default linear).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub warmup_type: Option<Ramp>,
-    /// Form of its decay (default cosine).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub decay_type: Option<Ramp>,
-    /// Where its warm-up starts and its decay ends, as a part of `learning_rate` (default 0).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_lr_ratio: Option<f64>,
+kiln_core::keys! {
+    /// `[trainer.lr_scheduler_kwargs]`: a schedule's own arguments. [`SchedulerType::kwargs`] says
+    /// which schedule takes which; one that the schedule does not take is refused.
+    #[serde(default, deny_unknown_fields)]
+    pub struct SchedulerKwargs in "trainer.lr_scheduler_kwargs" {
+        /// Waves of the cosine: 0.5 is the fall from the peak to the end (the default); for
+        /// `cosine_with_restarts` the number of restarts (default 1).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        num_cycles: Option<f64> = None, Bound, above_0;
+        /// Degree of the polynomial (default 1).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        power: Option<f64> = None, Bound, above_0;
+        /// Learning rate at the end of `polynomial` (default 1e-7).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        lr_end: Option<f64> = None, Bound, number("a number that is not negative", |value| value >= 0.0);
+        /// Learning rate at the end of the schedules with a minimum; this or `min_lr_rate` must be
+        /// given.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        min_lr: Option<f64> = None, Bound, number("a number that is not negative", |value| value >= 0.0);
+        /// Learning rate at the end of the schedules with a minimum, as a part of `learning_rate`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        min_lr_rate: Option<f64> = None, Bound, part;
+        /// Where the warm-up of `cosine_warmup_with_min_lr` starts, as a part of `learning_rate`
+        /// (default one step's worth).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        warmup_lr_rate: Option<f64> = None, Bound, part;
+        /// Time scale of `inverse_sqrt` in steps (default `warmup_steps`, or 10,000 without
+        /// warm-up).
+        #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+        timescale: Option<usize> = None, Bound, whole(1..=usize::MAX);
+        /// Steps of the decay of `warmup_stable_decay`; must be given.
+        #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+        num_decay_steps: Option<usize> = None, Bound;
+        /// Steps of its plateau (default what warm-up and decay leave).
+        #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+        num_stable_steps: Option<usize> = None, Bound;
+        /// Form of its warm-up (default linear).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        warmup_type: Option<Ramp> = None, Bound;
+        /// Form of its decay (default cosine).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        decay_type: Option<Ramp> = None, Bound;
+        /// Where its warm-up starts and its decay ends, as a part of `learning_rate` (default 0).
+        #[serde(skip_serializing_if = "Option::is_none")]
+        min_lr_ratio: Option<f64> = None, Bound, part;
+    }
+}
+
+/// A part of a whole.
+fn part(key: &str, value: &Option<f64>) -> Checked {
+    number("a number from 0 to 1", |value| (0.0..=1.0).contains(&value))(key, value)
 }
 
 impl SchedulerKwargs {
     /// Whether none is given.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
-    }
-
-    fn given(&self) -> impl Iterator<Item = &'static str> {
-        [
-            ("num_cycles", self.num_cycles.is_some()),
-            ("power", self.power.is_some()),
-            ("lr_end", self.lr_end.is_some()),
-            ("min_lr", self.min_lr.is_some()),
-            ("min_lr_rate", self.min_lr_rate.is_some()),
-            ("warmup_lr_rate", self.warmup_lr_rate.is_some()),
-            ("timescale", self.timescale.is_some()),
-            ("num_decay_steps", self.num_decay_steps.is_some()),
-            ("num_stable_steps", self.num_stable_steps.is_some()),
-            ("warmup_type", self.warmup_type.is_some()),
-            ("decay_type", self.decay_type.is_some()),
-            ("min_lr_ratio", self.min_lr_ratio.is_some()),
-        ]
-        .into_iter()
-        .filter_map(|(name, given)| given.then_some(name))
     }
 
     /// Checks that the arguments are ones that `kind` takes, that those it needs are there and that
@@ -150,7 +140,7 @@ impl SchedulerKwargs {
     /// A config error that names the argument.
     pub fn check(&self, kind: SchedulerType, learning_rate: f64) -> Result<()> {
         let takes = kind.kwargs();
-        if let Some(name) = self.given().find(|name| !takes.contains(name)) {
+        if let Some(name) = self.given().map(|key| key.field).find(|name| !takes.contains(name)) {
             let list =
                 if takes.is_empty() { "it takes none".to_owned() } else { format!("it takes {}", takes.join(", ")) };
             let error = Error::config(format!("the schedule `{kind}` has no argument `{name}`: {list}"));
@@ -159,22 +149,7 @@ impl SchedulerKwargs {
                 None => error.help("remove it, or choose a schedule that takes it in lr_scheduler_type"),
             });
         }
-        let within = |name: &str, value: Option<f64>, expected: &str, ok: fn(f64) -> bool| match value {
-            Some(value) if !(value.is_finite() && ok(value)) => {
-                Err(Error::config(format!("`{name}`: expected {expected}, got {value}")))
-            }
-            _ => Ok(()),
-        };
-        within("num_cycles", self.num_cycles, "a number above 0", |v| v > 0.0)?;
-        within("power", self.power, "a number above 0", |v| v > 0.0)?;
-        within("lr_end", self.lr_end, "a number that is not negative", |v| v >= 0.0)?;
-        within("min_lr", self.min_lr, "a number that is not negative", |v| v >= 0.0)?;
-        within("min_lr_rate", self.min_lr_rate, "a number from 0 to 1", |v| (0.0..=1.0).contains(&v))?;
-        within("warmup_lr_rate", self.warmup_lr_rate, "a number from 0 to 1", |v| (0.0..=1.0).contains(&v))?;
-        within("min_lr_ratio", self.min_lr_ratio, "a number from 0 to 1", |v| (0.0..=1.0).contains(&v))?;
-        if self.timescale == Some(0) {
-            return Err(Error::config("`timescale`: expected 1 or more, got 0"));
-        }
+        self.check_ranges().map_err(Complaint::of_an_argument)?;
         match kind {
             SchedulerType::Polynomial => {
                 let lr_end = self.lr_end.unwrap_or(DEFAULT_LR_END);

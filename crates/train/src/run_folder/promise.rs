@@ -1,8 +1,7 @@
 //! The settings that must not change between the processes of one run, so that N steps, a stop and
 //! M steps equal N + M steps. Every setting belongs to it unless its entry
-//! ([`Resume`](crate::arguments::Resume)) or its task
-//! ([`Description::free`](crate::description::Description::free)) says that it is free, so a
-//! setting that is new is on the safe side.
+//! ([`Resume`](crate::arguments::Resume)) says that it is free, so a setting that is new is on the
+//! safe side.
 //!
 //! Free are settings that change what is reported, saved or measured but no weight: where the run
 //! writes, logging, evaluation and its data (a change of these is said), saving, early stopping,
@@ -148,9 +147,8 @@ impl Promise {
         });
         let given = given.collect();
         settings.retain(|key, _| {
-            let argument = TrainingArguments::KEYS.iter().find(|argument| argument.has(key));
-            argument.is_none_or(|argument| argument.resume == Resume::Bound)
-                && !description.free.contains(&key.as_str())
+            let entry = TrainingArguments::KEYS.iter().chain(description.keys).find(|entry| entry.has(key));
+            entry.is_none_or(|entry| entry.resume == Resume::Bound)
         });
         flatten("model", &session.task.config(), &mut settings);
         let precision = plan.engine.precision.precision;

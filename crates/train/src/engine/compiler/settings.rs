@@ -118,66 +118,52 @@ fn operator(given: &str) -> Result<Operator, Error> {
         .ok_or_else(|| unknown_name("operator", given, Operator::ALL.into_iter().map(Operator::name)))
 }
 
-/// `[compiler]`: the training compiler. Left out: the run is native. A section without keys
-/// switches it on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TrainingCompilerConfig {
-    /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial.
-    /// Default: true.
-    #[serde(deserialize_with = "read_enabled", serialize_with = "write_enabled")]
-    pub enabled: CompilerMode,
-    /// Writes what the compiler did into `compiler/` of the run folder and shows a table of it at
-    /// the end. Looking takes time, so the run's times are marked as not comparable. Default:
-    /// false.
-    pub debug: bool,
-    /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` takes all
-    /// that the device and the precision have. Default: `auto`.
-    pub fused_ops: FusedOps,
-    /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in every
-    /// row. Default: `auto`.
-    pub fusion: Switch,
-    /// Burn's fusion explores at most so many sequences of operations. The sequences that it knows
-    /// by then stay fused, and every other one is computed operation by operation, where shapes
-    /// that never come again would be explored without end. Default: no limit.
-    #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
-    pub max_explorations: Option<usize>,
-    /// How much Burn tunes on wgpu and CUDA: auto, minimal, balanced, extensive or full. Default:
-    /// `auto`.
-    pub autotune: AutotuneLevel,
-    /// Steps captured and replayed, on wgpu and CUDA, in runs that can have it
-    /// ([`TrainPlan::captures`](crate::TrainPlan::captures) says why not); `on` is refused in
-    /// others. Default: `auto`.
-    pub graph: Switch,
-    /// Whether a compiled run begins with a stage in which every batch shape is computed once and
-    /// thrown away, so that kernels are compiled and tuned before step 1. `auto` is on for wgpu and
-    /// CUDA and off on the CPU, where nothing is compiled or tuned. Default: `auto`.
-    pub warmup: Switch,
-    /// When a compiled run is checked against native, with exit code 6 when they differ: `off`,
-    /// `start` (before step 1), or a number of steps: then also from the weights that the run has
-    /// after every so many. Default: off in training, `start` in `kiln compare`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub verify: Option<Verify>,
+kiln_core::keys! {
+    /// `[compiler]`: the training compiler. Left out: the run is native. A section without keys
+    /// switches it on.
+    #[derive(Eq)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct TrainingCompilerConfig in "compiler" {
+        /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial.
+        /// Default: true.
+        #[serde(deserialize_with = "read_enabled", serialize_with = "write_enabled")]
+        enabled: CompilerMode = CompilerMode::Compiled, Free;
+        /// Writes what the compiler did into `compiler/` of the run folder and shows a table of it
+        /// at the end. Looking takes time, so the run's times are marked as not comparable.
+        /// Default: false.
+        debug: bool = false, Free;
+        /// Kiln's own fused operators (`kiln_models::ops`): all, or a list of names. `auto` takes
+        /// all that the device and the precision have. Default: `auto`.
+        fused_ops: FusedOps = Switch::Auto.into(), Free;
+        /// Burn's fusion on wgpu and CUDA; `off` is `--unfused`, for debugging, and labelled in
+        /// every row. Default: `auto`.
+        fusion: Switch = Switch::Auto, Free;
+        /// Burn's fusion explores at most so many sequences of operations. The sequences that it
+        /// knows by then stay fused, and every other one is computed operation by operation, where
+        /// shapes that never come again would be explored without end. Default: no limit.
+        #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+        max_explorations: Option<usize> = None, Free;
+        /// How much Burn tunes on wgpu and CUDA: auto, minimal, balanced, extensive or full.
+        /// Default: `auto`.
+        autotune: AutotuneLevel = AutotuneLevel::Auto, Free;
+        /// Steps captured and replayed, on wgpu and CUDA, in runs that can have it
+        /// ([`TrainPlan::captures`](crate::TrainPlan::captures) says why not); `on` is refused in
+        /// others. Default: `auto`.
+        graph: Switch = Switch::Auto, Free;
+        /// Whether a compiled run begins with a stage in which every batch shape is computed once
+        /// and thrown away, so that kernels are compiled and tuned before step 1. `auto` is on for
+        /// wgpu and CUDA and off on the CPU, where nothing is compiled or tuned. Default: `auto`.
+        warmup: Switch = Switch::Auto, Free;
+        /// When a compiled run is checked against native, with exit code 6 when they differ: `off`,
+        /// `start` (before step 1), or a number of steps: then also from the weights that the run
+        /// has after every so many. Default: off in training, `start` in `kiln compare`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        verify: Option<Verify> = None, Free;
+    }
 }
 
 impl From<CompilerMode> for TrainingCompilerConfig {
     fn from(enabled: CompilerMode) -> Self {
         Self { enabled, ..Self::default() }
-    }
-}
-
-impl Default for TrainingCompilerConfig {
-    fn default() -> Self {
-        Self {
-            enabled: CompilerMode::Compiled,
-            debug: false,
-            fused_ops: Switch::Auto.into(),
-            fusion: Switch::Auto,
-            max_explorations: None,
-            autotune: AutotuneLevel::Auto,
-            graph: Switch::Auto,
-            warmup: Switch::Auto,
-            verify: None,
-        }
     }
 }

@@ -1,0 +1,126 @@
+//! One entry for each key of a section of settings: its documentation, its type, its default, the
+//! freedom of a resumed run, Hugging Face's name for it, and its range.
+
+/// The freedom that a resumed run has with a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resume {
+    /// It must stay.
+    Bound,
+    /// It may change, since no weight depends on it.
+    Free,
+    /// It is compared by what it comes to in the plan, so that a ratio equals the steps that it
+    /// stands for.
+    Derived,
+}
+
+/// A key of a config file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// The name with its section, or a whole section.
+    pub name: &'static str,
+    /// The name of the field that has its value.
+    pub field: &'static str,
+    /// The type of the field, as its entry writes it.
+    pub kind: &'static str,
+    /// The freedom that a resumed run has with it.
+    pub resume: Resume,
+    /// Whether the name of the field is an argument of Hugging Face's `TrainingArguments`.
+    pub is_hugging_face: bool,
+}
+
+impl Key {
+    /// Whether `key`, such as `batch.scaling`, is this key or stands in its section or table.
+    pub fn has(&self, key: &str) -> bool {
+        key.strip_prefix(self.name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    }
+}
+
+/// Declares a section of settings, whose keys stand in a config file as `section.name`. An entry is
+///
+/// ```text
+/// /// Documentation, from which the page of the config reference is made.
+/// #[serde(...)]
+/// name: Type = default, Resume, range;
+/// ```
+///
+/// where `Resume` is one of the values of [`Resume`](crate::keys::Resume), with `hf` behind it for
+/// a name of Hugging Face's `TrainingArguments`. The range may be absent; it is a function of the
+/// key and the value, such as those of [`ranges`](crate::ranges). `@ "section.key"` names another
+/// place of the key; an entry without `Resume` is no key.
+///
+/// The struct has a `Default`, the list `KEYS`, and the methods `check_ranges`, `given`,
+/// `first_given` and `without`. Where it is declared, serde's `Serialize` and `Deserialize` are in
+/// scope.
+#[macro_export]
+macro_rules! keys {
+    ($(#[$meta:meta])* pub struct $name:ident in $section:literal {
+        $($(#[$field_meta:meta])* $field:ident: $type:ty = $default:expr
+            $(, $resume:ident $($hf:ident)? $(@ $place:literal)? $(, $range:expr)?)?;)+
+    }) => {
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        $(#[$meta])*
+        pub struct $name { $($(#[$field_meta])* pub $field: $type),+ }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default),+ }
+            }
+        }
+
+        impl $name {
+            /// The keys.
+            pub const KEYS: &'static [$crate::keys::Key] = &[
+                $($($crate::keys::Key {
+                    name: $crate::keys!(@name $section, $field $($place)?),
+                    field: stringify!($field),
+                    kind: stringify!($type),
+                    resume: $crate::keys::Resume::$resume,
+                    is_hugging_face: $crate::keys!(@is $($hf)?),
+                },)?)+
+            ];
+
+            /// Whether every key has a value in its range.
+            ///
+            /// # Errors
+            /// The first that has not.
+            pub fn check_ranges(&self) -> $crate::complaint::Checked {
+                $($($crate::keys!(
+                    @range $crate::keys!(@name $section, $field $($place)?), self.$field $(, $range)?
+                );)?)+
+                Ok(())
+            }
+
+            /// The keys whose values are not the defaults.
+            pub fn given(&self) -> impl Iterator<Item = &'static $crate::keys::Key> {
+                let default = Self::default();
+                let given = [$($((
+                    $crate::keys!(@name $section, $field $($place)?), self.$field != default.$field
+                ),)?)+];
+                Self::KEYS.iter().filter(move |key| given.contains(&(key.name, true)))
+            }
+
+            /// The first of `fields` whose value is not the default, as a key.
+            pub fn first_given(&self, fields: &[&str]) -> Option<&'static str> {
+                let given = self.given().collect::<Vec<_>>();
+                fields.iter().find_map(|field| given.iter().find(|key| key.field == *field)).map(|key| key.name)
+            }
+
+            /// The settings with the defaults of the keys for which `is_left_out` holds.
+            #[must_use]
+            pub fn without(mut self, is_left_out: impl Fn(&$crate::keys::Key) -> bool) -> Self {
+                let default = Self::default();
+                let left_out = Self::KEYS.iter().filter(|key| is_left_out(key)).map(|key| key.name).collect::<Vec<_>>();
+                $($(if left_out.contains(&$crate::keys!(@name $section, $field $($place)?)) {
+                    self.$field = default.$field;
+                })?)+
+                self
+            }
+        }
+    };
+    (@name $section:literal, $field:ident) => { concat!($section, ".", stringify!($field)) };
+    (@name $section:literal, $field:ident $place:literal) => { $place };
+    (@range $name:expr, $value:expr) => {};
+    (@range $name:expr, $value:expr, $range:expr) => { $range($name, &$value)? };
+    (@is) => { false };
+    (@is hf) => { true };
+}
