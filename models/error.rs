@@ -38,6 +38,14 @@ pub enum Error {
         /// The tasks that the family has heads for.
         tasks: &'static str,
     },
+    /// A target of adapters that no linear layer has.
+    #[error("target_modules: the model has no linear layer called {target:?}; it has {known}")]
+    NoSuchTarget {
+        /// The target.
+        target: String,
+        /// The linear layers that the model has.
+        known: String,
+    },
     /// A weight file that is missing, malformed or does not fit the model.
     #[error("{}: {problem}", path.display())]
     Weights {
@@ -77,6 +85,7 @@ impl From<Error> for kiln_core::Error {
                 Self::config(format!("the task {task}: {model_type} has no head for it"))
                     .help(format!("{model_type} has {tasks}"))
             }
+            Error::NoSuchTarget { .. } => Self::config(error.to_string()),
             Error::Io { action, path, source } => {
                 Self::io(format_args!("{action} {}", path.display()), &source)
             }

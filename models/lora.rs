@@ -414,16 +414,14 @@ impl LoraConfig {
     ///
     /// # Errors
     /// A target that no linear layer has, with those that there are.
-    pub(crate) fn targets(&self, tensors: &[Named<'_>]) -> Result<BTreeSet<String>> {
+    pub(crate) fn targets(&self, tensors: &[Named<'_>]) -> crate::Result<BTreeSet<String>> {
         let all = linear(tensors).collect::<Vec<_>>();
         let free = || all.iter().filter(|module| !self.saves_module(module));
         for target in &self.target_modules {
             if !free().any(|module| names(target, module)) {
                 let known = free().map(|module| module.rsplit('.').next().unwrap_or(module)).collect::<BTreeSet<_>>();
-                return Err(Error::config(format!(
-                    "target_modules: the model has no linear layer called {target:?}; it has {}",
-                    known.into_iter().collect::<Vec<_>>().join(", ")
-                )));
+                let known = known.into_iter().collect::<Vec<_>>().join(", ");
+                return Err(crate::Error::NoSuchTarget { target: target.clone(), known });
             }
         }
         for saved in &self.modules_to_save {
@@ -438,7 +436,8 @@ impl LoraConfig {
                 return Err(Error::config(format!(
                     "modules_to_save: the model has no module whose name ends in {saved:?}; it has {}",
                     known.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(", ")
-                )));
+                ))
+                .into());
             }
         }
         Ok(all.into_iter().filter(|module| self.adapts(module)).map(str::to_owned).collect())

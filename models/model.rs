@@ -246,7 +246,7 @@ impl Model {
         config.check()?;
         let all = parameters(self);
         let named = all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>();
-        Ok(config.targets(&named)?)
+        config.targets(&named)
     }
 
     /// This model with new adapters beside its linear layers, as `config` says. Only what learns is
@@ -382,7 +382,7 @@ impl Model {
 
     /// [`forward`](Self::forward) as `pass` says, which is one of [`pass`](Self::pass).
     pub fn logits(&self, input: &ModelInput, pass: Pass<'_>) -> Tensor<2> {
-        let rows = self.rows(input);
+        let rows = self.rows(input, pass);
         let x = self.hidden(input, &rows, pass);
         self.head(x, input, &rows, pass)
     }
@@ -426,12 +426,12 @@ impl Model {
         matches!(self.head, HeadLayers::Gpt2Lm(_))
     }
 
-    /// The rows of `input` that the layers compute, and the keys that each attends to.
-    pub fn rows(&self, input: &ModelInput) -> Rows {
+    /// The rows of `input` that the layers compute in `pass`, and the keys that each attends to.
+    pub fn rows(&self, input: &ModelInput, pass: Pass<'_>) -> Rows {
         let (shape, device) = (input.input_ids.dims(), input.input_ids.device());
         let mask = input.attention_mask.clone();
         if let (Some(positions), Body::Gpt2(body)) = (&input.position_ids, &self.body) {
-            return Rows::documents(positions.clone(), mask, body.window(), body.unseen(), self.ops());
+            return Rows::documents(positions.clone(), mask, body.window(), body.unseen(), pass);
         }
         let reads_first_tokens = matches!(self.head, HeadLayers::BertClassification(_) | HeadLayers::BertChoice(_));
         match self.ops().form(Operator::Attention) {
@@ -444,7 +444,11 @@ impl Model {
                 let local_mask = window.map(|window| Mask::local(shape[1], window, mask.clone(), &device, self.ops()));
                 let all = Rows::all(shape, matches!(self.body, Body::Gpt2(_)), mask.clone(), &device, self.ops());
                 let all = Rows { local_mask, ..all };
-                if reads_first_tokens { all.numbered_as_first_tokens(shape, mask, &device) } else { all }
+                if reads_first_tokens && pass.drops() {
+                    all.numbered_as_first_tokens(shape, mask, &device)
+                } else {
+                    all
+                }
             }
         }
     }

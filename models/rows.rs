@@ -80,10 +80,10 @@ impl Rows {
         attention_mask: Option<Tensor<2, Bool>>,
         window: Option<usize>,
         unseen: Unseen,
-        ops: Ops,
+        pass: Pass<'_>,
     ) -> Self {
         let ([batch, seq], device) = (position_ids.dims(), position_ids.device());
-        let is_fused = ops.form(Operator::Attention) == Form::Fused;
+        let is_fused = pass.ops().form(Operator::Attention) == Form::Fused;
         let is_on_host = DeviceKernels::on(&device).are_on_host;
         // Read, which is no transfer on the CPU.
         let mut lens = Vec::<usize>::new();
@@ -106,7 +106,7 @@ impl Rows {
         let longest = lens.iter().copied().max().unwrap_or(1);
         let by_document = is_on_host && !hides_a_part && window.is_none_or(|window| longest <= window);
         if !(is_fused && by_document) {
-            let numbers = by_document.then(|| LayerNumbers::evenly(RowNumbers::new(lens, |_| true)));
+            let numbers = (by_document && pass.drops()).then(|| LayerNumbers::evenly(RowNumbers::new(lens, |_| true)));
             let documents = position_ids.equal_scalar(0).int().cumsum(1);
             let mask = Mask::of_documents(documents.clone(), attention_mask.clone(), None, unseen);
             let local_mask = window.map(|window| Mask::of_documents(documents, attention_mask, Some(window), unseen));

@@ -224,14 +224,15 @@ impl Adapters {
                 let fresh = Model::new(model, task.head(), &burn::tensor::Device::flex())?;
                 let lora = fresh.settled(lora);
                 let refused = |error: kiln_models::Error| {
-                    let (error, kind) = (Error::from(error), model.model_type());
+                    let kind = model.model_type();
                     let default = LoraConfig::default_targets(kind).join(", ");
-                    let error = if error.message().starts_with("target_modules") {
-                        error.help(format!("left out, lora.target_modules is {default} for {}", kind.name()))
-                    } else {
-                        error
-                    };
-                    error.at("[lora]")
+                    let help = matches!(error, kiln_models::Error::NoSuchTarget { .. })
+                        .then(|| format!("left out, lora.target_modules is {default} for {}", kind.name()));
+                    let error = Error::from(error).at("[lora]");
+                    match help {
+                        Some(help) => error.help(help),
+                        None => error,
+                    }
                 };
                 // An output that is saved whole is there with the adapters.
                 let targets = fresh.with_lora(&lora).and_then(|model| model.lora_targets(&lora)).map_err(refused)?;

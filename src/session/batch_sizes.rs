@@ -102,7 +102,7 @@ impl Key {
 
 /// The processes of a run that share the memory of a machine, where it is that of the processor.
 pub fn sharers(config: &RunConfig, kind: DeviceKind) -> usize {
-    if kind == DeviceKind::Cpu { config.trainer.devices.count.div_ceil(config.trainer.devices.nodes) } else { 1 }
+    if kind == DeviceKind::Cpu { config.trainer.devices.of_a_node() } else { 1 }
 }
 
 /// The part of a key that counts the ranks of a machine, which share its memory; empty for one.

@@ -288,7 +288,7 @@ impl TrainingTask for BuiltIn {
     const HAS_BLOCKS: bool = true;
 
     fn stages<'a>(&'a self, model: &Model, batch: &'a DeviceBatch) -> Option<Box<dyn Stages<Model> + 'a>> {
-        Some(Box::new(BatchStages { batch, rows: model.rows(&batch.input), options: &self.loss }))
+        Some(Box::new(BatchStages { batch, rows: model.rows(&batch.input, model.pass(true)), options: &self.loss }))
     }
 
     fn evaluate(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Figures> {

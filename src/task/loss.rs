@@ -120,7 +120,7 @@ impl DeviceBatch {
     /// # Errors
     /// A batch without labels.
     pub fn loss_of(&self, model: &Model, pass: Pass<'_>, options: &LossOptions) -> Result<LossSum> {
-        let rows = model.rows(&self.input);
+        let rows = model.rows(&self.input, pass);
         let x = model.hidden(&self.input, &rows, pass);
         self.loss_of_hidden(model, x, &rows, pass, options)
     }

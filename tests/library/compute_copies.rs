@@ -6,7 +6,7 @@ use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use kiln::config::{ActivationCheckpointing, Task};
 use kiln::data::{Batch, Labels};
-use kiln::optim::backward::{DropoutSeed, GradientPass};
+use kiln::optim::backward::GradientPass;
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::reads::read_values;
@@ -15,6 +15,7 @@ use kiln::task::DeviceBatch;
 use kiln::trainer::gradients::gradients;
 use kiln_core::model_config::ModelType;
 use kiln_models::ops::copies::{Copies, Counts};
+use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::ops::products::unit;
 use kiln_models::{Compute, KvCache, Model, ModelConfig, Ops};
 use serde_json::json;
@@ -87,7 +88,8 @@ fn train(case: Case, with_copies: bool) -> (Vec<Vec<f32>>, Counts) {
         let mut accumulator = GradientsAccumulator::new();
         for micro in 0..MICRO_BATCHES {
             let pass = GradientPass {
-                seed: DropoutSeed::Host(step * MICRO_BATCHES + micro),
+                rng: DropoutRng::Device,
+                seed: step * MICRO_BATCHES + micro,
                 checkpointing: case.checkpointing,
                 compute: model.compute(),
                 device: &device,

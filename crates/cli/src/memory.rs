@@ -22,8 +22,7 @@ const WAS: &str = "--out-of-memory";
 
 /// The room of a process of `session`'s run on this machine.
 pub(super) fn room(session: &Session) -> Option<Room> {
-    let devices = session.plan().batch.devices;
-    host::room(devices.count.div_ceil(devices.nodes))
+    host::room(session.plan().batch.devices.of_a_node())
 }
 
 /// `session` with the largest micro-batch that fits into this machine's memory and trains the same,

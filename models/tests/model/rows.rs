@@ -53,7 +53,8 @@ impl ModuleVisitor for Gradients<'_> {
 /// Logits, how many rows go through each layer and out of the last, and the gradients of all
 /// parameters.
 fn computed(model: &Model, input: &ModelInput) -> (Vec<f32>, [usize; 3], Vec<Vec<f32>>) {
-    let (rows, pass) = (model.rows(input), model.pass(true));
+    let pass = model.pass(true);
+    let rows = model.rows(input, pass);
     let embedded = model.embed(input, &rows, pass);
     let first = model.block(0, embedded.clone(), &rows, pass);
     let last = model.block(1, first.clone(), &rows, pass);

@@ -63,6 +63,13 @@ impl Default for Devices {
     }
 }
 
+impl Devices {
+    /// The most of them that are on one machine.
+    pub fn of_a_node(self) -> usize {
+        self.count.div_ceil(self.nodes)
+    }
+}
+
 impl std::fmt::Display for Devices {
     /// `4 devices (2 nodes x 2)`
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -12,7 +12,7 @@ use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 use kiln_core::choices;
 use kiln_core::error::{Error, Result};
 use kiln_core::random::seed_for;
-use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds};
+use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::{Compute, Copies, Pass};
 
 choices! {
@@ -34,7 +34,10 @@ choices! {
 #[derive(Debug, Clone, Copy)]
 pub struct GradientPass<'a> {
     /// The source of dropout's random numbers.
-    pub seed: DropoutSeed<'a>,
+    pub rng: DropoutRng<'a>,
+    /// The device's generator is seeded anew with a number derived from this one before every stage
+    /// of the model, where dropout draws from that.
+    pub seed: u64,
     /// The part of the forward pass that is computed again. `Balanced` is a property of the device
     /// that the model and the batch are on, so here it is as `None`.
     pub checkpointing: ActivationCheckpointing,
@@ -45,18 +48,6 @@ pub struct GradientPass<'a> {
     /// Where narrow copies of the weights are kept
     /// ([`Optimizer::copies`](super::Optimizer::copies)); none to cast a weight for every product.
     pub copies: Option<&'a Copies>,
-}
-
-/// The source of the random numbers of a micro-batch's dropout.
-#[derive(Debug, Clone, Copy)]
-pub enum DropoutSeed<'a> {
-    /// The device's generator, seeded anew with a number derived from this one before every stage
-    /// of the model.
-    Host(u64),
-    /// Numbers on the device.
-    Device(&'a DropoutSeeds),
-    /// Nothing: nothing is dropped.
-    Off,
 }
 
 /// The loss of a batch in stages, of which a backward pass computes the blocks again
@@ -100,12 +91,7 @@ impl GradientPass<'_> {
     }
 
     fn pass<'b>(&'b self, on_stage: &'b dyn Fn(usize)) -> Pass<'b> {
-        let rng = match self.seed {
-            DropoutSeed::Host(_) => DropoutRng::Device,
-            DropoutSeed::Device(seeds) => DropoutRng::Seeds(seeds),
-            DropoutSeed::Off => DropoutRng::Off,
-        };
-        Pass { compute: self.compute, rng, copies: self.copies, on_stage: Some(on_stage) }
+        Pass { compute: self.compute, rng: self.rng, copies: self.copies, on_stage: Some(on_stage) }
     }
 
     /// The sum of a loss in `stages`, `[1]`, without autodiff, and the gradients of `scaled` of it
@@ -215,10 +201,12 @@ impl GradientPass<'_> {
     /// Makes the random numbers those of stage `stage`: 0 the embeddings, then the blocks, then the
     /// head.
     fn begin_stage(&self, stage: usize) {
-        match self.seed {
-            DropoutSeed::Host(seed) => self.device.seed(seed_for(seed, "stage", stage as u64, 0)),
-            DropoutSeed::Device(seeds) => seeds.begin_stage(stage),
-            DropoutSeed::Off => {}
+        match self.rng {
+            DropoutRng::Device | DropoutRng::Numbered(_) => {
+                self.device.seed(seed_for(self.seed, "stage", stage as u64, 0));
+            }
+            DropoutRng::Seeds(seeds) => seeds.begin_stage(stage),
+            DropoutRng::Off => {}
         }
     }
 }

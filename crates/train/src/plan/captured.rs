@@ -62,32 +62,33 @@ impl EnginePlan {
         };
         let fused = |operator| self.ops.fused_operators().contains(&operator);
         let (drops, never) = (model.drops, optimizer.config.never_in_place());
-        let because = match () {
-            () if self.device.kind == DeviceKind::Cpu => {
-                return Err(NotCaptured::on_cpu());
-            }
-            () if self.device.engine == Engine::Native => "the run is native",
-            () if compiler.graph == Switch::Off => "compiler.graph says so",
-            () if shared.is_some_and(|it| it.optimizer_sharding) => "the optimizer is divided among the devices",
-            () if shared.is_some_and(|it| it.overlap_communication) => {
-                "gradients are summed over the devices during the backward pass"
-            }
-            () if self.unfused => "compiler.fusion is off",
-            () if !model.can_be_captured => "the task does not say that its steps can be (CAN_BE_CAPTURED)",
-            () if never.is_some() => never.unwrap_or_default(),
-            () if shared.is_some() && !fused(Operator::AdamW) => {
-                "kernels of Burn take the gradient norm, each device may have its own, and a captured step agrees on none"
-            }
-            () if shared.is_some() && !optimizer.config.is_element_wise() => {
-                "kernels of Burn take the norms or products of this optimizer's update, and each device may have its own"
-            }
-            () if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) => {
-                "dropout of plain operators draws from the host: a replay would repeat it"
-            }
-            () if self.activation_checkpointing == ActivationCheckpointing::Balanced => {
-                "Burn's activation checkpointing (\"balanced\") refuses the numbers that a captured step is told; \"blocks\" does not"
-            }
-            () => return Ok(()),
+        if self.device.kind == DeviceKind::Cpu {
+            return Err(NotCaptured::on_cpu());
+        }
+        let because = if self.device.engine == Engine::Native {
+            "the run is native"
+        } else if compiler.graph == Switch::Off {
+            "compiler.graph says so"
+        } else if shared.is_some_and(|it| it.optimizer_sharding) {
+            "the optimizer is divided among the devices"
+        } else if shared.is_some_and(|it| it.overlap_communication) {
+            "gradients are summed over the devices during the backward pass"
+        } else if self.unfused {
+            "compiler.fusion is off"
+        } else if !model.can_be_captured {
+            "the task does not say that its steps can be (CAN_BE_CAPTURED)"
+        } else if let Some(never) = never {
+            never
+        } else if shared.is_some() && !fused(Operator::AdamW) {
+            "kernels of Burn take the gradient norm, each device may have its own, and a captured step agrees on none"
+        } else if shared.is_some() && !optimizer.config.is_element_wise() {
+            "kernels of Burn take the norms or products of this optimizer's update, and each device may have its own"
+        } else if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) {
+            "dropout of plain operators draws from the host: a replay would repeat it"
+        } else if self.activation_checkpointing == ActivationCheckpointing::Balanced {
+            "Burn's activation checkpointing (\"balanced\") refuses the numbers that a captured step is told; \"blocks\" does not"
+        } else {
+            return Ok(());
         };
         Err(NotCaptured::run(because))
     }

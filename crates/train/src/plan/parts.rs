@@ -59,11 +59,14 @@ pub(super) fn parts(
     let (fused, plain) = Operator::ALL.into_iter().partition::<Vec<_>, _>(|it| ops.form(*it) == Form::Fused);
     let why = || operators::explain(&plain, &setting, device.kind, dtype);
     let name = "Kiln's fused operators";
-    let fused_part = match () {
-        () if native => Part::new(name, "off", "the run is native"),
-        () if fused.is_empty() => Part::new(name, "off", why()),
-        () if plain.is_empty() => Part::new(name, "on", operators::names(&fused)),
-        () => Part::new(name, "on", format!("{}; plain: {}", operators::names(&fused), why())),
+    let fused_part = if native {
+        Part::new(name, "off", "the run is native")
+    } else if fused.is_empty() {
+        Part::new(name, "off", why())
+    } else if plain.is_empty() {
+        Part::new(name, "on", operators::names(&fused))
+    } else {
+        Part::new(name, "on", format!("{}; plain: {}", operators::names(&fused), why()))
     };
     let fusion = "Burn's fusion";
     let burns = [

@@ -5,6 +5,7 @@ use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use kiln_core::error::Result;
 use kiln_models::Compute;
+use kiln_models::ops::dropout::DropoutRng;
 
 use super::executor::{Executor, MicroBatch, Totals, Updated};
 use super::gradients::{gradients, gradients_in_parts};
@@ -14,8 +15,7 @@ use super::state::TrainState;
 use crate::distributed::{Overlap, Shard, ShardGradients, World, sum_gradients, sum_loss};
 use crate::engine::settings::DeviceKind;
 use crate::optim::Optimizer;
-use crate::optim::backward::ActivationCheckpointing;
-use crate::optim::backward::{DropoutSeed, GradientPass};
+use crate::optim::backward::{ActivationCheckpointing, GradientPass};
 use crate::optim::gradient::{global_norm, global_norm_of_shards, scale_and_norm, unscale_and_norm};
 use crate::optim::scaler::Verdict;
 use crate::reads::read_scalars;
@@ -128,7 +128,8 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
     ) -> Result<Option<String>> {
         let _time = self.spans.open(Part::Backward);
         let pass = GradientPass {
-            seed: if self.drops { DropoutSeed::Host(micro.seed) } else { DropoutSeed::Off },
+            rng: DropoutRng::of(self.drops),
+            seed: micro.seed,
             checkpointing: self.checkpointing,
             compute: self.compute,
             device: &self.device,

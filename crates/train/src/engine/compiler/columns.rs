@@ -60,12 +60,10 @@ pub fn settings(columns: &[Column], fused: &[Operator]) -> String {
     let rest = fused.iter().filter(|operator| !columns.contains(&Column::Operator(**operator)));
     let rest = rest.map(|operator| format!("\"{}\"", operator.name())).collect::<Vec<_>>();
     let has_operators = columns.iter().any(|column| matches!(column, Column::Operator(_)));
-    let fused_ops = match () {
-        () if columns.contains(&Column::Operators) || (has_operators && rest.is_empty()) => {
-            Some("compiler.fused_ops = \"off\"".to_owned())
-        }
-        () if has_operators => Some(format!("compiler.fused_ops = [{}]", rest.join(", "))),
-        () => None,
+    let fused_ops = if columns.contains(&Column::Operators) || (has_operators && rest.is_empty()) {
+        Some("compiler.fused_ops = \"off\"".to_owned())
+    } else {
+        has_operators.then(|| format!("compiler.fused_ops = [{}]", rest.join(", ")))
     };
     let others = columns.iter().filter_map(|column| match column {
         Column::Operators | Column::Operator(_) => None,

@@ -6,13 +6,13 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_models::Compute;
-use kiln_models::ops::dropout::DropoutSeeds;
+use kiln_models::ops::dropout::{DropoutRng, DropoutSeeds};
 use kiln_models::ops::in_place::{Written, accumulate, overwrite, row_major};
 use kiln_models::ops::list::TensorList;
 
 use super::batch::tracked;
 use crate::optim::backward::ActivationCheckpointing;
-use crate::optim::backward::{DropoutSeed, GradientPass};
+use crate::optim::backward::GradientPass;
 use crate::optim::gradient::{global_norm, scale_and_norm_by};
 use crate::optim::in_place::InPlace;
 use crate::task::{OnDevice, TrainingTask};
@@ -145,7 +145,8 @@ impl<T: TrainingTask> Body<T> {
     fn pass(&self, batch: &OnDevice<T>) -> (Tensor<1>, GradientsParams) {
         let seeds = DropoutSeeds::new(self.seeds.clone());
         let pass = GradientPass {
-            seed: if self.drops { DropoutSeed::Device(&seeds) } else { DropoutSeed::Off },
+            rng: if self.drops { DropoutRng::Seeds(&seeds) } else { DropoutRng::Off },
+            seed: 0, // the numbers are those of the seeds
             checkpointing: self.checkpointing,
             compute: self.compute,
             device: &self.device,
