@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use kiln::Result;
 use kiln::config::{SchedulerKwargs, SchedulerType, Task};
 use kiln::core::random::seed_for;
-use kiln::data::{Batch, Labels};
+use kiln::data::{BatchLabels, PaddedBatch};
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::schedule::Schedule;
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
@@ -22,15 +22,15 @@ const SEQ_LEN: usize = 16;
 const PERIOD: u64 = 7;
 
 /// Rows that count modulo [`PERIOD`], each from another start.
-fn batch(step: u64) -> Batch {
+fn batch(step: u64) -> PaddedBatch {
     let start = |row| seed_for(1, "example", step, row) % PERIOD;
     let rows = (0..ROWS as u64).flat_map(|row| (0..SEQ_LEN as u64).map(move |i| ((start(row) + i) % PERIOD) as i32));
     let input_ids = rows.collect::<Vec<_>>();
-    Batch {
+    PaddedBatch {
         rows: ROWS,
         examples: ROWS,
         seq_len: SEQ_LEN,
-        labels: Labels::Tokens(input_ids.clone()),
+        labels: BatchLabels::Tokens(input_ids.clone()),
         num_tokens: input_ids.len(),
         input_ids,
         attention_mask: None,

@@ -20,14 +20,14 @@ use crate::session::model_folder::{ModelFolder, described, model_folder};
 
 /// The results of an evaluation.
 #[derive(Debug)]
-pub struct Figures {
+pub struct Evaluated {
     /// The figures of an evaluation row.
     pub record: Record,
     /// The confusion matrix of a classification, and the names of its classes.
     pub confusion: Option<(Confusion, Vec<String>)>,
 }
 
-impl Figures {
+impl Evaluated {
     /// The matrix of a classification and the scores of each class, for people; nothing for other
     /// tasks.
     pub fn lines(&self) -> Vec<String> {
@@ -55,7 +55,7 @@ pub fn evaluate_folder(
     model: Option<&str>,
     open: &dyn Fn(&RunConfig) -> Result<EvaluationSession>,
     told: &mut dyn FnMut(u64, u64),
-) -> Result<Figures> {
+) -> Result<Evaluated> {
     let mut config = config;
     let folder = match model {
         Some(model) => model_folder(model)?,
@@ -105,7 +105,7 @@ fn check_outputs(folder: &str, outputs: usize, labels: usize) -> Result<()> {
 ///
 /// # Errors
 /// A session without validation data, and whatever reading model and data meets.
-pub fn evaluate_untrained(session: Session, told: &mut dyn FnMut(u64, u64)) -> Result<Figures> {
+pub fn evaluate_untrained(session: Session, told: &mut dyn FnMut(u64, u64)) -> Result<Evaluated> {
     let (model, _) = session.model(&session.device.clone().autodiff())?;
     let validation = session.validation().cloned().ok_or_else(no_validation)?;
     figures(&World::alone(), &session.evaluation(validation), &model, told)
@@ -117,7 +117,7 @@ fn figures(
     session: &EvaluationSession,
     model: &Model,
     told: &mut dyn FnMut(u64, u64),
-) -> Result<Figures> {
+) -> Result<Evaluated> {
     let started = Instant::now();
     let evaluation = evaluate(world, session, model, told)?;
     let record = evaluation.record(0, 0.0, started.elapsed());
@@ -130,5 +130,5 @@ fn figures(
         }
         None => None,
     };
-    Ok(Figures { record, confusion })
+    Ok(Evaluated { record, confusion })
 }

@@ -8,7 +8,7 @@ use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use kiln_core::error::{Error, Result};
-use kiln_data::Batch;
+use kiln_data::PaddedBatch;
 use kiln_models::Operator;
 use kiln_models::ops::Form;
 use kiln_models::weights::{NamedTensor, Parameter, StateDict, parameters, to_hf_layout, write_safetensors};
@@ -31,7 +31,7 @@ use crate::task::{DeviceBatch, LossOptions, span_logits};
 pub fn forward(
     folder: &ModelFolder,
     task: Task,
-    batch: &Batch,
+    batch: &PaddedBatch,
     gradients: bool,
     device: &Device,
 ) -> Result<Vec<NamedTensor>> {
@@ -87,7 +87,7 @@ pub fn forward(
 pub fn forward_to_file(
     folder: &ModelFolder,
     task: Task,
-    batch: &Batch,
+    batch: &PaddedBatch,
     gradients: bool,
     device: &Device,
     path: &Path,

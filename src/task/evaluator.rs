@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use kiln_core::error::{Error, Result};
 use kiln_data::squad::{SpanLogits, SquadData};
-use kiln_data::{Dataset, IGNORED, Labels};
+use kiln_data::{BatchLabels, Dataset, IGNORED};
 
 use kiln_train::confusion::Confusion;
 use kiln_train::evaluation::{Evaluator, no_label};
@@ -105,15 +105,17 @@ impl Evaluator<TaskBatch> for WithMetrics {
         self.inner.add(of, own);
         for (row, logits) in logits.chunks(width).enumerate() {
             match &batch.labels {
-                Labels::Tokens(ids) | Labels::Classes(ids) | Labels::Choices { answers: ids, .. } => match ids[row] {
-                    IGNORED => continue,
-                    id => self.seen.label_ids.push(id),
-                },
-                Labels::Values(values) => self.seen.label_values.push(vec![values[row]]),
-                Labels::Multi(values) => {
+                BatchLabels::Tokens(ids) | BatchLabels::Classes(ids) | BatchLabels::Choices { answers: ids, .. } => {
+                    match ids[row] {
+                        IGNORED => continue,
+                        id => self.seen.label_ids.push(id),
+                    }
+                }
+                BatchLabels::Values(values) => self.seen.label_values.push(vec![values[row]]),
+                BatchLabels::Multi(values) => {
                     self.seen.label_values.push(values[row * width..(row + 1) * width].to_vec());
                 }
-                Labels::None | Labels::Spans { .. } => continue,
+                BatchLabels::None | BatchLabels::Spans { .. } => continue,
             }
             self.seen.predictions.push(logits.iter().map(|logit| *logit as f32).collect());
         }
@@ -211,7 +213,7 @@ impl Evaluator<TaskBatch> for Predictions {
         self.count += self.task.num_terms(batch);
         self.expected.add(&batch.labels, batch.rows, batch.examples);
         match (&batch.labels, self.task) {
-            (Labels::Tokens(labels), Task::TokenClassification) => {
+            (BatchLabels::Tokens(labels), Task::TokenClassification) => {
                 let rows = labels.chunks(batch.seq_len).zip(values[3..].chunks(batch.seq_len));
                 if let Some(entities) = &mut self.entities {
                     rows.for_each(|(expected, predicted)| entities.add(&self.label_names, expected, predicted));
@@ -261,15 +263,15 @@ struct Expected {
 
 impl Expected {
     /// Keeps the labels of the first `examples` rows of a batch.
-    fn add(&mut self, labels: &Labels, batch_rows: usize, examples: usize) {
+    fn add(&mut self, labels: &BatchLabels, batch_rows: usize, examples: usize) {
         match labels {
-            Labels::Classes(classes) => self.classes.extend(&classes[..examples]),
-            Labels::Values(values) => self.values.extend(values[..examples].iter().copied().map(f64::from)),
-            Labels::Multi(values) => {
+            BatchLabels::Classes(classes) => self.classes.extend(&classes[..examples]),
+            BatchLabels::Values(values) => self.values.extend(values[..examples].iter().copied().map(f64::from)),
+            BatchLabels::Multi(values) => {
                 let of_examples = values.len() / batch_rows * examples;
                 self.applying.extend(values[..of_examples].iter().map(|value| *value > 0.5));
             }
-            Labels::None | Labels::Tokens(_) | Labels::Choices { .. } | Labels::Spans { .. } => {}
+            BatchLabels::None | BatchLabels::Tokens(_) | BatchLabels::Choices { .. } | BatchLabels::Spans { .. } => {}
         }
     }
 

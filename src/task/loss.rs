@@ -6,9 +6,9 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::error::{Error, Result};
-use kiln_core::model_config::Labels as ModelLabels;
+use kiln_core::model_config::Labels;
 use kiln_data::labels::LabelNames;
-use kiln_data::{Batch, IGNORED, Labels};
+use kiln_data::{BatchLabels, IGNORED, PaddedBatch};
 use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::{self, CrossEntropy};
 use kiln_models::{Model, ModelConfig, ModelType, Operator, Ops, Pass, Rows};
@@ -50,9 +50,9 @@ pub fn loss_options(trainer: &TrainingArguments, task: Task, model: &ModelConfig
 
 /// The divisor of the loss sum of `batch` in training under `options`: the sum of the weights of
 /// the terms, where without weights each counts 1.
-pub fn total_weight(options: &LossOptions, task: Task, batch: &Batch) -> f64 {
+pub fn total_weight(options: &LossOptions, task: Task, batch: &PaddedBatch) -> f64 {
     match (&options.class_weights, &batch.labels) {
-        (Some(weights), Labels::Classes(labels)) => {
+        (Some(weights), BatchLabels::Classes(labels)) => {
             let valid = labels.iter().filter(|&&label| label != IGNORED);
             valid.filter_map(|&label| weights.get(label as usize)).sum()
         }
@@ -82,7 +82,7 @@ fn of_transformers(task: Task, label_smoothing: f64) -> Reduction {
 }
 
 /// The weights in the order of the label ids.
-fn in_order(weights: &ClassWeights, labels: &ModelLabels) -> Result<Vec<f64>> {
+fn in_order(weights: &ClassWeights, labels: &Labels) -> Result<Vec<f64>> {
     let num_labels = labels.num_labels();
     let weights = match weights {
         ClassWeights::ById(weights) if weights.len() == num_labels => return Ok(weights.clone()),
@@ -230,10 +230,10 @@ mod tests {
         for case in fixture.cases {
             let (rows, classes) = (case.logits.len(), case.logits[0].len());
             let (batch_rows, seq_len, labels) = match case.task {
-                Task::SequenceClassification => (rows, 1, Labels::Classes(case.labels)),
-                _ => (1, rows, Labels::Tokens(case.labels)),
+                Task::SequenceClassification => (rows, 1, BatchLabels::Classes(case.labels)),
+                _ => (1, rows, BatchLabels::Tokens(case.labels)),
             };
-            let batch = Batch {
+            let batch = PaddedBatch {
                 rows: batch_rows,
                 examples: batch_rows,
                 seq_len,
@@ -266,7 +266,7 @@ mod tests {
     fn logits_of_1e5_have_a_loss() {
         let device = Device::flex().autodiff();
         for label_smoothing in [0.0, 0.1] {
-            let batch = Batch {
+            let batch = PaddedBatch {
                 rows: 2,
                 examples: 2,
                 seq_len: 1,
@@ -274,7 +274,7 @@ mod tests {
                 attention_mask: None,
                 token_type_ids: None,
                 position_ids: None,
-                labels: Labels::Classes(vec![0, 1]),
+                labels: BatchLabels::Classes(vec![0, 1]),
                 num_tokens: 2,
             };
             let on_device = DeviceBatch::new(Task::SequenceClassification, &batch, &device).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     /// none.
     #[test]
     fn the_divisor_counts_what_is_predicted_or_what_the_trainer_counts() {
-        let batch = Batch {
+        let batch = PaddedBatch {
             rows: 2,
             examples: 2,
             seq_len: 3,
@@ -306,7 +306,7 @@ mod tests {
             attention_mask: None,
             token_type_ids: None,
             position_ids: None,
-            labels: Labels::Tokens(vec![5, 6, 7, IGNORED, 8, IGNORED]),
+            labels: BatchLabels::Tokens(vec![5, 6, 7, IGNORED, 8, IGNORED]),
             num_tokens: 6,
         };
         for (kind, accumulation, task, divisor) in [
@@ -332,7 +332,7 @@ mod tests {
         };
         assert!(of("", Task::Regression).unwrap().is_plain());
         let weights = of("class_weights = [1, 2.5, 1]", Task::SequenceClassification).unwrap();
-        let batch = Batch {
+        let batch = PaddedBatch {
             rows: 4,
             examples: 4,
             seq_len: 1,
@@ -340,7 +340,7 @@ mod tests {
             attention_mask: None,
             token_type_ids: None,
             position_ids: None,
-            labels: Labels::Classes(vec![0, 1, IGNORED, 1]),
+            labels: BatchLabels::Classes(vec![0, 1, IGNORED, 1]),
             num_tokens: 4,
         };
         assert_eq!(total_weight(&weights, Task::SequenceClassification, &batch), 6.0);

@@ -9,7 +9,7 @@ mod loss;
 use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use kiln_core::error::{Error, Result};
-use kiln_data::{Batch, IGNORED, Labels, shifted, valid_labels};
+use kiln_data::{BatchLabels, IGNORED, PaddedBatch, shifted, valid_labels};
 use kiln_models::ModelInput;
 use kiln_models::ops::cross_entropy;
 pub use kiln_train::optim::loss::{LossOptions, Reduction};
@@ -22,7 +22,7 @@ use crate::config::Task;
 /// A batch of a task of Kiln's.
 pub struct TaskBatch {
     /// Its rows.
-    pub batch: Batch,
+    pub batch: PaddedBatch,
     /// The task.
     pub task: Task,
     /// Its loss.
@@ -117,7 +117,7 @@ impl DeviceBatch {
     ///
     /// # Errors
     /// Labels of another kind than the task has.
-    pub fn new(task: Task, batch: &Batch, device: &Device) -> Result<Self> {
+    pub fn new(task: Task, batch: &PaddedBatch, device: &Device) -> Result<Self> {
         let shape = [batch.rows, batch.seq_len];
         let ids = |values: &[i32]| Tensor::<2, Int>::from_data(TensorData::new(values.to_vec(), shape), device);
         let attention_mask = batch.attention_mask.as_ref();
@@ -126,22 +126,22 @@ impl DeviceBatch {
             (batch.examples < batch.rows).then(|| Tensor::from_data(TensorData::new(weight, [batch.rows]), device))
         };
         let (targets, count) = match (&batch.labels, task) {
-            (Labels::None, _) => (None, 0),
-            (Labels::Tokens(labels), Task::Clm) => classes(&shifted(labels, batch.seq_len), device),
-            (Labels::Tokens(labels), Task::Mlm | Task::TokenClassification) => classes(labels, device),
-            (Labels::Classes(labels), Task::SequenceClassification) => classes(labels, device),
-            (Labels::Choices { answers, .. }, Task::MultipleChoice) if valid_labels(answers) == 0 => (None, 0),
-            (Labels::Choices { answers, .. }, Task::MultipleChoice) => classes(answers, device),
-            (Labels::Multi(values), Task::MultiLabelClassification) => {
+            (BatchLabels::None, _) => (None, 0),
+            (BatchLabels::Tokens(labels), Task::Clm) => classes(&shifted(labels, batch.seq_len), device),
+            (BatchLabels::Tokens(labels), Task::Mlm | Task::TokenClassification) => classes(labels, device),
+            (BatchLabels::Classes(labels), Task::SequenceClassification) => classes(labels, device),
+            (BatchLabels::Choices { answers, .. }, Task::MultipleChoice) if valid_labels(answers) == 0 => (None, 0),
+            (BatchLabels::Choices { answers, .. }, Task::MultipleChoice) => classes(answers, device),
+            (BatchLabels::Multi(values), Task::MultiLabelClassification) => {
                 let shape = [batch.rows, values.len() / batch.rows];
                 let values = Tensor::from_data(TensorData::new(values.clone(), shape), device);
                 (Some(Targets::Multi { values, weight: row_weight() }), batch.num_labels())
             }
-            (Labels::Values(values), Task::Regression) => {
+            (BatchLabels::Values(values), Task::Regression) => {
                 let values = Tensor::from_data(TensorData::new(values.clone(), [batch.rows]), device);
                 (Some(Targets::Values { values, weight: row_weight() }), batch.examples)
             }
-            (Labels::Spans { start, end }, Task::QuestionAnswering) => {
+            (BatchLabels::Spans { start, end }, Task::QuestionAnswering) => {
                 let ints = |values: &[i32]| Tensor::from_data(TensorData::new(values.to_vec(), [batch.rows]), device);
                 (Some(Targets::Spans { start: ints(start), end: ints(end), weight: row_weight() }), batch.examples)
             }

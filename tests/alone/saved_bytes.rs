@@ -5,7 +5,7 @@
 
 use burn::tensor::Device;
 use kiln::config::Task;
-use kiln::data::{Batch, Labels};
+use kiln::data::{BatchLabels, PaddedBatch};
 use kiln::task::{DeviceBatch, LossOptions};
 use kiln_models::{Head, Model, ModelConfig, ModelType, Ops};
 
@@ -49,7 +49,7 @@ fn live_after_forward(sizes: &Sizes, ops: Ops, device: &Device, live: impl Fn() 
     let device = device.clone().autodiff();
     let model = Model::new(&config, Head::CausalLm, &device).unwrap().with_ops(ops);
     let ids = (0..batch * seq).map(|i| (i * 7 % vocabulary) as i32).collect::<Vec<_>>();
-    let batch = Batch {
+    let batch = PaddedBatch {
         rows: batch,
         examples: batch,
         seq_len: seq,
@@ -57,7 +57,7 @@ fn live_after_forward(sizes: &Sizes, ops: Ops, device: &Device, live: impl Fn() 
         attention_mask: None,
         token_type_ids: None,
         position_ids: None,
-        labels: Labels::Tokens(ids),
+        labels: BatchLabels::Tokens(ids),
         num_tokens: batch * seq,
     };
     let batch = DeviceBatch::new(Task::Clm, &batch, &device).unwrap();

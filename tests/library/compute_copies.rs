@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use kiln::config::{ActivationCheckpointing, Task};
-use kiln::data::{Batch, Labels};
+use kiln::data::{BatchLabels, PaddedBatch};
 use kiln::optim::backward::GradientPass;
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
@@ -44,11 +44,11 @@ fn task(case: Case) -> BuiltIn {
 fn batch(case: Case, device: &Device) -> DeviceBatch {
     let ids = (0..24).map(|i| i * 7 % 31).collect::<Vec<_>>();
     let labels = match case.task {
-        Task::SequenceClassification => Labels::Classes(vec![0, 1, 1]),
-        _ => Labels::Tokens(ids.clone()),
+        Task::SequenceClassification => BatchLabels::Classes(vec![0, 1, 1]),
+        _ => BatchLabels::Tokens(ids.clone()),
     };
     let (attention_mask, token_type_ids) = (None, None);
-    let batch = Batch {
+    let batch = PaddedBatch {
         rows: 3,
         examples: 3,
         seq_len: 8,

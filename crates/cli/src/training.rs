@@ -38,7 +38,7 @@ use kiln_data::table::Columns;
 use kiln_data::{paths, store};
 use kiln_measure::engines;
 use kiln_measure::proof::verify_resume;
-use kiln_measure::proof::verify_resume::{Part, Report, across_modes, verify};
+use kiln_measure::proof::verify_resume::{Part, Resumed, across_modes, verify};
 use kiln_measure::report;
 use kiln_measure::runner::in_a_process;
 
@@ -736,8 +736,8 @@ fn part_in_a_process(part: &Part) -> Result<()> {
     in_a_process(&this_program()?, "resume-part", &part.config, &what, |work| work.with(flags)).map(drop)
 }
 
-fn shown(modes: &str, report: &Report) -> Result<()> {
-    let Report { before, after, tensors, rows, within, differences } = report;
+fn shown(modes: &str, report: &Resumed) -> Result<()> {
+    let Resumed { before, after, tensors, rows, within, differences } = report;
     if differences.is_empty() {
         return say(format!(
             "{modes}{} steps equal {before} steps, a stop and {after} steps: {tensors} tensors of weights and moments and \

@@ -1,8 +1,9 @@
 //! Data, in the order in which it flows: paths -> corpus -> text chunks -> tokenizer -> tokens ->
 //! blocks (or a table -> its rows, windows of SQuAD's contexts, or tokenised rows), all kept in one
 //! kind of [store], or kept nowhere ([stream]) -> subset -> sampler -> loader -> collate ->
-//! [`Batch`]. From the subset on the modules are those of [`kiln_core::dataset`]. Everything here
-//! lives on the host; nothing knows tensors or training, and models only by their `config.json`.
+//! [`PaddedBatch`]. From the subset on the modules are those of [`kiln_core::dataset`]. Everything
+//! here lives on the host; nothing knows tensors or training, and models only by their
+//! `config.json`.
 
 pub mod task;
 pub mod settings;
@@ -31,8 +32,8 @@ pub mod stream;
 #[doc(hidden)]
 pub use kiln_core::dataset::lengths;
 pub use kiln_core::dataset::{
-    Batch, Dataset, Example, Fingerprint, IGNORED, Label, Labels, collate, digest, loader, padding, sampler, shifted,
-    subset, valid_labels,
+    BatchLabels, Dataset, Example, Fingerprint, IGNORED, Label, PaddedBatch, collate, digest, loader, padding, sampler,
+    shifted, subset, valid_labels,
 };
 pub use kiln_core::error::{Error, ErrorKind, Result};
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kiln_core::dataset::{Batch, Labels, shifted, valid_labels};
+use kiln_core::dataset::{BatchLabels, PaddedBatch, shifted, valid_labels};
 use kiln_core::error::{Error, Result};
 use kiln_core::model_config::Head;
 use serde::{Deserialize, Serialize};
@@ -58,9 +58,9 @@ impl Task {
     }
 
     /// How many terms the loss sum of `batch` has: predicted tokens, rows or spans.
-    pub fn num_terms(self, batch: &Batch) -> usize {
+    pub fn num_terms(self, batch: &PaddedBatch) -> usize {
         match (&batch.labels, self) {
-            (Labels::Tokens(labels), Self::Clm) => valid_labels(&shifted(labels, batch.seq_len)),
+            (BatchLabels::Tokens(labels), Self::Clm) => valid_labels(&shifted(labels, batch.seq_len)),
             _ => batch.num_labels(),
         }
     }

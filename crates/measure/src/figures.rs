@@ -1,6 +1,6 @@
-//! The one record of a measurement that every tool shares: the steps of an arm
-//! ([`StepTimes`]) make [`Window`]s, and the windows that count make its [`Figures`]. Arms are the
-//! modes of a comparison, finished runs, the programs of a benchmark, and numbers of devices.
+//! The one record of a measurement that every tool shares: the steps of an arm ([`StepTimes`]) make
+//! [`Window`]s, and the windows that count make its [`SpeedFigures`]. Arms are the modes of a
+//! comparison, finished runs, the programs of a benchmark, and numbers of devices.
 
 use kiln::trainer::laps::{Parts, StepTimes};
 use kiln_core::stats::{mean, median, quantile};
@@ -96,7 +96,7 @@ impl Spread {
 
 /// The figures of an arm over all windows that count.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Figures {
+pub struct SpeedFigures {
     /// Windows that count.
     pub windows: usize,
     /// Examples a second, median.
@@ -118,7 +118,7 @@ pub struct Figures {
     pub kernel_launches_per_step: Option<f64>,
 }
 
-impl Figures {
+impl SpeedFigures {
     /// The figures of `windows`.
     pub fn of(windows: &[Window], peak_mib: Option<f64>) -> Self {
         let over = |pick: &dyn Fn(&Window) -> f64| finite(median(&windows.iter().map(pick).collect::<Vec<_>>()));

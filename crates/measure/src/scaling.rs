@@ -24,7 +24,7 @@ use kiln_core::{clock, host};
 use serde::Serialize;
 
 use super::collectives::{Collectives, Link};
-use super::figures::{Figures, Spread, Window, median_step_ms};
+use super::figures::{SpeedFigures, Spread, Window, median_step_ms};
 use super::measured::MeasuredRun;
 use super::output;
 use super::runner::Work;
@@ -297,7 +297,7 @@ impl WorldRuns {
             devices: self.ranks,
             accumulation: self.accumulation,
             samples_per_s: 1e3 / over(&Window::sample_ms),
-            step_ms: Figures::of(&windows, None).step_ms.expect("a run without windows is refused"),
+            step_ms: SpeedFigures::of(&windows, None).step_ms.expect("a run without windows is refused"),
             step_ms_by_repeat: self.windows.iter().map(|of_run| median_step_ms(of_run)).collect(),
             communicate_ms: over(&communicate),
             communicate_share: over(&|window| communicate(window) / window.step_ms()),

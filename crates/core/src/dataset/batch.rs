@@ -5,7 +5,7 @@ pub const IGNORED: i32 = -100;
 
 /// One micro-batch on the host, row-major.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Batch {
+pub struct PaddedBatch {
     /// Number of sequences.
     pub rows: usize,
     /// How many of them are examples. Rows that only fill the batch up follow; nothing of them is
@@ -23,14 +23,14 @@ pub struct Batch {
     /// attends to itself alone. None means that a row is one document.
     pub position_ids: Option<Vec<i32>>,
     /// The targets of the loss.
-    pub labels: Labels,
+    pub labels: BatchLabels,
     /// Attended tokens.
     pub num_tokens: usize,
 }
 
 /// The labels of a batch.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Labels {
+pub enum BatchLabels {
     /// No labels.
     None,
     /// One a token, `[rows * seq_len]`; -100 is ignored.
@@ -131,23 +131,23 @@ pub enum Label {
     },
 }
 
-impl Batch {
+impl PaddedBatch {
     /// How many labels are valid. For a causal model these are more than the terms of the loss: the
     /// first token of a row has a label, but nothing before it predicts it.
     pub fn num_labels(&self) -> usize {
         match &self.labels {
-            Labels::None => 0,
-            Labels::Tokens(labels) | Labels::Classes(labels) | Labels::Choices { answers: labels, .. } => {
-                valid_labels(labels)
-            }
-            Labels::Multi(values) => values.len() / self.rows.max(1) * self.examples,
-            Labels::Values(_) | Labels::Spans { .. } => self.examples,
+            BatchLabels::None => 0,
+            BatchLabels::Tokens(labels)
+            | BatchLabels::Classes(labels)
+            | BatchLabels::Choices { answers: labels, .. } => valid_labels(labels),
+            BatchLabels::Multi(values) => values.len() / self.rows.max(1) * self.examples,
+            BatchLabels::Values(_) | BatchLabels::Spans { .. } => self.examples,
         }
     }
 
     /// Sequences of an example: the choices of a multiple choice, else 1.
     pub fn sequences(&self) -> usize {
-        if let Labels::Choices { choices, .. } = &self.labels { *choices } else { 1 }
+        if let BatchLabels::Choices { choices, .. } = &self.labels { *choices } else { 1 }
     }
 }
 

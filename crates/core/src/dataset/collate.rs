@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use crate::error::{Error, Result};
 
 use super::padding::Padding;
-use super::{Batch, Example, IGNORED, Label, Labels};
+use super::{BatchLabels, Example, IGNORED, Label, PaddedBatch};
 
 /// Makes batches of tokens, as a [`Loader`](super::loader::Loader) wants them.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,7 +25,7 @@ impl Collator {
     ///
     /// # Errors
     /// Examples with labels of different kinds.
-    pub fn collate(&self, examples: &[Example]) -> Result<Batch> {
+    pub fn collate(&self, examples: &[Example]) -> Result<PaddedBatch> {
         collate(examples, self.pad_id, &self.padding, if self.padding.is_fixed() { self.rows } else { 0 })
     }
 }
@@ -35,10 +35,10 @@ impl Collator {
 ///
 /// # Errors
 /// Examples with labels of different kinds.
-pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize) -> Result<Batch> {
+pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize) -> Result<PaddedBatch> {
     let of_examples = labels(examples)?;
     // The choices of a multiple choice are rows of the batch.
-    let choices = if let Labels::Choices { choices, .. } = &of_examples { *choices } else { 1 };
+    let choices = if let BatchLabels::Choices { choices, .. } = &of_examples { *choices } else { 1 };
     let sequences = match choices {
         1 => Cow::Borrowed(examples),
         _ => Cow::Owned(examples.iter().flat_map(Example::sequences).collect()),
@@ -90,7 +90,7 @@ pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize
     // A row that only fills the batch has a token to attend to: what reads first tokens need not
     // compute its padding.
     mask.iter_mut().step_by(seq_len.max(1)).skip(examples.len()).for_each(|first| *first = true);
-    Ok(Batch {
+    Ok(PaddedBatch {
         rows,
         examples: examples.len(),
         seq_len,
@@ -104,40 +104,40 @@ pub fn collate(examples: &[Example], pad_id: u32, padding: &Padding, rows: usize
 }
 
 /// The labels of `examples`, those of tokens not padded yet.
-fn labels(examples: &[Example]) -> Result<Labels> {
+fn labels(examples: &[Example]) -> Result<BatchLabels> {
     let mixed = || Error::data("examples of one batch have labels of different kinds");
     let Some(first) = examples.first() else { return Err(Error::data("a batch needs at least one example")) };
     let all = examples.iter().map(|example| &example.label);
     match &first.label {
-        Label::None => Ok(Labels::None),
+        Label::None => Ok(BatchLabels::None),
         Label::Tokens(_) => {
             let rows = all.map(|label| match label {
                 Label::Tokens(values) => Ok(values.as_slice()),
                 _ => Err(mixed()),
             });
-            Ok(Labels::Tokens(rows.collect::<Result<Vec<_>>>()?.concat()))
+            Ok(BatchLabels::Tokens(rows.collect::<Result<Vec<_>>>()?.concat()))
         }
         Label::Multi(first) => {
             let rows = all.map(|label| match label {
                 Label::Multi(values) if values.len() == first.len() => Ok(values.as_slice()),
                 _ => Err(mixed()),
             });
-            Ok(Labels::Multi(rows.collect::<Result<Vec<_>>>()?.concat()))
+            Ok(BatchLabels::Multi(rows.collect::<Result<Vec<_>>>()?.concat()))
         }
         Label::Choice { lens: first, .. } => {
             let answers = all.map(|label| match label {
                 Label::Choice { lens, answer } if lens.len() == first.len() => Ok(*answer),
                 _ => Err(mixed()),
             });
-            Ok(Labels::Choices { choices: first.len(), answers: answers.collect::<Result<_>>()? })
+            Ok(BatchLabels::Choices { choices: first.len(), answers: answers.collect::<Result<_>>()? })
         }
         Label::Class(_) => {
             let classes = all.map(|label| if let Label::Class(class) = label { Ok(*class) } else { Err(mixed()) });
-            Ok(Labels::Classes(classes.collect::<Result<_>>()?))
+            Ok(BatchLabels::Classes(classes.collect::<Result<_>>()?))
         }
         Label::Value(_) => {
             let values = all.map(|label| if let Label::Value(value) = label { Ok(*value) } else { Err(mixed()) });
-            Ok(Labels::Values(values.collect::<Result<_>>()?))
+            Ok(BatchLabels::Values(values.collect::<Result<_>>()?))
         }
         Label::Span { .. } => {
             let spans = all.map(|label| match label {
@@ -145,12 +145,12 @@ fn labels(examples: &[Example]) -> Result<Labels> {
                 _ => Err(mixed()),
             });
             let (start, end) = spans.collect::<Result<Vec<_>>>()?.into_iter().unzip();
-            Ok(Labels::Spans { start, end })
+            Ok(BatchLabels::Spans { start, end })
         }
     }
 }
 
-impl Labels {
+impl BatchLabels {
     /// With those of padding in `examples`, whose labels they are, and of rows that are no
     /// examples, up to `rows`.
     fn padded(mut self, examples: &[Example], rows: usize, seq_len: usize) -> Self {
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!((batch.rows, batch.seq_len, batch.num_tokens), (2, 3, 4));
         assert_eq!(batch.input_ids, [1, 2, 3, 4, 9, 9]);
         assert_eq!(batch.attention_mask.unwrap(), [true, true, true, true, false, false]);
-        assert_eq!(batch.labels, Labels::Tokens(vec![1, 2, 3, 4, -100, -100]));
+        assert_eq!(batch.labels, BatchLabels::Tokens(vec![1, 2, 3, 4, -100, -100]));
     }
 
     #[test]
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(collate(&rows, 0, &Padding::default(), 2).unwrap().attention_mask, None);
         let batch = collate(&rows, 0, &Padding::of(&[4]), 2).unwrap();
         assert_eq!((batch.seq_len, batch.num_tokens), (4, 4));
-        assert_eq!(batch.labels, Labels::Classes(vec![0, 1]));
+        assert_eq!(batch.labels, BatchLabels::Classes(vec![0, 1]));
     }
 
     #[test]
@@ -213,10 +213,10 @@ mod tests {
         assert_eq!((batch.rows, batch.examples, batch.num_tokens), (2, 1, 2));
         assert_eq!(batch.input_ids, [1, 2, 9, 9, 9, 9]);
         assert_eq!(batch.attention_mask.unwrap(), [true, true, false, true, false, false]);
-        assert_eq!(batch.labels, Labels::Tokens(vec![1, 2, -100, -100, -100, -100]));
-        assert_eq!(filled(Label::Class(1)).labels, Labels::Classes(vec![1, -100]));
-        assert_eq!(filled(Label::Value(0.5)).labels, Labels::Values(vec![0.5, 0.0]));
-        let spans = Labels::Spans { start: vec![1, 0], end: vec![1, 0] };
+        assert_eq!(batch.labels, BatchLabels::Tokens(vec![1, 2, -100, -100, -100, -100]));
+        assert_eq!(filled(Label::Class(1)).labels, BatchLabels::Classes(vec![1, -100]));
+        assert_eq!(filled(Label::Value(0.5)).labels, BatchLabels::Values(vec![0.5, 0.0]));
+        let spans = BatchLabels::Spans { start: vec![1, 0], end: vec![1, 0] };
         assert_eq!(filled(Label::Span { start: 1, end: 1 }).labels, spans);
     }
 

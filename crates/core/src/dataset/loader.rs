@@ -12,7 +12,7 @@ use crate::panics;
 use serde::{Deserialize, Serialize};
 
 use super::sampler::{Order, Walk};
-use super::{Batch, Dataset, Example, Fingerprint};
+use super::{Dataset, Example, Fingerprint, PaddedBatch};
 
 /// How batches are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,7 +58,7 @@ pub struct Position {
 
 /// A batch and where it came from.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LoadedBatch<B = Batch> {
+pub struct LoadedBatch<B = PaddedBatch> {
     /// The batch.
     pub batch: B,
     /// Examples in it, and in those of the other loaders' turns.
@@ -72,7 +72,7 @@ pub struct LoadedBatch<B = Batch> {
 }
 
 /// Hands out batches.
-pub struct Loader<E: Fingerprint = Example, B = Batch> {
+pub struct Loader<E: Fingerprint = Example, B = PaddedBatch> {
     source: Source<E, B>,
     position: Position,
     ahead: Option<Ahead<B>>,
@@ -345,7 +345,7 @@ mod tests {
         let mut loader = load(10, Padding::default(), options(2, false)).unwrap();
         let mut seen = Vec::new();
         while let Some(loaded) = loader.next_batch().unwrap() {
-            let crate::dataset::Labels::Classes(classes) = loaded.batch.labels else { panic!("classes expected") };
+            let crate::dataset::BatchLabels::Classes(classes) = loaded.batch.labels else { panic!("classes expected") };
             seen.extend(classes);
         }
         seen.sort_unstable();

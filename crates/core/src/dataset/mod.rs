@@ -1,6 +1,6 @@
 //! Data on their way into a training step: [`Dataset`] -> [subset](subset::Subset) ->
 //! [order](sampler::Order) -> [loader](loader::Loader) -> [collator](collate::Collator) ->
-//! [`Batch`]. Nothing here knows files or tensors.
+//! [`PaddedBatch`]. Nothing here knows files or tensors.
 
 mod batch;
 pub mod sampler;
@@ -14,7 +14,7 @@ pub mod lengths;
 
 use std::any::Any;
 
-pub use batch::{Batch, Example, IGNORED, Label, Labels, shifted, valid_labels};
+pub use batch::{BatchLabels, Example, IGNORED, Label, PaddedBatch, shifted, valid_labels};
 pub use padding::PaddingStrategy;
 pub use sampler::Sampler;
 use serde_json::Value;

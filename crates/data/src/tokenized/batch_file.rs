@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::read::malformed;
 use super::{Limits, row};
-use crate::Batch;
+use crate::PaddedBatch;
 use crate::collate::collate;
 use crate::padding::Padding;
 use crate::task::Task;
@@ -21,7 +21,7 @@ const MAX_BATCH_BYTES: u64 = 1 << 28;
 ///
 /// # Errors
 /// A file that cannot be read, columns of different lengths, values that the task does not have.
-pub fn read_batch(file: &Path, task: Task, limits: &Limits) -> Result<Batch> {
+pub fn read_batch(file: &Path, task: Task, limits: &Limits) -> Result<PaddedBatch> {
     let bytes = read_given(file, MAX_BATCH_BYTES).map_err(|error| read_error(file, &error))?;
     let text =
         std::str::from_utf8(&bytes).map_err(|error| not_utf8(file, error.valid_up_to(), bytes[error.valid_up_to()]))?;

@@ -392,7 +392,7 @@ mod tests {
         let text = r#"{"input_ids": [[1, 2], [3, 0]], "attention_mask": [[1, 1], [1, 0]], "labels": [1, 0]}"#;
         let batch = read(text, Task::SequenceClassification).unwrap();
         assert_eq!((batch.rows, batch.seq_len, batch.num_tokens), (2, 2, 3));
-        assert_eq!(batch.labels, super::super::Labels::Classes(vec![1, 0]));
+        assert_eq!(batch.labels, super::super::BatchLabels::Classes(vec![1, 0]));
         for text in [
             "[]",
             r#"{"labels": [1]}"#,

@@ -4,7 +4,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::figures::{Figures, Spread, Window, windows};
+use crate::figures::{SpeedFigures, Spread, Window, windows};
 use crate::loss_parity::Parity;
 use crate::stats::Interval;
 use kiln::trainer::laps::{Parts, StepTimes};
@@ -93,7 +93,7 @@ pub struct BenchArm {
     /// Its figures over the windows that count: all of a turn but the first, which finds the caches
     /// of another process.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub figures: SpeedFigures,
     /// Milliseconds of a step.
     pub step_ms: Option<Spread>,
     /// Medians of the parts.
@@ -152,7 +152,7 @@ impl BenchArm {
     /// Computes the figures from the steps.
     pub(super) fn finish(&mut self) {
         let windows = self.rounds.iter().flat_map(|turn| counted(turn)).collect::<Vec<_>>();
-        self.figures = Figures::of(&windows, self.figures.peak_mib);
+        self.figures = SpeedFigures::of(&windows, self.figures.peak_mib);
         (self.step_ms, self.parts_ms) = (self.figures.step_ms, self.figures.parts_ms);
     }
 
@@ -191,7 +191,7 @@ mod tests {
         // Steps 1, 2 and 3, 4 are windows; nobody waited for step 5.
         let found = counted(&turn(&[false, true, false, true, false]));
         assert_eq!(found.len(), 1);
-        let figures = Figures::of(&found, None);
+        let figures = SpeedFigures::of(&found, None);
         assert!((found[0].step_ms() - 35.0).abs() < 1e-12);
         assert!((figures.tokens_per_s.unwrap_or(0.0) - 100.0 / 0.035).abs() < 1e-6);
         assert_eq!(counted(&turn(&[true])).len(), 1, "a turn of one window keeps it");

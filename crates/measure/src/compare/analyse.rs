@@ -11,7 +11,7 @@ use kiln_core::stats::{mean, median};
 use super::derived::{at_equal, common_moments, common_target, derive, seconds_to};
 use super::learned::learned;
 use super::{ArmReport, ArmRuns, Comparison, Experiment, LossPoint, REPORT_SCHEMA, Report, Role, WholeRun};
-use crate::figures::{Figures, Window, finite};
+use crate::figures::{SpeedFigures, Window, finite};
 use crate::loss_parity::Parity;
 use crate::measured::MeasuredRun;
 use crate::stats::{Samples, ratio_of_medians};
@@ -282,7 +282,7 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
     let over_runs =
         |pick: &dyn Fn(&MeasuredRun) -> Option<f64>| finite(median(&runs.iter().filter_map(pick).collect::<Vec<_>>()));
     let windows = runs.iter().flat_map(|run| run.steady.iter().copied()).collect::<Vec<_>>();
-    let figures = Figures::of(&windows, over_runs(&|run| run.summary("peak_mib")));
+    let figures = SpeedFigures::of(&windows, over_runs(&|run| run.summary("peak_mib")));
     let of_evaluations = |run: &MeasuredRun| {
         let seconds = run.evaluations.iter().filter_map(|row| row.get("eval_runtime")).collect::<Vec<_>>();
         finite(mean(&seconds))

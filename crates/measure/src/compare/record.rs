@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::learned::Learned;
-use crate::figures::Figures;
+use crate::figures::SpeedFigures;
 use crate::loss_parity::Parity;
 use crate::runner::Failure;
 use crate::stats::Interval;
@@ -156,7 +156,7 @@ pub struct ArmReport {
     pub repeats: usize,
     /// Its figures over the steady windows of all runs.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub figures: SpeedFigures,
     /// Milliseconds a step: median.
     pub step_ms_p50: Option<f64>,
     /// 95 % of steps are faster.

@@ -9,7 +9,7 @@ use kiln::engine::compiler::columns::{Column, only};
 use kiln_core::error::{Error, Result};
 use kiln_models::Operator;
 
-use kiln_train::trial::report::{Report, report};
+use kiln_train::trial::report::{Parity, report};
 
 use super::parity::{Runner, computed_and_captured, in_mode};
 use kiln_train::trial::probe::{Look, Probe};
@@ -31,14 +31,14 @@ pub enum Finding {
     /// Compiled computes what native does, and is not slower.
     Nothing {
         /// The comparison.
-        parity: Box<Report>,
+        parity: Box<Parity>,
         /// Median time of a step in milliseconds, native and compiled.
         step_ms: [f64; 2],
     },
     /// Compiled differs because of these columns; none means that no single one is to blame.
     Wrong {
         /// The comparison with everything on.
-        parity: Box<Report>,
+        parity: Box<Parity>,
         /// The columns.
         columns: Vec<Column>,
         /// All of them have to be off for the difference to go; otherwise any one of them.

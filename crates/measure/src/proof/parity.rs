@@ -10,7 +10,7 @@ use kiln_core::error::{Error, Result};
 use kiln_models::Ops;
 
 use kiln_train::trial::probe::{Look, Probe, run};
-use kiln_train::trial::report::{Compiled, Report, report};
+use kiln_train::trial::report::{Compiled, Parity, report};
 
 /// Makes a probe of a config: `kiln parity` in a child process, tests in their own.
 pub type Runner<'a> = dyn FnMut(&RunConfig, usize, Look) -> Result<Probe> + 'a;
@@ -27,7 +27,7 @@ pub(super) fn in_mode(config: &RunConfig, mode: CompilerMode) -> RunConfig {
 ///
 /// # Errors
 /// An error of a probe, and modes that have not seen the same number of steps.
-pub fn parity(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Result<Report> {
+pub fn parity(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Result<Parity> {
     let native = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
     let again = runner(&in_mode(config, CompilerMode::Native), steps, Look::Figures)?;
     let compiled = computed_and_captured(&in_mode(config, CompilerMode::Compiled), steps, runner)?;
@@ -38,7 +38,7 @@ pub fn parity(config: &RunConfig, steps: usize, runner: &mut Runner<'_>) -> Resu
 #[derive(Debug, Clone, PartialEq)]
 pub struct Modes {
     /// Whether both modes compute the same.
-    pub report: Report,
+    pub report: Parity,
     /// Milliseconds of a median step, native.
     pub native_ms: f64,
     /// Milliseconds of a median step, compiled.

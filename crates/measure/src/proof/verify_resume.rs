@@ -39,7 +39,7 @@ const FIGURES: [&str; 7] = ["step", "epoch", "samples", "tokens", "loss", "grad_
 
 /// The comparison that was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct Resumed {
     /// Steps before the stop.
     pub before: u64,
     /// Steps after it.
@@ -90,7 +90,7 @@ pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result
 ///
 /// # Errors
 /// Any error of the runs.
-pub fn verify(config: &RunConfig, runner: &Runner<'_>) -> Result<Report> {
+pub fn verify(config: &RunConfig, runner: &Runner<'_>) -> Result<Resumed> {
     verify_in(config, [config.trainer.compiler_mode(); 2], runner)
 }
 
@@ -99,14 +99,14 @@ pub fn verify(config: &RunConfig, runner: &Runner<'_>) -> Result<Report> {
 ///
 /// # Errors
 /// Any error of the runs.
-pub fn across_modes(config: &RunConfig, runner: &Runner<'_>) -> Result<Vec<(String, Report)>> {
+pub fn across_modes(config: &RunConfig, runner: &Runner<'_>) -> Result<Vec<(String, Resumed)>> {
     let (n, c) = (CompilerMode::Native, CompilerMode::Compiled);
     let ways = [[n, n], [c, c], [n, c], [c, n]];
     ways.into_iter().map(|way| Ok((format!("{} -> {}", way[0], way[1]), verify_in(config, way, runner)?))).collect()
 }
 
 /// `modes`: before the stop, and after it.
-fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) -> Result<Report> {
+fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) -> Result<Resumed> {
     let folder = scratch()?;
     let run = |name: &str, before_stop: bool, mode: CompilerMode| -> Result<u64> {
         let mut config = config.training_only(folder.path().join(name), 1);
@@ -133,7 +133,7 @@ fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) 
 }
 
 /// `rounded`: how far figures may be apart; none for not at all.
-fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], rounded: Option<Limits>) -> Result<Report> {
+fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], rounded: Option<Limits>) -> Result<Resumed> {
     let within = match rounded {
         None => "bit for bit".into(),
         Some(Limits { loss, gradient, .. }) if rounded == Some(Limits::F32) => {
@@ -146,7 +146,7 @@ fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], rounded: Op
              change of every layer to {change:.0e}"
         ),
     };
-    let mut report = Report { before, after: all - before, tensors: 0, rows: 0, within, differences: Vec::new() };
+    let mut report = Resumed { before, after: all - before, tensors: 0, rows: 0, within, differences: Vec::new() };
     let last = Path::new(checkpoint::FOLDER).join(checkpoint::name(all));
     let adapters = straight.join(&last).join(ADAPTER_FILE).is_file();
     let model = if adapters { ADAPTER_FILE } else { MODEL_FILE };

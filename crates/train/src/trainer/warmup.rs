@@ -309,7 +309,7 @@ mod tests {
     use burn::tensor::{Device, Int, Tensor};
     use kiln_core::dataset::collate::Collator;
     use kiln_core::dataset::lengths::Lengths;
-    use kiln_core::dataset::{Batch, Example, PaddingStrategy};
+    use kiln_core::dataset::{Example, PaddedBatch, PaddingStrategy};
     use kiln_models::layers::Embedding;
     use kiln_models::weights::StateDict;
     use kiln_models::{Compute, Pass};
@@ -330,13 +330,13 @@ mod tests {
     #[derive(Clone)]
     struct Tokens(Padding);
 
-    struct Rows(Batch);
+    struct Rows(PaddedBatch);
 
     impl crate::task::Batch for Rows {
         type OnDevice = Tensor<1, Int>;
 
         fn size(&self) -> BatchSize {
-            let Batch { rows, seq_len, num_tokens, .. } = self.0;
+            let PaddedBatch { rows, seq_len, num_tokens, .. } = self.0;
             let padded = self.0.attention_mask.is_some();
             BatchSize { rows, seq_len, padded, tokens: num_tokens as u64, labels: 1.0 }
         }

@@ -10,7 +10,7 @@ use crate::engine::settings::Precision;
 
 /// The comparison that was made.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Report {
+pub struct Parity {
     /// Steps that were made.
     pub steps: usize,
     /// The type in which the models computed, which decides the limits.
@@ -37,7 +37,7 @@ pub struct Report {
     pub difference: Option<Difference>,
 }
 
-impl Report {
+impl Parity {
     /// The report in lines.
     pub fn lines(&self) -> Vec<String> {
         let Limits { loss, gradient, all_gradients, change } = self.limits;
@@ -70,7 +70,7 @@ impl Report {
 pub type Compiled = (Probe, Option<Probe>);
 
 /// Compares native, native again and compiled.
-pub fn report(native: &Probe, again: &Probe, (compiled, captured): &Compiled) -> Result<Report> {
+pub fn report(native: &Probe, again: &Probe, (compiled, captured): &Compiled) -> Result<Parity> {
     let tensors = |probe: &Probe| probe.steps.first().map_or(0, |step| step.gradients.len());
     let shape = |probe: &Probe| (probe.precision, probe.steps.len(), tensors(probe));
     let others = [again, compiled].map(shape).into_iter();
@@ -90,7 +90,7 @@ pub fn report(native: &Probe, again: &Probe, (compiled, captured): &Compiled) ->
     let (captured, of_captured) = replayed.map_or((None, None), |(distance, difference)| (Some(distance), difference));
     let of_captured = of_captured
         .map(|difference| Difference { what: format!("{} of captured steps", difference.what), ..difference });
-    Ok(Report {
+    Ok(Parity {
         steps: native.steps.len(),
         precision: native.precision,
         in_tf32: native.in_tf32,

@@ -15,7 +15,7 @@ use kiln_core::error::{Error, Result};
 use kiln_models::Ops;
 
 use super::probe::{Look, run};
-use super::report::{Report, report};
+use super::report::{Parity, report};
 
 /// Steps of a check: the second one sees what the first update has done.
 pub const STEPS: usize = 2;
@@ -36,7 +36,7 @@ impl<T: TrainingTask> Verifier<T> for InProcess {
 ///
 /// # Errors
 /// Any error of the steps. A difference is no error: it is in the report.
-pub fn check<T: TrainingTask>(session: &Session<T>, from: Option<&Path>) -> Result<Option<Report>> {
+pub fn check<T: TrainingTask>(session: &Session<T>, from: Option<&Path>) -> Result<Option<Parity>> {
     if session.plan().engine.ops.fused_operators().is_empty() {
         return Ok(None);
     }
@@ -55,7 +55,7 @@ pub fn check<T: TrainingTask>(session: &Session<T>, from: Option<&Path>) -> Resu
 ///
 /// # Errors
 /// A difference, with the first tensor that differs.
-pub fn verdict(report: Option<&Report>, step: u64) -> Result<String> {
+pub fn verdict(report: Option<&Parity>, step: u64) -> Result<String> {
     let Some(report) = report else {
         return Ok("verify: nothing is fused, so there is nothing to compare".into());
     };
