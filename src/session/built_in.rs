@@ -361,7 +361,7 @@ impl TrainingTask for BuiltIn {
 
     fn card(&self, run: Planned<'_>, outcome: &Outcome<'_>) -> Result<Option<String>> {
         let Some(described) = &self.described else { return Ok(None) };
-        let (plan, config) = (described.plan(run), described.config_of(run.arguments));
+        let (plan, config) = (described.plan(run), described.config.with_arguments(run.arguments));
         Ok(Some(card(&config, &plan, &self.model_config, outcome)))
     }
 

@@ -4,7 +4,10 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use kiln_core::error::one_line;
 use kiln_core::metrics::Record;
+use kiln_core::variables::expand_text;
+use kiln_data::hub;
 use kiln_models::ModelConfig;
 use kiln_train::description::Outcome;
 use serde_json::Value;
@@ -15,25 +18,31 @@ use crate::plan::RunPlan;
 /// The rows of a curve, of which a longer run has more.
 const MOST_ROWS: usize = 24;
 
+/// The files and datasets that are named.
+const MOST_NAMES: usize = 8;
+
 /// The card of the run of `config` with the plan `plan`.
 pub(super) fn card(config: &RunConfig, plan: &RunPlan, model: &ModelConfig, run: &Outcome<'_>) -> String {
     let task = plan.architecture.as_ref().map_or(config.data.task, |architecture| architecture.task);
     let is_adapter = plan.architecture.as_ref().is_some_and(|architecture| architecture.lora.is_some());
     let name = plan.train.run.name.clone().unwrap_or_else(|| last_part(&plan.train.run.output_dir));
-    let base = config.model.from.as_deref().filter(|from| !Path::new(from).exists() && !from.contains(['$', '~']));
+    let from = plan.architecture.as_ref().and_then(|architecture| architecture.from.as_deref());
+    let base = from.and_then(hub::id_of);
+    let base = base.as_deref();
     let figures = figures(task, run.evaluation);
     let mut card = String::new();
     front_matter(&mut card, config, task, is_adapter, &name, base, &figures);
     let kind = model.model_type().name();
     let what = if is_adapter { "LoRA adapters on a" } else { "A" };
-    let origin = match (&config.model.from, base) {
-        (Some(_), Some(base)) => format!("trained from [`{base}`](https://huggingface.co/{})", id(base)),
-        (Some(from), None) => format!("trained from the folder `{}`", last_part(Path::new(from))),
-        (None, _) => "trained from random weights".into(),
+    let origin = match (from, base) {
+        (_, Some(base)) => format!("trained from [{base}](https://huggingface.co/{base})"),
+        (Some(from), None) => format!("trained from the folder {}", plain(&last_part(from))),
+        (None, None) => "trained from random weights".into(),
     };
     let _ = write!(
         card,
-        "\n# {name}\n\n{what} {kind} model for {}, {origin} by Kiln {}.\n",
+        "\n# {}\n\n{what} {kind} model for {}, {origin} by Kiln {}.\n",
+        plain(&name),
         pipeline_tag(task).replace('-', " "),
         env!("CARGO_PKG_VERSION")
     );
@@ -49,23 +58,35 @@ fn last_part(path: &Path) -> String {
     path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// An id of the Hub without its revision.
-fn id(spec: &str) -> &str {
-    spec.split_once('@').map_or(spec, |(id, _)| id)
+/// Foreign text in a line of Markdown.
+fn plain(text: &str) -> String {
+    one_line(text).replace('<', "&lt;").replace('|', "\\|").replace('`', "'")
 }
 
-/// The name of the Hub's dataset that `pattern` reads, and else the file's name.
+/// An id of the Hub without its revision.
+fn id(spec: &str) -> String {
+    spec.split_once('@').map_or(spec, |(id, _)| id).to_owned()
+}
+
+/// The name of the Hub's dataset that `pattern` reads, and else the file's name; with whether it is
+/// on the Hub.
 fn dataset(pattern: &str) -> (String, bool) {
     match pattern.strip_prefix("hf://datasets/") {
-        Some(rest) => (id(&rest.split('/').take(2).collect::<Vec<_>>().join("/")).to_owned(), true),
+        Some(rest) => (id(&rest.split('/').take(2).collect::<Vec<_>>().join("/")), true),
         None => (last_part(Path::new(pattern)), false),
     }
+}
+
+/// The same for `data.dataset_name`, an id of the Hub or a folder.
+fn named_dataset(name: &str) -> (String, bool) {
+    let folder = expand_text(name).unwrap_or_else(|_| name.to_owned());
+    if hub::is_local(&folder) { (last_part(Path::new(&folder)), false) } else { (id(&folder), true) }
 }
 
 /// The datasets that the run was trained on, each once.
 fn datasets(config: &RunConfig) -> Vec<(String, bool)> {
     let mut names = config.data.train.iter().map(|pattern| dataset(pattern)).collect::<Vec<_>>();
-    names.extend(config.data.dataset_name.iter().map(|name| (id(name).to_owned(), !Path::new(name).exists())));
+    names.extend(config.data.dataset_name.iter().map(|name| named_dataset(name)));
     names.sort();
     names.dedup();
     names
@@ -90,9 +111,14 @@ fn pipeline_tag(task: Task) -> &'static str {
     }
 }
 
-/// A text in JSON's quotes, which are YAML's too.
+/// A text in JSON's quotes, which are YAML's too but for the control characters that JSON leaves.
 fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
+    let is_left = |c: char| c.is_control();
+    Value::from(text)
+        .to_string()
+        .chars()
+        .map(|c| if is_left(c) { format!("\\u{:04x}", u32::from(c)) } else { c.into() })
+        .collect()
 }
 
 fn front_matter(
@@ -108,7 +134,7 @@ fn front_matter(
     let mut line = |text: std::fmt::Arguments<'_>| _ = writeln!(card, "{text}");
     line(format_args!("---\nlibrary_name: {}", if is_adapter { "peft" } else { "transformers" }));
     if let Some(base) = base {
-        line(format_args!("base_model: {}", quoted(id(base))));
+        line(format_args!("base_model: {}", quoted(base)));
         line(format_args!("base_model_relation: {}", if is_adapter { "adapter" } else { "finetune" }));
     }
     line(format_args!("pipeline_tag: {}\ntags:\n- kiln", pipeline_tag(task)));
@@ -126,10 +152,13 @@ fn front_matter(
         line(format_args!("metrics:"));
         metrics.iter().for_each(|(name, _)| line(format_args!("- {name}")));
         let validation = match &config.data.validation {
-            Some(Validation::Files(files)) => files.first().map(|file| dataset(file)),
-            _ => datasets.first().cloned(),
+            Some(Validation::Files(files)) => files.iter().map(|file| dataset(file)).collect(),
+            _ => datasets.clone(),
         };
-        let (data, is_on_hub) = validation.unwrap_or_else(|| ("validation".into(), false));
+        let (data, is_on_hub) = match &validation[..] {
+            [one] => one.clone(),
+            several => (format!("{} files", several.len()), false),
+        };
         let kind = if is_on_hub { data.clone() } else { config.data.format.to_string() };
         line(format_args!(
             "model-index:\n- name: {}\n  results:\n  - task:\n      type: {}\n    dataset:\n      name: {}\n      type: {}\n    metrics:",
@@ -159,10 +188,15 @@ fn evaluation(card: &mut String, plan: &RunPlan, run: &Outcome<'_>, figures: &[(
 
 fn training(card: &mut String, config: &RunConfig, plan: &RunPlan, run: &Outcome<'_>) {
     let train = &plan.train;
-    let data = datasets(config).into_iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let data = datasets(config).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let more = data.len().saturating_sub(MOST_NAMES);
+    let mut named = data.into_iter().take(MOST_NAMES).collect::<Vec<_>>().join(", ");
+    if more > 0 {
+        named += &format!(", and {more} more");
+    }
     let seconds = run.summary.get("train_runtime").map_or_else(String::new, |seconds| format!("{seconds:.0} s"));
     let settings = [
-        ("data", data),
+        ("data", named),
         ("examples", train.data.train_examples.to_string()),
         ("steps", run.summary.get("step").map_or(train.steps.total as f64, |step| step).to_string()),
         ("epochs", run.summary.get("epoch").map_or_else(String::new, |epoch| format!("{epoch:.2}"))),
@@ -178,7 +212,7 @@ fn training(card: &mut String, config: &RunConfig, plan: &RunPlan, run: &Outcome
     ];
     card.push_str("\n## Training\n\n| setting | value |\n| --- | --- |\n");
     for (name, value) in settings.iter().filter(|(_, value)| !value.is_empty()) {
-        let _ = writeln!(card, "| {name} | {} |", value.replace('|', "\\|"));
+        let _ = writeln!(card, "| {name} | {} |", plain(value));
     }
 }
 
@@ -233,11 +267,13 @@ fn usage(card: &mut String, task: Task, is_adapter: bool, name: &str) {
     };
     let command = match task {
         Task::Clm => "kiln generate model --prompt \"Once upon a time\"",
+        Task::Mlm => "kiln eval plan.toml",
         _ => "kiln predict model --input rows.jsonl",
     };
     let _ = write!(
         card,
-        "\n## Use\n\n```python\n{loads}\n```\n\n```sh\n{command}\n```\n\n`kiln train plan.toml`, with the `plan.toml` of the run `{name}`, makes \
-         the run again.\n"
+        "\n## Use\n\n```python\n{loads}\n```\n\n```sh\n{command}\n```\n\n`kiln train plan.toml`, with the `plan.toml` of the run {}, makes \
+         the run again.\n",
+        plain(name)
     );
 }

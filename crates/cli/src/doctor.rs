@@ -202,11 +202,17 @@ fn on_path(name: &str) -> Option<PathBuf> {
 
 /// Kiln's cache, and Hugging Face's.
 fn cache() -> Vec<Line> {
-    let hub = HubSettings::from_env().map(|settings| settings.cache);
-    let folders = [("cache", kiln_core::cache::folder()), ("hub-cache", hub)];
-    folders
-        .map(|(what, folder)| folder.map_or_else(|error| Line::wrong(what, &error), |path| writable(what, &path)))
-        .into()
+    let own =
+        kiln_core::cache::folder().map_or_else(|error| Line::wrong("cache", &error), |path| writable("cache", &path));
+    let hub = match HubSettings::from_env() {
+        Err(error) => Line::wrong("hub-cache", &error),
+        // Nothing comes to it.
+        Ok(settings) if settings.offline && settings.cache.is_dir() => {
+            Line::ok("hub-cache", format!("{}, which is only read", settings.cache.display()))
+        }
+        Ok(settings) => writable("hub-cache", &settings.cache),
+    };
+    vec![own, hub]
 }
 
 /// Whether a process can write to `folder`, or make it, and the room there.

@@ -466,7 +466,7 @@ pub struct BatchSize {
     /// Tokens without padding.
     pub tokens: u64,
     /// The divisor of the loss sum: the number of labels, or the sum of their weights. 0 where
-    /// there is none.
+    /// there is none: such a batch adds nothing to the step.
     pub labels: f64,
 }
 

@@ -82,13 +82,21 @@ pub(super) struct CachedRepo<'a> {
 /// The name of a model's folder in print: `org/name` and the commit where it is a snapshot in the
 /// Hub's cache, else its path.
 pub fn name_of(folder: &Path) -> String {
-    let named = || {
-        let mut parts = folder.components().rev().map(|part| part.as_os_str().to_str());
-        let (commit, snapshots, repo) = (parts.next()??, parts.next()??, parts.next()??);
-        let id = repo.strip_prefix("models--").filter(|_| snapshots == "snapshots" && is_commit(commit))?;
-        Some(format!("{} (commit {})", id.replacen("--", "/", 1), &commit[..7]))
-    };
-    named().unwrap_or_else(|| folder.display().to_string())
+    let named = snapshot(folder).map(|(id, commit)| format!("{id} (commit {})", &commit[..7]));
+    named.unwrap_or_else(|| folder.display().to_string())
+}
+
+/// The id of the model in `folder`, where that is a snapshot in the Hub's cache.
+pub fn id_of(folder: &Path) -> Option<String> {
+    snapshot(folder).map(|(id, _)| id)
+}
+
+/// Id and commit of the model in `folder`, where that is a snapshot in the Hub's cache.
+fn snapshot(folder: &Path) -> Option<(String, &str)> {
+    let mut parts = folder.components().rev().map(|part| part.as_os_str().to_str());
+    let (commit, snapshots, repo) = (parts.next()??, parts.next()??, parts.next()??);
+    let id = repo.strip_prefix("models--").filter(|_| snapshots == "snapshots" && is_commit(commit))?;
+    Some((id.replacen("--", "/", 1), commit))
 }
 
 impl<'a> CachedRepo<'a> {
@@ -172,6 +180,9 @@ mod tests {
         let found = name(&format!("/home/a/hub/models--distilbert--distilbert-base--x/snapshots/{commit}"));
         assert_eq!(found, "distilbert/distilbert-base--x (commit 0123456)");
         assert_eq!(name(&format!("hub/models--gpt2/snapshots/{commit}")), "gpt2 (commit 0123456)");
+        let id = |folder: &str| id_of(Path::new(folder));
+        assert_eq!(id(&format!("hub/models--org--name/snapshots/{commit}")).as_deref(), Some("org/name"));
+        assert_eq!(id("models/own"), None);
         for folder in ["models/own", "own", "models--gpt2/snapshots/main", "models--gpt2/models--gpt2"] {
             assert_eq!(name(folder), folder);
         }

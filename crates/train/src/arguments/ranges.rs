@@ -41,7 +41,7 @@ pub(super) fn interval<T: Copy + Into<Option<Interval>>>(least: usize) -> impl F
 
 /// Weights of classes, each above 0.
 pub(super) fn weights(key: &str, weights: &Option<ClassWeights>) -> Checked {
-    match weights.iter().flat_map(ClassWeights::numbers).find(|weight| *weight <= 0.0) {
+    match weights.iter().flat_map(ClassWeights::numbers).find(|weight| !(weight.is_finite() && *weight > 0.0)) {
         Some(weight) => Err(Complaint::new(key, format!("expected numbers above 0, got {weight}"))),
         None => Ok(()),
     }

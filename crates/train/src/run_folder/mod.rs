@@ -178,9 +178,10 @@ impl Content {
                  (it is damaged, or an older Kiln kept no list), so nothing in it is touched"
             ))),
             (Self::Run(listed), OnExisting::Overwrite | OnExisting::Resume) => {
-                // A model that Kiln has not written stands where it is to write one.
-                let model = fs::read_dir(folder.join(MODEL));
-                let is_taken = model.is_ok_and(|mut entries| entries.next().is_some());
+                // A model that Kiln has not written stands where it is to write one. A card alone is
+                // none: `overwrite` leaves one that somebody has changed.
+                let model = fs::read_dir(folder.join(MODEL)).into_iter().flatten().flatten();
+                let is_taken = model.into_iter().any(|entry| entry.file_name() != card::FILE);
                 let is_own = listed.iter().any(|file| Path::new(file).starts_with(MODEL));
                 if is_taken && !is_own {
                     return refused(Error::config(format!(
@@ -379,7 +380,7 @@ impl RunFolder {
             }
         }
         manifest.list(written)?;
-        write_files(&path, &files)?;
+        files.iter().try_for_each(|(name, bytes)| write_whole(&path.join(name), bytes))?;
         let validation_sha256 = promise.validation().map(str::to_owned);
         let begun_from = match &found {
             Some(_) if origin.is_none() => provenance::begun_from(&path),
@@ -431,7 +432,11 @@ impl RunFolder {
     /// The file of the model card `card`; none where somebody has written or changed the one in
     /// `model/`, which stays.
     pub fn card(&self, card: &str) -> Option<NamedFile> {
-        let is_kept = card::is_changed(&self.path.join(MODEL).join(card::FILE));
+        let there = self.path.join(MODEL).join(card::FILE);
+        let is_kept = card::is_changed(&there);
+        if is_kept {
+            tracing::warn!("{} stays as somebody has changed it, and may tell of an earlier model", there.display());
+        }
         (!is_kept).then(|| (card::FILE.into(), card::sealed(card).into_bytes().into()))
     }
 

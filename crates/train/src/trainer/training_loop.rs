@@ -214,7 +214,10 @@ impl<T: TrainingTask> Trainer<T> {
             self.tell(&run.progress, Activity::WritingModel);
             let mut beside = self.session.task.files(&self.state.model)?;
             let rows = runs::rows(folder.path());
-            let outcome = Outcome { evaluation: run.evaluating.last.as_ref(), summary: &summary, rows: &rows };
+            let step = folder.status.best_model.as_ref().map_or(run.progress.step, |best| best.step) as f64;
+            // An evaluation of another step is one of other weights.
+            let evaluation = run.evaluating.last.as_ref().filter(|row| row.get("step") == Some(step));
+            let outcome = Outcome { evaluation, summary: &summary, rows: &rows };
             beside.extend(self.session.card(&outcome)?.and_then(|card| folder.card(&card)));
             folder.write_model(&self.state.model, &beside)?;
         }
