@@ -77,7 +77,8 @@ fn dataset(pattern: &str) -> (String, bool) {
     }
 }
 
-/// The same for `data.dataset_name`, an id of the Hub or a folder.
+/// The dataset that `data.dataset_name` names, an id of the Hub or a folder; with whether it is on
+/// the Hub.
 fn named_dataset(name: &str) -> (String, bool) {
     let folder = expand_text(name).unwrap_or_else(|_| name.to_owned());
     if hub::is_local(&folder) { (last_part(Path::new(&folder)), false) } else { (id(&folder), true) }

@@ -561,7 +561,8 @@ fn the_model_has_a_card_that_nobody_replaces_once_it_is_changed() {
     let own = longer.replacen("## Training", "## Ours", 1);
     std::fs::write(place.path("run/model/README.md"), &own).unwrap();
     assert_eq!(train(8, &resume), own);
-    // An `overwrite` that ends early leaves it, and a run that goes on takes the folder all the same.
+    // An `overwrite` that ends early leaves it, and a run that goes on takes the folder all the
+    // same.
     let stopped = ["--set", "run.on_existing=overwrite", "--set", "trainer.max_steps=6", "--stop-after", "2"];
     succeeds(place.config("train", "text.toml", &evaluated).args(stopped));
     assert_eq!(std::fs::read_to_string(place.path("run/model/README.md")).unwrap(), own);

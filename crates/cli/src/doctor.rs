@@ -11,7 +11,7 @@ use kiln::config::DeviceKind;
 use kiln::engine::device;
 use kiln_core::error::{Error, Result};
 use kiln_core::host::{self, Bound};
-use kiln_core::process::{Child, scratch};
+use kiln_core::process::{Child, Kind, scratch};
 use kiln_core::words::thousands;
 use kiln_data::hub::HubSettings;
 use kiln_measure::engines::{Identity, Programs};
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A cache folder with less room than this, in bytes, does not hold the tokens of a small corpus.
 const ROOM: u64 = 1 << 30;
 
-/// A process with less memory than this, in MiB, trains nothing.
+/// A process with less memory than this, in MiB, trains no model of a common size.
 const MEMORY_MIB: f64 = 512.0;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -136,7 +136,7 @@ fn memory() -> Line {
     let found = format!("{} MiB{all} for a run, by {bound}", mib(room.mib));
     if room.mib < MEMORY_MIB {
         let help = "end other processes, or raise the limit; `kiln plan FILE` says what a run needs";
-        return Line { state: State::Wrong, help: Some(help.into()), ..Line::ok("memory", found) };
+        return Line::missing("memory", found, help);
     }
     Line::ok("memory", found)
 }
@@ -155,6 +155,9 @@ fn devices() -> Vec<Line> {
         });
     }
     let has = |kind: DeviceKind| gpus.iter().any(|gpu| gpu.kind == kind);
+    if lines.iter().any(|line| line.state == State::Ok) {
+        return lines;
+    }
     if let Some(driver) = host::gpu_driver().filter(|_| !has(DeviceKind::Cuda)) {
         let help = if cfg!(feature = "cuda") {
             "`nvidia-smi` says what the driver sees; in a container the GPU has to be passed on"
@@ -176,21 +179,22 @@ fn engines() -> Vec<Line> {
     built
         .map(|(kind, _)| match Programs::find(kind) {
             Ok(_) => Line::ok("engines", format!("native and compiled for {kind}")),
+            // One that a variable names is meant to be there.
+            Err(error) if ["KILN_NATIVE", "KILN_COMPILED"].into_iter().any(|name| std::env::var_os(name).is_some()) => {
+                Line::wrong("engines", &error)
+            }
             Err(error) => Line { state: State::Missing, ..Line::wrong("engines", &error) },
         })
         .collect()
 }
 
 fn mpi() -> Line {
-    let launcher = on_path("mpirun").map_or("no mpirun".to_owned(), |path| path.display().to_string());
-    match mpi_library() {
-        Ok(Some(library)) => Line::ok("mpi", format!("{library}; {launcher}")),
-        Ok(None) => Line::missing(
-            "mpi",
-            format!("no library of Open MPI or MPICH; {launcher}"),
-            "several ranks need one: `apt-get install openmpi-bin`, or name it in KILN_MPI",
-        ),
-        Err(error) => Line::wrong("mpi", &error),
+    const HELP: &str = "several ranks need both: `apt-get install openmpi-bin`; KILN_MPI names a library elsewhere";
+    match (mpi_library(), on_path("mpirun")) {
+        (Ok(Some(library)), Some(launcher)) => Line::ok("mpi", format!("{library}; {}", launcher.display())),
+        (Ok(Some(library)), None) => Line::missing("mpi", format!("{library}, and no mpirun"), HELP),
+        (Ok(None), _) => Line::missing("mpi", "no library of Open MPI or MPICH", HELP),
+        (Err(error), _) => Line::wrong("mpi", &error),
     }
 }
 
@@ -217,6 +221,7 @@ fn cache() -> Vec<Line> {
 
 /// Whether a process can write to `folder`, or make it, and the room there.
 fn writable(what: &'static str, folder: &Path) -> Line {
+    let folder = &std::path::absolute(folder).unwrap_or_else(|_| folder.into());
     let shown = folder.display();
     let Some(there) = folder.ancestors().find(|folder| folder.exists()) else {
         let error = Error::config(format!("{shown}: no folder above it exists"));
@@ -230,8 +235,8 @@ fn writable(what: &'static str, folder: &Path) -> Line {
     let found = if folder == there { shown.to_string() } else { format!("{shown}, which is made when it is needed") };
     match free(there) {
         Some(bytes) if bytes < ROOM => {
-            let error = Error::config(format!("{found}, with {} MiB free", thousands(bytes >> 20)));
-            Line::wrong(what, &error.help("make room (`kiln cache clear`), or name a folder with more"))
+            let found = format!("{found}, with {} MiB free, which a large corpus exceeds", thousands(bytes >> 20));
+            Line::missing(what, found, "make room (`kiln cache clear`), or name a folder with more")
         }
         Some(bytes) => Line::ok(what, format!("{found}, {} MiB free", thousands(bytes >> 20))),
         None => Line::ok(what, found),
@@ -293,7 +298,7 @@ fn versions(program: &Path) -> Option<String> {
     let ask = "import sys, importlib.metadata as m; print(sys.version.split()[0], 'with transformers', m.version('transformers'))";
     let mut command = Command::new(program);
     command.args(["-c", ask]).stdin(Stdio::null()).stdout(std::fs::File::create(&said).ok()?);
-    let child = Child::start_foreign(&mut command, &folder.path().join("stderr")).ok()?;
+    let child = Child::start(&mut command, &folder.path().join("stderr"), Kind::Foreign).ok()?;
     let exit = child.wait(Some(Instant::now() + PATIENCE), "stopped").ok()?;
     exit.error().is_none().then(|| std::fs::read_to_string(&said).ok().map(|text| text.trim().to_owned())).flatten()
 }

@@ -178,8 +178,8 @@ impl Content {
                  (it is damaged, or an older Kiln kept no list), so nothing in it is touched"
             ))),
             (Self::Run(listed), OnExisting::Overwrite | OnExisting::Resume) => {
-                // A model that Kiln has not written stands where it is to write one. A card alone is
-                // none: `overwrite` leaves one that somebody has changed.
+                // A model that Kiln has not written stands where it is to write one. A card alone
+                // is none: `overwrite` leaves one that somebody has changed.
                 let model = fs::read_dir(folder.join(MODEL)).into_iter().flatten().flatten();
                 let is_taken = model.into_iter().any(|entry| entry.file_name() != card::FILE);
                 let is_own = listed.iter().any(|file| Path::new(file).starts_with(MODEL));
