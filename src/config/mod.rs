@@ -30,7 +30,7 @@ pub use builder::RunConfigBuilder;
 pub use document::{field_names, quoted};
 pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;
-pub use kiln_data::settings::{DataFormat, DocumentEnd, Documents, Errors, PaddingStrategy, Sampler};
+pub use kiln_data::settings::{Buckets, DataFormat, DocumentEnd, Documents, Errors, PaddingStrategy, Sampler};
 pub use kiln_data::task::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, Task};
 pub use load::read;
 pub use lora::LoraSection;

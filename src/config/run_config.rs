@@ -43,14 +43,16 @@ impl RunConfig {
             Some(None) => Samples::AtEnd,
             Some(Some(steps)) => Samples::Every(steps),
         };
-        let DataSection { sampler, padding, test, .. } = &self.data;
-        TrainingArguments { sampler: *sampler, padding: *padding, test: test.clone(), samples, ..self.trainer.clone() }
+        let DataSection { sampler, padding, pad_to_multiple_of, buckets, test, .. } = self.data.clone();
+        TrainingArguments { sampler, padding, pad_to_multiple_of, buckets, test, samples, ..self.trainer.clone() }
     }
 
     /// This config with other `arguments` of the Trainer.
     pub(crate) fn with_arguments(&self, arguments: &TrainingArguments) -> Self {
         let mut config = Self { trainer: arguments.clone().without(stands_elsewhere), ..self.clone() };
         (config.data.sampler, config.data.padding) = (arguments.sampler, arguments.padding);
+        config.data.pad_to_multiple_of = arguments.pad_to_multiple_of;
+        config.data.buckets.clone_from(&arguments.buckets);
         config.data.test.clone_from(&arguments.test);
         config.generation = config.generation.filter(|_| arguments.samples != Samples::Never);
         if let Some(generation) = &mut config.generation {

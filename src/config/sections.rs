@@ -10,7 +10,7 @@ use kiln_core::ranges::{above_0, above_0_to_1, from_0, number, text, texts, whol
 use kiln_core::saved_dataset::is_saved;
 use kiln_core::values::{count, seed, some_count, strings};
 use kiln_core::variables::expand_text;
-use kiln_data::settings::{DataFormat, DocumentEnd, Documents, Errors, PaddingStrategy, Sampler};
+use kiln_data::settings::{Buckets, DataFormat, DocumentEnd, Documents, Errors, PaddingRule, PaddingStrategy, Sampler};
 use kiln_data::table;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
@@ -246,6 +246,17 @@ kiln_core::keys! {
         version_2_with_negative: bool = false, Free;
         /// To which length the rows of a batch are padded. Default: `longest`.
         padding: PaddingStrategy = PaddingStrategy::Longest, Bound;
+        /// The lengths that rows are padded to are multiples of this, as `pad_to_multiple_of` of
+        /// the collators of `transformers`. With `padding = "max_length"` the length is rounded up
+        /// too, and with `"buckets"` those that are chosen. Default: none; 8 for `"buckets"`, but
+        /// for the longest one.
+        #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+        pad_to_multiple_of: Option<usize> = None, Bound;
+        /// With `padding = "buckets"`: a number, at most so many lengths that are chosen from the
+        /// data, or a list, these lengths in ascending order; where rows may be longer than the
+        /// last of them, the longest length is added. Default: 4.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        buckets: Option<Buckets> = None, Bound;
         /// Trains on the first so many examples only. Default: all.
         #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
         max_train_samples: Option<usize> = None, Bound, whole(1..=usize::MAX);
@@ -293,6 +304,12 @@ impl DataSection {
         columns: table::Columns,
     ) -> kiln_core::error::Result<table::Table> {
         Ok(table::Table::open(patterns, self.format, columns)?.with_errors(self.errors))
+    }
+
+    /// The lengths that batches are padded to.
+    pub fn padding_rule(&self) -> PaddingRule<'_> {
+        let (pad_to_multiple_of, buckets) = (self.pad_to_multiple_of, self.buckets.as_ref());
+        PaddingRule { strategy: self.padding, pad_to_multiple_of, buckets }
     }
 
     /// Whether rows are instructions: conversations, or prompts with completions.

@@ -11,6 +11,7 @@ mod print;
 mod sections;
 
 pub use facts::{ExampleFacts, Facts, TokenizerFacts};
+use kiln_core::dataset::padding::Padding;
 use kiln_core::error::{Error, Result};
 pub use kiln_core::words::thousands;
 use kiln_models::{LoraConfig, ModelConfig};
@@ -30,6 +31,22 @@ use crate::config::{
 use crate::optim::OptimizerConfig;
 use crate::plan::file::PlanFile;
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
+
+/// Refuses lengths of `padding`, for rows of up to `longest` tokens, that `model` has no positions
+/// for.
+///
+/// # Errors
+/// Such a length.
+pub(crate) fn check_positions(padding: &Padding, longest: usize, model: &ModelConfig) -> Result<()> {
+    let (length, positions) = (padding.length(longest), model.max_positions());
+    if length <= positions {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "data.padding: rows of up to {longest} tokens are padded to {length}, and the model has {positions} positions"
+    ))
+    .help("lower data.max_length or data.block_size, or change data.pad_to_multiple_of or data.buckets"))
+}
 
 /// A run, resolved. `plan.json` in its folder holds it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,6 +77,9 @@ impl RunPlan {
     pub fn derive(config: &RunConfig, facts: &Facts) -> Result<Self> {
         let train = TrainPlan::derive(&config.arguments(), &facts.train)?;
         train.check_evaluation()?;
+        let data = &facts.train.data;
+        let longest = data.train.max_len.max(data.validation.map_or(0, |split| split.max_len));
+        check_positions(&train.data.padding, longest, &facts.architecture.config)?;
         let generation = sample_plan(config, facts)?;
         Ok(Self::around(train, config, facts, generation))
     }

@@ -13,7 +13,7 @@ use super::BuiltIn;
 use super::inputs::{Inputs, Use};
 use crate::config::RunConfig;
 use crate::engine::{device, handover};
-use crate::plan::EnginePlan;
+use crate::plan::{EnginePlan, check_positions};
 use crate::task::loss_options;
 
 /// An evaluation that can begin, by default of a task of Kiln's.
@@ -37,7 +37,8 @@ pub fn open(config: &RunConfig, progress: &mut dyn FnMut(Preparation) -> Control
     let batch_size = config.trainer.per_device_eval_batch_size;
     let drawn = Batches { size: batch_size, order: Order::SEQUENTIAL, drop_last: false };
     let longest = inputs.max_length.unwrap_or(validation.max_len());
-    let padding = Padding::new(config.data.padding, longest, &survey(&*validation, drawn));
+    let padding = Padding::new(config.data.padding_rule(), longest, &survey(&*validation, drawn));
+    check_positions(&padding, longest, &inputs.task.model_config)?;
     let loss = loss_options(&config.trainer, config.data.task, &inputs.task.model_config)?;
     let task = BuiltIn { loss, padding, ..inputs.task };
     Ok(EvaluationSession { device: found.device, compute: engine.compute(), task, validation, batch_size })

@@ -352,13 +352,22 @@ fn what_padding_costs_is_printed_and_changes_nothing() {
     std::fs::write(path.join("rows.toml"), config).unwrap();
     for task in ["sequence-classification", "regression"] {
         let mut expected = None;
-        for (padding, says) in [
-            ("longest", "longest: to the longest row of a batch"),
-            ("max_length", "max_length: to 14 tokens"),
-            ("buckets", "buckets: to "),
+        for (padding, more, says) in [
+            ("longest", "", "longest: to the longest row of a batch;"),
+            (
+                "longest",
+                "data.pad_to_multiple_of=8",
+                "longest: to the longest row of a batch, rounded up to a multiple of 8;",
+            ),
+            ("max_length", "", "max_length: to 14 tokens"),
+            ("max_length", "data.pad_to_multiple_of=8", "max_length: to 16 tokens"),
+            ("buckets", "", "buckets: to "),
+            ("buckets", "data.buckets=1", "buckets: to 14 tokens"),
+            ("buckets", "data.buckets=[6, 9]", "buckets: to 6, 9, 14 tokens"),
         ] {
             let (task, strategy) = (format!("data.task={task}"), format!("data.padding={padding}"));
-            let set = [&base[..], &[&task, &strategy]].concat();
+            let mut set = [&base[..], &[&task, &strategy]].concat();
+            set.extend(Some(more).filter(|more| !more.is_empty()));
             let stdout = train(path, "rows.toml", &set);
             let line = stdout.lines().find(|line| line.starts_with("padding ")).unwrap();
             assert!(line.contains(says) && line.contains("% of positions are padding"), "{line}");
@@ -375,7 +384,7 @@ fn what_padding_costs_is_printed_and_changes_nothing() {
             // Padding enters no sum; only the order of f32 additions differs, over nine steps of
             // learning.
             for (a, b) in expected.iter().zip(&figures) {
-                assert!((a - b).abs() < 1e-4 * a.abs().max(1.0), "{task} {padding}: {expected:?} {figures:?}");
+                assert!((a - b).abs() < 1e-4 * a.abs().max(1.0), "{task} {padding} {more}: {expected:?} {figures:?}");
             }
         }
     }

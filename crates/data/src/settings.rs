@@ -1,7 +1,7 @@
 //! The settings of data that are one name out of a few.
 
 use kiln_core::choices;
-pub use kiln_core::dataset::{PaddingStrategy, Sampler};
+pub use kiln_core::dataset::{Buckets, PaddingRule, PaddingStrategy, Sampler};
 
 choices! {
     /// How the data files are written.

@@ -97,9 +97,17 @@ impl Description {
 
 /// The arguments by section and key, as a config file names them, without those of the run folder.
 fn settings(arguments: &TrainingArguments) -> Value {
+    let mut data = json!({ "sampler": arguments.sampler, "padding": arguments.padding });
+    // A setting that is not given is left out, as in a config file.
+    if let Some(multiple) = arguments.pad_to_multiple_of {
+        data["pad_to_multiple_of"] = multiple.into();
+    }
+    if let Some(buckets) = &arguments.buckets {
+        data["buckets"] = json!(buckets);
+    }
     json!({
         "precision": arguments.precision,
-        "data": { "sampler": arguments.sampler, "padding": arguments.padding },
+        "data": data,
         "trainer": arguments,
         "batch": arguments.batch,
         "learning_rate": arguments.learning_rate_scaling,

@@ -318,6 +318,7 @@ fn of_a_program<T: TrainingTask>(arguments: &TrainingArguments) -> Result<()> {
         ("trainer.do_train", !arguments.do_train),
         ("data.test", arguments.test.is_some()),
         ("data.padding", arguments.padding != PaddingStrategy::Longest && !T::PADS_BY_PLAN),
+        ("data.pad_to_multiple_of", arguments.pad_to_multiple_of.is_some() && !T::PADS_BY_PLAN),
         ("generation", arguments.samples != Samples::Never && !T::WRITES_SAMPLES),
     ];
     if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {

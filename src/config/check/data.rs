@@ -3,7 +3,8 @@
 use kiln_core::complaint::{Checked, Complaint, at_least, not_empty, two_ways};
 
 use crate::config::{
-    DataFormat, DataSection, DocumentEnd, Documents, Errors, PaddingStrategy, RunConfig, Sampler, Task, Validation,
+    Buckets, DataFormat, DataSection, DocumentEnd, Documents, Errors, PaddingStrategy, RunConfig, Sampler, Task,
+    Validation,
 };
 
 pub(super) fn check(data: &DataSection) -> Checked {
@@ -60,6 +61,7 @@ pub(super) fn check(data: &DataSection) -> Checked {
         let message = format!("has no effect with format = \"{}\"", data.format);
         return Err(Complaint::new("data.errors", message).help("it belongs to `text`, `csv`, `tsv` and `jsonl`"));
     }
+    data.padding_rule().check()?;
     masking(data)?;
     squad(data)?;
     if data.format == DataFormat::Text && !data.task.is_language_model() {
@@ -101,9 +103,9 @@ pub(super) fn streaming(config: &RunConfig) -> Checked {
             "data.sampler = \"group_by_length\" needs the lengths of all examples",
             "set data.sampler = \"random\"",
         ),
-        DataSection { padding: PaddingStrategy::Buckets, .. } => refuse(
+        DataSection { padding: PaddingStrategy::Buckets, buckets: None | Some(Buckets::Number(_)), .. } => refuse(
             "data.padding = \"buckets\" chooses lengths from those of all examples",
-            "set data.padding = \"longest\" or \"max_length\"",
+            "set data.buckets to a list of lengths, or data.padding = \"longest\" or \"max_length\"",
         ),
         DataSection { max_train_samples: Some(_), .. } => {
             refuse("data.max_train_samples chooses among all examples", "trainer.max_steps limits what is read")

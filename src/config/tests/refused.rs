@@ -196,7 +196,13 @@ fn documents_masking_padding_and_limits() {
         "data.padding=bucket",
         "data.max_train_samples=0",
         "data.max_eval_samples=0",
+        "data.pad_to_multiple_of=0",
+        "data.buckets=8",
     ]);
+    for buckets in ["0", "65", "[]", "[0, 8]", "[16, 8]", "eight"] {
+        refused.together(&["data.padding=buckets", &format!("data.buckets={buckets}")]);
+    }
+    refused.together(&["data.padding=buckets", "data.pad_to_multiple_of=8", "data.buckets=[8, 12]"]);
 }
 
 #[test]

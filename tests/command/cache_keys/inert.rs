@@ -10,6 +10,8 @@ const FOUND: &str = "it is about the answers that are looked for in what the mod
 
 pub(super) const CHANGES_NOTHING: &[Inert] = &[
     ("data.padding = \"max_length\"", "rows_of_tables", &[], BATCH),
+    ("data.pad_to_multiple_of = 4", "rows_of_tables", &[], BATCH),
+    ("data.buckets = 2", "rows_of_tables", &["data.padding = \"buckets\""], BATCH),
     ("data.sampler = \"random\"", "rows_of_tables", &[], BATCH),
     ("data.test = \"other.csv\"", "", &[], "rows that are predicted are encoded then, and are not kept"),
     ("data.n_best_size = 2", "windows_of_questions", &[], FOUND),

@@ -181,7 +181,10 @@ impl BatchLabels {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::dataset::PaddingRule;
 
     fn example(ids: &[i32], label: Label) -> Example {
         Example { input_ids: ids.to_vec(), attention_mask: None, token_type_ids: None, position_ids: None, label }
@@ -204,6 +207,55 @@ mod tests {
         let batch = collate(&rows, 0, &Padding::of(&[4]), 2).unwrap();
         assert_eq!((batch.seq_len, batch.num_tokens), (4, 4));
         assert_eq!(batch.labels, BatchLabels::Classes(vec![0, 1]));
+    }
+
+    /// `make_padding.py` has written what collators of transformers make of the same rows.
+    #[test]
+    fn batches_are_those_of_the_collators_of_transformers() {
+        let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/padding.json"));
+        let file: Value = serde_json::from_str(text).unwrap();
+        let whole = |value: &Value| value.as_u64().map(|value| value as usize);
+        let flat = |value: &Value| {
+            let rows = value.as_array().unwrap().iter();
+            rows.flat_map(|row| serde_json::from_value::<Vec<i32>>(row.clone()).unwrap()).collect::<Vec<_>>()
+        };
+        let cases = file["cases"].as_array().unwrap();
+        assert_eq!(cases.len(), 45);
+        for case in cases {
+            let rule = PaddingRule {
+                strategy: case["padding"].as_str().unwrap().parse().unwrap(),
+                pad_to_multiple_of: whole(&case["pad_to_multiple_of"]),
+                buckets: None,
+            };
+            let padding = Padding::new(rule, whole(&file["max_length"]).unwrap(), &[]);
+            let ids = serde_json::from_value::<Vec<Vec<i32>>>(case["rows"].clone()).unwrap();
+            for (name, theirs) in case["batches"].as_object().unwrap() {
+                let rows = ids.iter().enumerate().map(|(at, ids)| {
+                    let label = match name.as_str() {
+                        "classes" => Label::Class(at as i32),
+                        _ => Label::Tokens(ids.clone()),
+                    };
+                    let types = (0..ids.len() as i32).map(|at| at % 2).collect();
+                    Example { token_type_ids: Some(types), ..example(ids, label) }
+                });
+                let rows = rows.collect::<Vec<_>>();
+                let batch = collate(&rows, file["pad_id"].as_u64().unwrap() as u32, &padding, rows.len()).unwrap();
+                let about = format!("{rule:?} {name} {ids:?}");
+                assert_eq!(batch.input_ids, flat(&theirs["input_ids"]), "{about}");
+                assert_eq!(batch.token_type_ids.unwrap(), flat(&theirs["token_type_ids"]), "{about}");
+                let mask = batch.attention_mask.unwrap_or_else(|| vec![true; batch.input_ids.len()]);
+                assert_eq!(
+                    mask.into_iter().map(i32::from).collect::<Vec<_>>(),
+                    flat(&theirs["attention_mask"]),
+                    "{about}"
+                );
+                match batch.labels {
+                    Labels::Classes(classes) => assert_eq!(json!(classes), theirs["labels"], "{about}"),
+                    Labels::Tokens(labels) => assert_eq!(labels, flat(&theirs["labels"]), "{about}"),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub mod lengths;
 use std::any::Any;
 
 pub use batch::{BatchLabels, Example, IGNORED, Label, PaddedBatch, shifted, valid_labels};
-pub use padding::PaddingStrategy;
+pub use padding::{Buckets, PaddingRule, PaddingStrategy};
 pub use sampler::Sampler;
 use serde_json::Value;
 use sha2::Digest as _;

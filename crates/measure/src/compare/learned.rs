@@ -137,9 +137,11 @@ pub(super) fn learned([run, other]: [&MeasuredRun; 2], names: [&str; 2]) -> Lear
 }
 
 /// Settings of `[data]` that change nothing about the validation data.
-const OF_TRAINING: [&str; 6] = [
+const OF_TRAINING: [&str; 8] = [
     "data.sampler",
     "data.padding",
+    "data.pad_to_multiple_of",
+    "data.buckets",
     "data.streaming",
     "data.shuffle_buffer_size",
     "data.max_train_samples",

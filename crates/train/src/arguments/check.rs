@@ -18,6 +18,7 @@ impl TrainingArguments {
     /// The rule, with the key.
     pub fn check(&self) -> Checked {
         self.check_ranges()?;
+        self.padding_rule().check()?;
         run(self)?;
         trainer(self)?;
         batch(self)?;

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 pub use batch::{BatchArguments, BatchScaling, BatchScope, LearningRateScaling, LrScaling, ScaledRate, TrainBatchSize};
 pub use distributed::{DdpBackend, DistributedArguments};
 use kiln_core::complaint::MAX_BATCH;
-use kiln_core::dataset::{PaddingStrategy, Sampler};
+use kiln_core::dataset::{Buckets, PaddingRule, PaddingStrategy, Sampler};
 use kiln_core::error::Result;
 pub use kiln_core::keys::{Key, Resume};
 use kiln_core::ranges::{above_0, above_0_to_1, from_0, from_0_to_1, number, text, texts, whole};
@@ -267,6 +267,14 @@ kiln_core::keys! {
         /// and `RunConfig::arguments` takes it from there. Default: `longest`.
         #[serde(skip_serializing)]
         padding: PaddingStrategy = PaddingStrategy::Longest, Bound @ "data.padding";
+        /// These lengths are multiples of this, as `pad_to_multiple_of` of the collators of
+        /// `transformers`; in a config file a setting of the data. Default: none.
+        #[serde(skip_serializing)]
+        pad_to_multiple_of: Option<usize> = None, Bound @ "data.pad_to_multiple_of";
+        /// The number of the lengths of [`PaddingStrategy::Buckets`], or these lengths; in a config
+        /// file a setting of the data. Default: at most 4.
+        #[serde(skip_serializing)]
+        buckets: Option<Buckets> = None, Bound @ "data.buckets";
         /// When the model writes samples of text; in a config file `[generation]`. Default: never.
         #[serde(skip)]
         samples: Samples = Samples::Never, Free @ "generation";
@@ -367,6 +375,12 @@ impl TrainingArguments {
             CompilerMode::Native => self.compiler.iter_mut().for_each(|compiler| compiler.enabled = mode),
             CompilerMode::Compiled | CompilerMode::Auto => self.compiler.get_or_insert_default().enabled = mode,
         }
+    }
+
+    /// The lengths that batches are padded to.
+    pub fn padding_rule(&self) -> PaddingRule<'_> {
+        let (pad_to_multiple_of, buckets) = (self.pad_to_multiple_of, self.buckets.as_ref());
+        PaddingRule { strategy: self.padding, pad_to_multiple_of, buckets }
     }
 
     /// Whether the run is compiled; `native` without settings of the compiler.

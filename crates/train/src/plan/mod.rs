@@ -289,7 +289,7 @@ impl ModelFacts {
 fn data_plan(trainer: &TrainingArguments, facts: &DataFacts, batch: &BatchPlan) -> DataPlan {
     let validation = facts.validation.map_or(0, |split| split.max_len);
     let longest = facts.max_length.unwrap_or(facts.train.max_len.max(validation));
-    let padding = Padding::new(trainer.padding, longest, &facts.batches);
+    let padding = Padding::new(trainer.padding_rule(), longest, &facts.batches);
     let padding_cost = padding.cost(&facts.batches, batch.micro);
     DataPlan {
         train_examples: facts.train.examples,

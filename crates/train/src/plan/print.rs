@@ -155,7 +155,11 @@ impl TrainPlan {
     fn describe_padding(&self) -> String {
         let (strategy, cost) = (self.data.padding_strategy, self.data.padding_cost);
         let lengths = self.data.padding.lengths().iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-        let to = if lengths.is_empty() { "the longest row of a batch".into() } else { format!("{lengths} tokens") };
+        let to = match (lengths.is_empty(), self.data.padding.multiple()) {
+            (true, 1) => "the longest row of a batch".into(),
+            (true, multiple) => format!("the longest row of a batch, rounded up to a multiple of {multiple}"),
+            (false, _) => format!("{lengths} tokens"),
+        };
         let shapes = if cost.shapes == 1 { "shape" } else { "shapes" };
         format!("{strategy}: to {to}; {:.1} % of positions are padding, {} {shapes}", cost.waste * 100.0, cost.shapes)
     }
