@@ -363,6 +363,47 @@ fn files_of_hugging_faces_arguments_are_taken_whole() {
     messages.fails(kiln(folder.path()).args(["plan", "config.toml", "--hf-args", "."]), 2);
 }
 
+/// Whatever takes a config takes what is laid over it.
+#[test]
+fn arguments_mode_and_precision_are_laid_over_every_config() {
+    let messages = messages!();
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    std::fs::write(folder.path().join("args.json"), "{\"learning_rate\": 2e-3, \"max_steps\": 4}").unwrap();
+    std::fs::write(
+        folder.path().join("sweep.toml"),
+        "[sweep]\nconfig = \"config.toml\"\noutput_dir = \"search\"\n[sweep.parameters]\n\"trainer.seed\" = [1]\n",
+    )
+    .unwrap();
+    let kiln = |args: &str| {
+        let mut command = kiln(folder.path());
+        command.args(args.split(' '));
+        command
+    };
+    let over = "--hf-args args.json --compiler compiled --precision bf16";
+    let plan = succeeds(&mut kiln(&format!("plan config.toml {over} --json")));
+    let plan = serde_json::from_str::<serde_json::Value>(&plan).unwrap();
+    let laid_over = |plan: &serde_json::Value| {
+        assert_eq!(plan["optimizer"]["learning_rate"]["rate"], 2e-3);
+        assert_eq!(plan["steps"]["total"], 4);
+        assert_eq!(plan["engine"]["precision"]["precision"], "bf16");
+        assert_eq!(plan["engine"]["mode"], "compiled");
+    };
+    laid_over(&plan);
+    succeeds(&mut kiln(&format!("sweep sweep.toml {over}")));
+    laid_over(&crate::common::json(&folder.path().join("search/trials/001-compiled/plan.json")));
+    let sizes = succeeds(&mut kiln(&format!("tune-batch config.toml {over} --max 2")));
+    assert!(sizes.starts_with("compiled: ") && sizes.contains(", bf16\n"), "{sizes}");
+    let same =
+        succeeds(&mut kiln("verify-resume config.toml --precision bf16 --compiler compiled --hf-args args.json"));
+    assert!(same.contains("are the same, bit for bit"), "{same}");
+    for command in ["compare", "bench", "parity", "bisect", "pretune", "verify-resume --modes"] {
+        messages.fails(kiln(&format!("{command} config.toml --compiler native")), 2);
+    }
+    messages.fails(kiln("tune-batch config.toml --compiler native --mode both"), 2);
+    messages.fails(kiln("bench --suite smoke --hf-args args.json"), 2);
+}
+
 /// Step 140 has a batch of tokens that no other step has. The z-scores are computed again here from
 /// the rows of the run.
 #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use kiln::config::{Precision, RunConfig};
+use kiln::config::Precision;
 use kiln::distributed::World;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_json;
@@ -18,7 +18,7 @@ use kiln_measure::collectives;
 use kiln_measure::engines;
 use kiln_measure::interleaved::worker;
 
-use super::training::{ConfigArgs, open};
+use super::training::{ConfigArgs, Layers, open};
 use super::{say, time};
 
 #[derive(Debug, Args)]
@@ -26,22 +26,21 @@ pub(super) struct BenchArgs {
     /// The config file (TOML) of the run to measure
     #[arg(required_unless_present_any = ["suite", "collectives"], conflicts_with = "suite")]
     file: Option<PathBuf>,
-    /// Override a key of the file; the value is TOML, anything else is taken as text
-    #[arg(long = "set", value_name = "SECTION.KEY=VALUE", conflicts_with = "suite")]
-    set: Vec<String>,
+    #[command(flatten)]
+    layers: Layers,
     /// Measure fixed models on synthetic tokens instead: smoke, cpu, gpu or gpu-tiny
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["set", "hf_args"])]
     suite: Option<String>,
     /// Measure the exchanges of ranks instead, from 1 KiB to 64 MiB, as in kiln launch -n 2 --
     /// bench --collectives
     #[arg(
         long,
-        conflicts_with_all = ["file", "set", "suite", "warmup", "rounds", "steps", "variants", "peers", "time_limit"]
+        conflicts_with_all = [
+            "file", "set", "hf_args", "compiler", "precision", "suite", "warmup", "rounds", "steps", "variants", "peers",
+            "time_limit",
+        ]
     )]
     pub(super) collectives: bool,
-    /// f32, bf16 or f16: the type of matrix products, whatever the file or the suite says
-    #[arg(long, value_name = "TYPE", conflicts_with = "collectives")]
-    precision: Option<Precision>,
     /// Only these cases of the suite
     #[arg(long = "case", value_name = "NAME", requires = "suite")]
     cases: Vec<String>,
@@ -100,18 +99,19 @@ pub(super) fn run_bench(args: &BenchArgs) -> Result<()> {
     if args.collectives {
         return bench_collectives(args.out.as_deref().unwrap_or(Path::new("bench-collectives.json")));
     }
-    if args.precision == Some(Precision::Auto) {
+    args.layers.refuse_compiler("native and compiled are measured side by side")?;
+    let precision = args.layers.precision;
+    if precision == Some(Precision::Auto) {
         return Err(Error::config("--precision: expected f32, bf16 or f16, got auto"));
     }
     let (subject, name) = match (&args.file, &args.suite) {
         (_, Some(name)) => {
             let suite = Suite::named(name)?.only(&args.cases)?;
-            let suite = args.precision.into_iter().fold(suite, Suite::in_precision);
+            let suite = precision.into_iter().fold(suite, Suite::in_precision);
             (Subject::Suite { name: name.clone(), suite }, name.clone())
         }
         (Some(file), None) => {
-            let mut config = Box::new(RunConfig::load_with(file, &args.set)?);
-            config.trainer.precision = args.precision.unwrap_or(config.trainer.precision);
+            let config = Box::new(args.layers.load(file)?);
             let stem = file.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned());
             (Subject::Config { title: file.display().to_string(), config }, stem)
         }

@@ -19,7 +19,7 @@ use kiln_measure::compare::{Gate, Report, saved};
 use kiln_measure::report::run::RunPage;
 use kiln_measure::{gemm, report, scaling, sweep, tune_batch};
 
-use super::compiler::verify_compare;
+use super::compiler::{BOTH_MODES, verify_compare};
 use super::training::resolve;
 use super::{say, terminal};
 
@@ -142,7 +142,7 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     if !args.world.is_empty() {
         return compare_worlds(args);
     }
-    let mut config = args.config.load().map_err(|error| {
+    let mut config = args.config.load_for_modes(BOTH_MODES).map_err(|error| {
         if args.config.file.is_dir() { error.help("`kiln report RUN..` reports on finished runs") } else { error }
     })?;
     // The compiler is what is compared: a config that switches it on has no native arm of its own.

@@ -180,7 +180,7 @@ pub(super) fn worth_of_compiling(engine: &EnginePlan) -> Option<Worth> {
 
 /// The warm-up stage of a compiled run alone, which leaves its kernels in the cache.
 pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
-    let mut config = args.load()?;
+    let mut config = args.load_for_modes("kiln pretune tunes kernels of the compiled mode")?;
     config.trainer.set_compiler(CompilerMode::Compiled);
     engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let forced = config.trainer.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
@@ -198,8 +198,11 @@ pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
     say(format!("{}: {} files, {}", folder.join(cache::KERNELS).display(), kernels.len(), cache::size(&kernels)))
 }
 
+/// Why a command that compares the modes takes none.
+pub(super) const BOTH_MODES: &str = "native and compiled are what is compared";
+
 pub(super) fn run_parity(args: &ParityArgs) -> Result<()> {
-    let config = args.config.load()?;
+    let config = args.config.load_for_modes(BOTH_MODES)?;
     let report = parity(&config, args.steps as usize, &mut probed)?;
     report.lines().iter().try_for_each(say)?;
     match &report.difference {
@@ -210,7 +213,7 @@ pub(super) fn run_parity(args: &ParityArgs) -> Result<()> {
 }
 
 pub(super) fn run_bisect(args: &ParityArgs) -> Result<()> {
-    let config = args.config.load()?;
+    let config = args.config.load_for_modes(BOTH_MODES)?;
     let mut lost = Ok(());
     let found = bisect(&config, args.steps as usize, &mut probed, &mut |line| {
         if lost.is_ok() {

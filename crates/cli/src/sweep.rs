@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kiln::config::CompilerMode;
 use kiln::run_folder::PAGE;
 use kiln_core::error::Result;
 use kiln_core::process::this_program;
@@ -12,30 +13,35 @@ use kiln_measure::sweep::{Options, Sweep, run};
 
 use super::compare::width;
 use super::say;
+use super::training::Layers;
 
 #[derive(Debug, Args)]
 pub(super) struct SweepArgs {
     /// The file with the section [sweep]; its other sections, or the file that sweep.config names,
     /// are the config
     file: PathBuf,
-    /// Override a key of the config in every trial; the value is TOML, anything else is taken as
-    /// text
-    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    set: Vec<String>,
+    #[command(flatten)]
+    layers: Layers,
     /// The folder of the search; sweep.output_dir, else runs/NAME-sweep, when it is left out
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// native, compiled or both; what [sweep] and [compiler] say when it is left out
-    #[arg(long)]
+    #[arg(long, conflicts_with = "compiler")]
     mode: Option<Modes>,
 }
 
 pub(super) fn run_sweep(args: &SweepArgs) -> Result<()> {
+    let of_mode = args.layers.compiler.map(|mode| match mode {
+        CompilerMode::Native => Modes::Native,
+        CompilerMode::Compiled => Modes::Compiled,
+        CompilerMode::Auto => Modes::Both,
+    });
     let options = Options {
         file: args.file.clone(),
-        set: args.set.clone(),
+        hf_args: args.layers.hf_args.clone(),
+        set: args.layers.overrides(),
         out: args.out.clone(),
-        mode: args.mode,
+        mode: args.mode.or(of_mode),
         program: this_program()?,
     };
     let (sweep, out, error) = run(&options, &mut |line| say(line))?;

@@ -55,20 +55,65 @@ pub(super) struct ConfigArgs {
     /// The config file (TOML). For `eval` a run folder, too, whose plan.toml and model are taken,
     /// and for `train --resume` the folder of the run that is continued
     pub(super) file: PathBuf,
+    #[command(flatten)]
+    layers: Layers,
+}
+
+/// The layers over a config file, of which a later one wins over an earlier one.
+#[derive(Debug, Args)]
+pub(super) struct Layers {
     /// Lay Hugging Face's arguments over the file: JSON that TrainingArguments.to_json_string()
     /// wrote. They win over FILE, and --set wins over them; null asks for nothing. The plan lists
     /// arguments that have no effect
     #[arg(long, value_name = "ARGS.json")]
-    hf_args: Option<PathBuf>,
+    pub(super) hf_args: Option<PathBuf>,
     /// Override a key of the file; the value is TOML, anything else is taken as text
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
+    /// native, compiled or auto, whatever [compiler] says
+    #[arg(long, value_name = "MODE")]
+    pub(super) compiler: Option<CompilerMode>,
+    /// f32, bf16, f16 or auto; the same as --set precision=...
+    #[arg(long)]
+    pub(super) precision: Option<Precision>,
 }
 
 impl ConfigArgs {
-    /// The config: the file, Hugging Face's arguments over it, overrides over both.
+    /// The config: the file, and [`Layers`] over it.
     pub(super) fn load(&self) -> Result<RunConfig> {
-        RunConfig::load_with_hf_args(&self.file, self.hf_args.as_deref(), &self.set)
+        self.layers.load(&self.file)
+    }
+
+    /// [`load`](Self::load) for a command that chooses the mode itself, for the reason `why`.
+    pub(super) fn load_for_modes(&self, why: &str) -> Result<RunConfig> {
+        self.layers.refuse_compiler(why)?;
+        self.load()
+    }
+}
+
+impl Layers {
+    /// The config: the file, Hugging Face's arguments over it, overrides over both, the mode and
+    /// the precision over all.
+    pub(super) fn load(&self, file: &Path) -> Result<RunConfig> {
+        let mut config = RunConfig::load_with_hf_args(file, self.hf_args.as_deref(), &self.overrides())?;
+        if let Some(mode) = self.compiler {
+            config.trainer.set_compiler(mode);
+        }
+        Ok(config)
+    }
+
+    /// The overrides of keys, the precision among them.
+    pub(super) fn overrides(&self) -> Vec<String> {
+        let precision = self.precision.map(|precision| format!("precision={precision}"));
+        self.set.iter().cloned().chain(precision).collect()
+    }
+
+    /// Refuses a mode where the command chooses it, for the reason `why`.
+    pub(super) fn refuse_compiler(&self, why: &str) -> Result<()> {
+        match self.compiler {
+            None => Ok(()),
+            Some(_) => Err(Error::config(format!("--compiler: {why}")).help("leave it out")),
+        }
     }
 }
 
@@ -118,16 +163,10 @@ pub(super) struct TrainArgs {
     /// run; the same as --resume with --set run.resume_from_checkpoint=...
     #[arg(long, value_name = "CHECKPOINT")]
     resume_from: Option<PathBuf>,
-    /// native, compiled or auto, whatever [compiler] says
-    #[arg(long, value_name = "MODE")]
-    compiler: Option<CompilerMode>,
     /// Keep Burn's fusion from fusing, in the compiled engine, to debug it; the same as --set
     /// compiler.fusion=off
     #[arg(long)]
     unfused: bool,
-    /// f32, bf16, f16 or auto; the same as --set precision=...
-    #[arg(long)]
-    precision: Option<Precision>,
     /// The form of the rows on stdout
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -331,22 +370,13 @@ pub(super) struct EvalArgs {
     /// Also write the figures to this file, as JSON
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// native, compiled or auto, whatever [compiler] says; auto, which is compiled where the device
-    /// has it, where neither says anything
-    #[arg(long, value_name = "MODE")]
-    compiler: Option<CompilerMode>,
-    /// f32, bf16, f16 or auto; the same as --set precision=...
-    #[arg(long)]
-    precision: Option<Precision>,
 }
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     let mut config = if args.config.file.is_dir() { of_run(&args.config)? } else { args.config.load()? };
-    let unsaid = config.trainer.compiler.is_none().then_some(CompilerMode::Auto);
-    if let Some(mode) = args.compiler.or(unsaid) {
-        config.trainer.set_compiler(mode);
+    if args.config.layers.compiler.is_none() && config.trainer.compiler.is_none() {
+        config.trainer.set_compiler(CompilerMode::Auto);
     }
-    config.trainer.precision = args.precision.unwrap_or(config.trainer.precision);
     engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let world = ranks::world(&mut config)?;
     let open = |config: &RunConfig| world.first_of_a_machine_first(|| open_evaluation(config));
@@ -372,9 +402,10 @@ fn of_run(args: &ConfigArgs) -> Result<RunConfig> {
         ))
         .help("name the config file, and the model by --model"));
     }
-    let mut config = RunConfig::load_with_hf_args(&plan, args.hf_args.as_deref(), &args.set)?;
-    if !args.set.iter().any(|set| set.trim_start().starts_with("run.output_dir")) {
-        if let Some(laid_over) = &args.hf_args
+    let Layers { hf_args, set, .. } = &args.layers;
+    let mut config = args.layers.load(&plan)?;
+    if !set.iter().any(|set| set.trim_start().starts_with("run.output_dir")) {
+        if let Some(laid_over) = hf_args
             && config.trainer.output_dir != *folder
             && config.trainer.output_dir != RunConfig::load(&plan)?.trainer.output_dir
         {
@@ -514,10 +545,6 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if let Some(checkpoint) = &args.resume_from {
         config.trainer.resume_from_checkpoint = Some(checkpoint.clone());
     }
-    if let Some(mode) = args.compiler {
-        config.trainer.set_compiler(mode);
-    }
-    config.trainer.precision = args.precision.unwrap_or(config.trainer.precision);
     if args.unfused {
         let compiled = config.trainer.compiler.as_mut().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
         let Some(compiler) = compiled else {
@@ -552,7 +579,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     match worth_of_compiling(&session.plan().engine) {
         Some(Worth::Warning(line)) => talk.warn(&line)?,
         // Who asks for the native mode by name knows that there is another one.
-        Some(Worth::Hint(line)) if args.compiler != Some(CompilerMode::Native) => talk.inform(line)?,
+        Some(Worth::Hint(line)) if args.config.layers.compiler != Some(CompilerMode::Native) => talk.inform(line)?,
         _ => {}
     }
     world.describe().iter().try_for_each(|line| talk.inform(line))?;
@@ -710,10 +737,10 @@ fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
 }
 
 pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
-    let config = args.config.load()?;
     if !args.modes {
-        return shown("", &verify(&config, &part_in_a_process)?);
+        return shown("", &verify(&args.config.load()?, &part_in_a_process)?);
     }
+    let config = args.config.load_for_modes("has no effect with --modes, which resumes in both modes")?;
     across_modes(&config, &part_in_a_process)?
         .iter()
         .try_for_each(|(modes, report)| shown(&format!("{modes}: "), report))

@@ -17,7 +17,7 @@ use kiln_measure::runner::{Work, in_a_process};
 use kiln_measure::tune_batch;
 use kiln_measure::tune_batch::{DEFAULT_RESERVE, Event, TuneOptions, measured, parse_mib, trial, tune};
 
-use super::training::{open, resolve};
+use super::training::{Layers, open, resolve};
 use super::{say, time};
 
 #[derive(Debug, Args)]
@@ -25,14 +25,13 @@ pub(super) struct TuneArgs {
     /// The config file (TOML)
     #[arg(required_unless_present = "list")]
     file: Option<PathBuf>,
-    /// Override a key of the file; the value is TOML, anything else is taken as text
-    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    set: Vec<String>,
+    #[command(flatten)]
+    layers: Layers,
     /// Show the sizes that are kept and those that were measured elsewhere
     #[arg(long, conflicts_with = "file")]
     list: bool,
     /// native, compiled or both; what [compiler] says when it is left out
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", conflicts_with = "compiler")]
     mode: Option<String>,
     /// The first size to try; when it is left out, the one that an earlier search or the plan's
     /// estimate leads to; where the memory has no stated size, the config's, or 8
@@ -91,7 +90,7 @@ pub(super) fn run_trial(args: &TrialArgs) -> Result<()> {
 pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     // Without a file, clap has seen --list.
     let Some(file) = &args.file else { return list() };
-    let mut config = RunConfig::load_with(file, &args.set)?;
+    let mut config = args.layers.load(file)?;
     let modes = match (args.mode.as_deref(), config.trainer.compiler_mode()) {
         (Some("both" | "auto"), _) | (None, CompilerMode::Auto) => vec![CompilerMode::Native, CompilerMode::Compiled],
         (None, mode) => vec![mode],

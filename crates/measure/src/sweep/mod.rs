@@ -31,6 +31,9 @@ pub const FILE: &str = "sweep.json";
 /// The config whose keys are searched, in the folder of the search.
 const CONFIG: &str = "config.toml";
 
+/// Hugging Face's arguments that are laid over it, in the same folder.
+const HF_ARGS: &str = "hf_args.json";
+
 /// The folder of the runs, in that of the search.
 const TRIALS: &str = "trials";
 
@@ -44,6 +47,8 @@ const LINGERING: Duration = Duration::from_secs(10);
 pub struct Options {
     /// The file with the section `[sweep]`.
     pub file: PathBuf,
+    /// Hugging Face's arguments, which are laid over the config in every trial.
+    pub hf_args: Option<PathBuf>,
     /// Overrides of keys of the config, which hold for every trial.
     pub set: Vec<String>,
     /// The folder of the search; the section's when none.
@@ -64,6 +69,9 @@ pub struct Sweep {
     /// The config, and the overrides that hold for every trial.
     config: String,
     set: Vec<String>,
+    /// The text of the file of Hugging Face's arguments, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hf_args: Option<String>,
     /// The figure by which trials are ranked.
     pub metric: String,
     /// The smaller figure is better.
@@ -277,11 +285,16 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
     write_whole(&file, config.as_bytes())?;
     let load = |parameters: &Parameters| {
         let set = [&options.set[..], &overrides(parameters, &folder.path().join("run"))].concat();
-        RunConfig::load_with(&file, &set)
+        RunConfig::load_with_hf_args(&file, options.hf_args.as_deref(), &set)
             .map_err(|error| error.in_terms_of(&[(&file.display().to_string(), "the config")]))
     };
     let first = load(&trials[0])?;
     trials[1..].iter().try_for_each(|trial| load(trial).map(drop))?;
+    let hf_args = options
+        .hf_args
+        .as_ref()
+        .map(|path| fs::read_to_string(path).map_err(|error| Error::io(format!("read {}", path.display()), &error)));
+    let hf_args = hf_args.transpose()?;
     let keeps = matches!(first.trainer.save_strategy, SaveStrategy::Steps | SaveStrategy::Epoch);
     if section.asha.is_some() && (!keeps || first.trainer.save_only_model) {
         return Err(Error::config("sweep.asha: a trial that goes on needs the checkpoint of its last rung")
@@ -318,6 +331,7 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
         section,
         config,
         set: options.set.clone(),
+        hf_args,
         metric,
         minimizes,
         modes,
@@ -357,6 +371,9 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String) -> Result<()>) -> Resu
     }
     fs::create_dir_all(out.join(TRIALS)).map_err(|error| Error::io(format!("create {}", out.display()), &error))?;
     write_whole(&out.join(CONFIG), sweep.config.as_bytes())?;
+    if let Some(text) = &sweep.hf_args {
+        write_whole(&out.join(HF_ARGS), text.as_bytes())?;
+    }
     write_json(&file, &sweep)?;
     let factor = sweep.section.asha.map(|asha| asha.reduction_factor);
     say(format!("{} trials by {} in {}", sweep.trials.len(), sweep.metric, out.display()))?;
@@ -439,7 +456,9 @@ fn advance(options: &Options, sweep: &mut Sweep, out: &Path, (trial, arm, rung):
         let sets = sweep.set.iter().chain(&sets).flat_map(|set| ["--set", set.as_str()]);
         let stop = (target != u64::MAX).then(|| format!("--stop-after={target}"));
         let work = work.with([OsStr::new("train"), out.join(CONFIG).as_os_str()]);
-        let work = work.with(["--compiler", mode.as_str()]).with(sets).with(stop);
+        let args_file = out.join(HF_ARGS);
+        let hf_args = sweep.hf_args.as_ref().map(|_| [OsStr::new("--hf-args"), args_file.as_os_str()]);
+        let work = work.with(["--compiler", mode.as_str()]).with(hf_args.into_iter().flatten()).with(sets).with(stop);
         // A signal to this process ends the run with a checkpoint.
         let stopped = "stopped; the same command goes on with the search";
         let child = Work { kind: Kind::Apart, ..work }.start()?;
@@ -521,6 +540,7 @@ mod tests {
             section: toml::from_str("parameters = {}").unwrap(),
             config: String::new(),
             set: Vec::new(),
+            hf_args: None,
             metric: "eval_loss".into(),
             minimizes: true,
             modes: vec![CompilerMode::Native],
