@@ -132,6 +132,8 @@ impl Document {
         for switch in SWITCHES {
             self.settle_switch(switch)?;
         }
+        self.settle_full_eval()?;
+        self.settle_backend();
         self.settle_resume()?;
         self.settle_warm_up()?;
         self.settle_length();
@@ -261,6 +263,41 @@ impl Document {
                 let message = format!("expected true or false, got {}", shortened(&other));
                 Err(self.locate(Complaint::new(&format!("trainer.{name}"), message).help(format!("or set {at}"))))
             }
+        }
+    }
+
+    /// Evaluation in a type of its own, which has no effect beside training in the same one.
+    fn settle_full_eval(&mut self) -> Result<()> {
+        for (name, precision) in [("bf16_full_eval", "bf16"), ("fp16_full_eval", "f16")] {
+            if self.trainer(name).and_then(Value::as_bool) != Some(true) {
+                continue;
+            }
+            let given = self.table.get("precision").and_then(Value::as_str).unwrap_or("f32");
+            if given != precision {
+                let message = format!(
+                    "evaluation computes as training does, here in `precision = \"{given}\"`, and not in {precision} alone"
+                );
+                return Err(self.locate(Complaint::new(&format!("trainer.{name}"), message).help(format!(
+                    "set precision = \"{precision}\", or leave it out; `kiln eval --precision {precision}` evaluates a trained \
+                     model in {precision}"
+                ))));
+            }
+            self.take(name);
+            let because = format!("{name} = true: evaluation computes in {precision}, as training does");
+            self.unused.because.push(because);
+        }
+        Ok(())
+    }
+
+    /// `gloo`, the usual backend of PyTorch on CPUs: it sums what MPI sums here, and in the memory
+    /// of the machine too.
+    fn settle_backend(&mut self) {
+        let backend = self.table.get_mut("distributed").and_then(|section| section.get_mut("ddp_backend"));
+        if let Some(backend) = backend.filter(|backend| backend.as_str() == Some("gloo")) {
+            *backend = "mpi".into();
+            let because = "ddp_backend = \"gloo\": MPI sums the gradients of Kiln's ranks, in the memory of the machine \
+                           as gloo does";
+            self.unused.because.push(because.into());
         }
     }
 

@@ -350,14 +350,14 @@ const OTHERS: &[Argument] = {
             Both,
             FLAG,
             NONE_FALSE,
-            "leave it out: evaluation computes as training does, in `precision`, above the sections",
+            "no effect beside `precision = \"bf16\"`, since evaluation computes as training does",
         ),
         refused(
             "fp16_full_eval",
             Both,
             FLAG,
             NONE_FALSE,
-            "leave it out: evaluation computes as training does, in `precision`, above the sections",
+            "no effect beside `precision = \"f16\"`, since evaluation computes as training does",
         ),
         no_effect(
             "tf32",
@@ -493,7 +493,12 @@ const OTHERS: &[Argument] = {
         no_effect("ddp_bucket_cap_mb", Both, WHOLE, "[]", ONE_DEVICE),
         no_effect("ddp_broadcast_buffers", Both, FLAG, "[]", ONE_DEVICE),
         no_effect("ddp_static_graph", New, FLAG, "[]", ONE_DEVICE),
-        honoured("ddp_backend", Both, TEXT, "sets `distributed.ddp_backend`; `nccl` or `mpi`"),
+        honoured(
+            "ddp_backend",
+            Both,
+            TEXT,
+            "sets `distributed.ddp_backend`; `nccl`, `mpi`, or `gloo`, which is read as `mpi`",
+        ),
         no_effect("ddp_timeout", Both, WHOLE, "[1800]", ONE_DEVICE),
         refused("fsdp", Both, FLAG_OR_NAMES, "[\"\", [], false]", LAUNCHER),
         no_effect(

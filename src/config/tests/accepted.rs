@@ -191,7 +191,19 @@ fn older_spellings() {
         assert_eq!((trainer.optim, trainer.optim_args), (OptimizerName::Sgd, args));
     }
     assert_eq!(parse("ddp_backend = \"mpi\"").unwrap().trainer.distributed.ddp_backend, Some(DdpBackend::Mpi));
-    refused.lines(&["ddp_backend = \"gloo\""]);
+    let gloo = parse("ddp_backend = \"gloo\"").unwrap().trainer;
+    assert_eq!(gloo.distributed.ddp_backend, Some(DdpBackend::Mpi));
+    assert_eq!(gloo.no_effect.len(), 1, "{:?}", gloo.no_effect);
+    assert!(gloo.no_effect[0].starts_with("ddp_backend = \"gloo\": MPI sums"), "{:?}", gloo.no_effect);
+    refused.lines(&["ddp_backend = \"ccl\""]);
+    for (given, name, precision) in
+        [("bf16 = true", "bf16_full_eval", Precision::Bf16), ("fp16 = true", "fp16_full_eval", Precision::F16)]
+    {
+        let trainer = parse(&format!("{given}\n{name} = true")).unwrap().trainer;
+        assert_eq!(trainer.precision, precision);
+        assert!(trainer.no_effect[0].starts_with(&format!("{name} = true: evaluation")), "{:?}", trainer.no_effect);
+        assert_eq!(parse(&format!("{given}\n{name} = false")).unwrap().trainer.no_effect, [name]);
+    }
     assert_eq!(parse("no_cuda = false").unwrap().trainer.device.kind, DeviceKind::Auto);
     assert_eq!(parse("warmup_ratio = 0").unwrap().trainer.warmup_steps, Interval::Steps(0));
     refused.lines(&["evaluation_strategy = \"sometimes\"", "warmup_ratio = 1.1", "no_cuda = \"maybe\""]);

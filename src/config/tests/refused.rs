@@ -67,6 +67,7 @@ fn hugging_face_arguments_that_are_not_honoured() {
     let refused = Refused(messages!());
     refused.lines(&[
         "fp16_full_eval = true",
+        "bf16 = true\nfp16_full_eval = true",
         "deepspeed = \"ds.json\"",
         "fsdp = \"full_shard\"",
         "push_to_hub = true",

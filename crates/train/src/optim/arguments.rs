@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 choices! {
     /// The optimizer, by Hugging Face's name where it has one.
     OptimizerName("optimizer", optimizer_synonym) {
-        /// AdamW by PyTorch's formula, decoupled weight decay. `adamw` and `adamw_torch_fused` (the
-        /// same formula) are accepted spellings.
+        /// AdamW by PyTorch's formula, decoupled weight decay. `adamw`, `adamw_torch_fused`,
+        /// `adamw_torch_xla` and `adamw_torch_npu_fused` (the same formula) are accepted spellings.
         AdamW = "adamw_torch",
         /// Adam by PyTorch's formula: weight decay is added to the gradient.
         Adam = "adam",
@@ -20,7 +20,8 @@ choices! {
         Sgd = "sgd",
         /// Adafactor as `transformers` has it: second moments of a matrix as a row and a column.
         Adafactor = "adafactor",
-        /// Lion: the sign of an average of gradients. `lion` is an accepted spelling.
+        /// Lion: the sign of an average of gradients. `lion` and `paged_lion_32bit` (the same
+        /// optimizer with other memory) are accepted spellings.
         Lion = "lion_32bit",
         /// RMSprop by PyTorch's formula: weight decay is added to the gradient.
         RmsProp = "rmsprop",
@@ -37,10 +38,8 @@ fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName>> {
     // The rest of transformers.training_args.OptimizerNames, by family.
     const FAMILIES: [&str; 9] =
         ["ademamix", "lion_8bit", "paged_", "rmsprop_", "galore_", "lomo", "adalomo", "grokadamw", "schedule_free_"];
-    const SINGLES: [&str; 11] = [
+    const SINGLES: [&str; 9] = [
         "adamw_hf",
-        "adamw_torch_xla",
-        "adamw_torch_npu_fused",
         "adamw_anyprecision",
         "adamw_torch_4bit",
         "adamw_torch_8bit",
@@ -51,8 +50,9 @@ fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName>> {
         "stable_adamw",
     ];
     match given {
-        "adamw" | "adamw_torch_fused" => Some(Ok(OptimizerName::AdamW)),
-        "lion" => Some(Ok(OptimizerName::Lion)),
+        // With kernels of other devices: torch_xla's `syncfree` and torch_npu's fused AdamW.
+        "adamw" | "adamw_torch_fused" | "adamw_torch_xla" | "adamw_torch_npu_fused" => Some(Ok(OptimizerName::AdamW)),
+        "lion" | "paged_lion_32bit" => Some(Ok(OptimizerName::Lion)),
         _ if SINGLES.contains(&given) || FAMILIES.iter().any(|family| given.starts_with(family)) => {
             let instead = match given {
                 _ if given.contains("lion") => OptimizerName::Lion,
@@ -205,10 +205,12 @@ mod tests {
         for value in OptimizerName::ALL {
             assert_eq!(value.as_str().parse::<OptimizerName>().unwrap(), *value);
         }
-        for name in ["adamw", "adamw_torch", "adamw_torch_fused"] {
+        for name in ["adamw", "adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused"] {
             assert_eq!(name.parse::<OptimizerName>().unwrap(), OptimizerName::AdamW);
         }
-        assert_eq!("lion".parse::<OptimizerName>().unwrap(), OptimizerName::Lion);
+        for name in ["lion", "paged_lion_32bit"] {
+            assert_eq!(name.parse::<OptimizerName>().unwrap(), OptimizerName::Lion);
+        }
         let refused = |name: &str, part: &str| {
             let error = name.parse::<OptimizerName>().unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
