@@ -1,11 +1,13 @@
 //! `kiln predict`: a trained model on new rows, in their order: labels with probabilities, numbers,
-//! or answers. Rows are read as they are needed, so the input may be larger than memory (SQuAD's
-//! JSON is read whole).
+//! answers, tokens for masks, or scores of texts. Rows are read as they are needed, so the input
+//! may be larger than memory (SQuAD's JSON is read whole).
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::error::{Error, Result};
 use kiln_core::files::ending;
 use kiln_core::saved_dataset::is_saved;
@@ -53,7 +55,12 @@ pub struct PredictOptions {
     pub doc_stride: Option<usize>,
     /// How answers are looked for.
     pub spans: SpanOptions,
+    /// So many tokens stand for a mask.
+    pub top_k: usize,
 }
+
+/// Tokens for a mask, as in the pipeline `fill-mask` of transformers.
+pub const DEFAULT_TOP_K: usize = 5;
 
 impl PredictOptions {
     /// The rows of `input`, predicted as a run of `task` on `data` evaluates, in batches of
@@ -71,6 +78,7 @@ impl PredictOptions {
             max_length: data.max_length,
             doc_stride: data.doc_stride,
             spans: span_options(data),
+            top_k: DEFAULT_TOP_K,
         }
     }
 }
@@ -87,6 +95,11 @@ impl PredictOptions {
 ///   choice, from 0
 /// - question answering: `{"id", "answer", "score", "start", "end"}`, the last two in characters of
 ///   the context, null for no answer
+/// - masked language modelling: `{"index", "masks": [[{"score", "token", "token_str"}]]}`, for each
+///   mask of the text the most likely tokens, by their ids
+/// - causal language modelling: `{"index", "tokens", "loss", "perplexity"}`, the mean of the
+///   negative log-likelihoods of the tokens after the first one and how many these are; null for
+///   a text of one token
 ///
 /// The columns to [keep](PredictOptions::keep) follow the first of these, each once. Before a name
 /// that the prediction has itself, and before `probabilities` and `probabilities.NAME` for every
@@ -112,6 +125,7 @@ pub fn predict(
     let positions = folder.config.max_positions();
     let longest = match task {
         Task::QuestionAnswering => WindowEncoder::DEFAULT_MAX_LENGTH,
+        Task::Clm | Task::Mlm => positions,
         _ => RowEncoder::DEFAULT_MAX_LENGTH,
     };
     let max_length = options.max_length.unwrap_or(positions.min(longest));
@@ -134,13 +148,15 @@ pub fn predict(
         device,
         copies: Copies::default(),
     };
+    let vocabulary = folder.config.vocab_size();
+    if task == Task::Mlm && !(1..=vocabulary).contains(&options.top_k) {
+        return Err(Error::config(format!("--top-k: expected 1 to {vocabulary} tokens, got {}", options.top_k)));
+    }
     match task {
-        Task::Clm | Task::Mlm => Err(Error::config(format!("the task {task} has no prediction for a row")).help(
-            "`kiln generate` continues a text; give --task sequence-classification, regression, question-answering or another \
-             task with labels",
-        )),
         Task::QuestionAnswering => predictor.answers(write),
-        Task::SequenceClassification
+        Task::Clm
+        | Task::Mlm
+        | Task::SequenceClassification
         | Task::Regression
         | Task::TokenClassification
         | Task::MultiLabelClassification
@@ -163,7 +179,8 @@ pub fn fields(folder: &ModelFolder, task: Task, options: &PredictOptions) -> Res
         Task::MultipleChoice => chosen(0, &[0.0]),
         Task::QuestionAnswering => answered(&Prediction::default()),
         Task::SequenceClassification => classified(0, &logits, &name),
-        Task::Clm | Task::Mlm => Value::Null,
+        Task::Clm => scored(0, &[]),
+        Task::Mlm => filled(0, Vec::new()),
     };
     Ok(with(options.keep.iter().map(|name| (name.clone(), Value::Null)).collect(), prediction))
 }
@@ -241,6 +258,20 @@ impl Predictor<'_> {
                 },
             });
             let logits = self.forward(&examples.collect::<Vec<_>>())?;
+            if task.is_language_model() {
+                let tokens = logits.dims()[0] / rows.len();
+                for (at, (encoded, kept)) in encoded.iter().zip(kept.drain(..)).enumerate() {
+                    let own = logits.clone().slice([at * tokens..at * tokens + encoded.ids.len()]);
+                    let prediction = match task {
+                        Task::Clm => self.score(written, &encoded.ids, own)?,
+                        _ => self.fill(written, &rows[at].place, &encoded.ids, own)?,
+                    };
+                    write(&with(kept, prediction))?;
+                    written += 1;
+                }
+                rows.clear();
+                return Ok(());
+            }
             let width = logits.dims()[1];
             let values = read_values(logits)?;
             let of_row = values.len() / rows.len();
@@ -280,6 +311,46 @@ impl Predictor<'_> {
             flush(&mut pending, &mut kept)?;
         }
         Ok(written)
+    }
+
+    /// The score of a text of the tokens `ids` by the `logits` of each.
+    fn score(&self, index: usize, ids: &[u32], logits: Tensor<2>) -> Result<Value> {
+        let targets = ids[1..].iter().map(|id| *id as i32).collect::<Vec<_>>();
+        if targets.is_empty() {
+            return Ok(scored(index, &[]));
+        }
+        let count = targets.len();
+        let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [count, 1]), self.device);
+        let likelihoods = read_values(log_softmax(logits.slice([0..count]), 1).gather(1, targets))?;
+        finite(&likelihoods, &format_args!("row {index}"))?;
+        Ok(scored(index, &likelihoods))
+    }
+
+    /// The most likely tokens for each mask among `ids`, by the `logits` of each token.
+    fn fill(&self, index: usize, place: &dyn Display, ids: &[u32], logits: Tensor<2>) -> Result<Value> {
+        let Some(mask) = self.tokenizer.mask_id() else {
+            return Err(Error::config("the tokenizer has no token for a mask"));
+        };
+        let masks = ids.iter().enumerate().filter(|(_, id)| **id == mask).map(|(at, _)| at);
+        let fill = |at: usize| {
+            let logits = read_values(logits.clone().slice([at..at + 1]))?;
+            finite(&logits, &format_args!("row {index}"))?;
+            let (_, probabilities) = softmax(&logits);
+            let mut order = (0..probabilities.len()).collect::<Vec<_>>();
+            order.sort_by(|a, b| probabilities[*b].total_cmp(&probabilities[*a]));
+            let tokens = order.into_iter().take(self.options.top_k).map(|token| {
+                let text = self.tokenizer.decode_with_special(&[token as u32])?;
+                Ok(json!({ "score": probabilities[token], "token": token, "token_str": text }))
+            });
+            tokens.collect::<Result<Value>>()
+        };
+        let masks = masks.map(fill).collect::<Result<Vec<_>>>()?;
+        if masks.is_empty() {
+            let mask = self.tokenizer.token(mask).unwrap_or_default();
+            return Err(Error::data(format!("{place}: the text has no {mask}"))
+                .help(format!("write {mask} where a token is to be found; a text may have several")));
+        }
+        Ok(filled(index, masks))
     }
 
     /// The logits of a batch of examples.
@@ -346,7 +417,7 @@ impl Predictor<'_> {
 }
 
 /// A prediction from logits that are no numbers would only look like one.
-fn finite(logits: &[f32], place: &dyn std::fmt::Display) -> Result<()> {
+fn finite(logits: &[f32], place: &dyn Display) -> Result<()> {
     match logits.iter().find(|logit| !logit.is_finite()) {
         Some(logit) => Err(Error::non_finite(format!("{place}: the model gives {logit}; expected finite numbers"))
             .help("the model's weights are damaged, or its training diverged")),
@@ -371,6 +442,18 @@ fn valued(index: usize, value: f32) -> Value {
 fn chosen(index: usize, logits: &[f32]) -> Value {
     let (best, probabilities) = softmax(logits);
     json!({ "index": index, "choice": best, "score": probabilities[best], "probabilities": probabilities })
+}
+
+/// The score of a text by the log-likelihoods of its tokens.
+fn scored(index: usize, likelihoods: &[f32]) -> Value {
+    let count = likelihoods.len();
+    let loss = (count > 0).then(|| -likelihoods.iter().copied().map(f64::from).sum::<f64>() / count as f64);
+    json!({ "index": index, "tokens": count, "loss": loss, "perplexity": loss.map(f64::exp) })
+}
+
+/// The tokens for the masks of a text.
+fn filled(index: usize, masks: Vec<Value>) -> Value {
+    json!({ "index": index, "masks": masks })
 }
 
 /// The answer to a question.

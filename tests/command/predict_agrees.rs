@@ -367,7 +367,8 @@ fn adapters_and_merged_models() {
     );
 }
 
-/// The tasks of language models have no answers for rows; their evaluations agree.
+/// The evaluations of language models agree. A text without a mask has none to fill; one that is
+/// scored has a loss.
 #[test]
 fn language_models() {
     let messages = messages!();
@@ -393,8 +394,23 @@ fn language_models() {
             assert_eq!(row[figure], again[figure], "{task}: {figure}");
             assert!(is_on(&page, figure, &row[figure]), "{task}: {figure}");
         }
-        let refused = ["predict", "--compiler", "native", "run", "--input", "validation.jsonl"];
-        messages.fails(kiln(folder.path()).args(refused), 2);
+        match task {
+            "clm" => {
+                let scores = predicted(folder.path(), "run", &["--input", "validation.jsonl"]);
+                for score in &scores {
+                    let [loss, perplexity] = ["loss", "perplexity"].map(|name| score[name].as_f64().unwrap());
+                    assert!((perplexity - loss.exp()).abs() < 1e-12 * perplexity, "{score}");
+                }
+                let rows = std::fs::read_to_string(folder.path().join("validation.jsonl")).unwrap();
+                assert_eq!(scores.len(), rows.lines().count());
+            }
+            _ => {
+                let refused = ["predict", "--compiler", "native", "run", "--input", "validation.jsonl"];
+                messages.fails(kiln(folder.path()).args(refused), 3);
+                messages.fails(kiln(folder.path()).args(["predict", "run", "--text", "a [MASK]", "--top-k", "0"]), 2);
+                messages.fails(kiln(folder.path()).args(["predict", "run", "--text", "a [MASK]", "--top-k", "900"]), 2);
+            }
+        }
     }
 }
 
@@ -412,7 +428,15 @@ fn predictions_are_those_of_the_pipelines() {
     let [a, b, c] = ["the cat", "a dog", "in the tree and the box"];
     let row = |text: &Value| json!({ "text": text, "question": "where is the cat", "a": a, "b": b, "c": c });
     written("rows.jsonl", texts.iter().map(row).collect());
-    for case in ["bert-classification", "bert-regression", "distilbert-multi-label", "bert-choice", "lora-bert-qa"] {
+    for case in [
+        "bert-classification",
+        "bert-regression",
+        "distilbert-multi-label",
+        "bert-choice",
+        "lora-bert-qa",
+        "bert-mlm",
+        "distilbert-mlm",
+    ] {
         let model = crate::common::fixture(case).join("model");
         std::fs::create_dir(at.join(case)).unwrap();
         for file in ["config.json", "model.safetensors"] {
@@ -423,6 +447,15 @@ fn predictions_are_those_of_the_pipelines() {
         words.extend((0..size - words.len()).map(|i| format!("[unused{i}]")));
         std::fs::write(at.join(case).join("vocab.txt"), words.join("\n") + "\n").unwrap();
     }
+    std::fs::create_dir(at.join("gpt2-lm")).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(crate::common::fixture("gpt2-lm").join("model").join(file), at.join("gpt2-lm").join(file))
+            .unwrap();
+    }
+    std::fs::write(at.join("gpt2-lm/tokenizer.json"), peer["tokenizer"].as_str().unwrap()).unwrap();
+    let class = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+    std::fs::write(at.join("gpt2-lm/tokenizer_config.json"), class.to_string()).unwrap();
+    written("masked.jsonl", list(&peer["masked"]).iter().map(|text| json!({ "text": text })).collect());
     // Sums in f32 in another order: some roundings of logits and probabilities of order 1.
     let near = |ours: &Value, theirs: &Value| {
         let (ours, theirs) = (ours.as_f64().unwrap(), theirs.as_f64().unwrap());
@@ -445,6 +478,24 @@ fn predictions_are_those_of_the_pipelines() {
         assert_eq!(ours["choice"], theirs["choice"]);
         list(&ours["probabilities"]).iter().zip(list(&theirs["probabilities"])).for_each(|(a, b)| near(a, &b));
     }
+    for case in ["bert-mlm", "distilbert-mlm"] {
+        let ours = predicted(at, case, &["--input", "masked.jsonl", "--top-k", "3"]);
+        assert_eq!(ours.len(), 3);
+        for (ours, theirs) in ours.iter().zip(list(&peer[case])) {
+            let (ours, theirs) = (list(&ours["masks"]), list(&theirs));
+            assert_eq!(ours.len(), theirs.len());
+            for (ours, theirs) in ours.iter().flat_map(list).zip(theirs.iter().flat_map(list)) {
+                assert_eq!((&ours["token"], &ours["token_str"]), (&theirs["token"], &theirs["token_str"]), "{case}");
+                near(&ours["score"], &theirs["score"]);
+            }
+        }
+    }
+    for (ours, theirs) in predicted(at, "gpt2-lm", &["--input", "rows.jsonl"]).iter().zip(list(&peer["gpt2-lm"])) {
+        assert_eq!(ours["tokens"], theirs["tokens"]);
+        near(&ours["loss"], &theirs["loss"]);
+    }
+    let one = predicted(at, "gpt2-lm", &["--text", "cat"]);
+    assert_eq!(one, [json!({ "index": 0, "tokens": 0, "loss": null, "perplexity": null })]);
     for case in list(&peer["bert-qa"]) {
         let of = |name: &str| case["settings"][name].to_string();
         let flags = ["max_length", "stride", "n_best", "max_answer", "threshold", "negative"];

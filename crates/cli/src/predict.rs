@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use clap::Args;
 use kiln::config::{CompilerMode, DataFormat, Errors, Precision, RunConfig, Task};
-use kiln::inference::predict::{PredictOptions, fields, format_of, predict};
+use kiln::inference::predict::{DEFAULT_TOP_K, PredictOptions, fields, format_of, predict};
 use kiln::session::adapter::task_of_architecture;
 use kiln::session::model_folder::{ModelFolder, described, run_of};
 use kiln_core::error::{Error, Result, printable};
@@ -43,8 +43,8 @@ pub(super) struct PredictArgs {
     /// name that a prediction has itself
     #[arg(long, value_name = "COLUMNS", value_delimiter = ',', conflicts_with = "text")]
     keep: Vec<String>,
-    /// Any task but clm and mlm, such as token-classification; what the model was trained for when
-    /// it is left out
+    /// The task, such as token-classification; what the model was trained for when it is left out.
+    /// clm scores each text, mlm fills each mask in it
     #[arg(long)]
     task: Option<String>,
     /// The file to write: CSV where its name ends in .csv, else lines of JSON; stdout when it is
@@ -89,6 +89,9 @@ pub(super) struct PredictArgs {
     /// No answer is given when its score is more than this above the best answer's
     #[arg(long, allow_negative_numbers = true)]
     null_score_diff_threshold: Option<f64>,
+    /// Tokens for a mask
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_TOP_K)]
+    top_k: usize,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -295,8 +298,12 @@ impl PredictArgs {
         let has_columns = self.names_columns() && ending(&input.path).as_deref() == Some("json");
         let format = format.or(has_columns.then_some(DataFormat::Jsonl));
         let keep = self.keep.clone();
-        let options =
-            PredictOptions { format, keep, ..PredictOptions::of(&data, task, input.path.clone(), batch_size) };
+        let options = PredictOptions {
+            format,
+            keep,
+            top_k: self.top_k,
+            ..PredictOptions::of(&data, task, input.path.clone(), batch_size)
+        };
         Ok((options, precision, taken))
     }
 
@@ -335,13 +342,11 @@ fn trained_task(model: &str) -> Result<Task> {
     }
     let architecture = config.architecture().unwrap_or("no class");
     match task_of_architecture(&config) {
-        Some(task) if !task.is_language_model() => Ok(task),
-        _ => Err(Error::config(format!(
+        Some(task) => Ok(task),
+        None => Err(Error::config(format!(
             "{model}: its config.json names {architecture}, which has no prediction for a row"
         ))
-        .help(
-            "`kiln generate` continues a text; give --task where the model has a head for it, or fine-tune it first",
-        )),
+        .help("give --task where the model has a head for it, or fine-tune it first")),
     }
 }
 

@@ -182,8 +182,12 @@ fn prediction(config: &RunConfig) -> Checked {
         None if wanted => Err(Complaint::new("trainer.do_predict", "needs rows to predict, and there are none")
             .help("set data.test to a file")),
         Some(_) if data.task.is_language_model() => {
-            Err(Complaint::new("trainer.do_predict", format!("the task {} has no prediction for a row", data.task))
-                .help("leave it out; [generation] writes a sample at the end"))
+            let message = format!("rows of the task {} are not predicted at the end of a training", data.task);
+            let help = match data.task {
+                Task::Clm => "leave it out; `kiln predict` scores texts, and [generation] writes a sample at the end",
+                _ => "leave it out; `kiln predict` fills masks in texts",
+            };
+            Err(Complaint::new("trainer.do_predict", message).help(help))
         }
         Some(_) if !data.format.is_table() && data.format != DataFormat::Squad => {
             Err(Complaint::new("data.test", format!("`{}` rows are not predicted", data.format))

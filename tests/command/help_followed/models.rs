@@ -139,11 +139,6 @@ fn tokenizers_models_and_weights() {
                 &[Args(&["predict", "base", "--input", "rows.csv", "--max-length", "16"])],
             ),
             case(
-                TEXT,
-                with(&[Args(&["predict", "base", "--input", "rows.csv"])]),
-                &[Args(&["generate", "base", "--prompt", "the cat", "--max-new-tokens", "2"])],
-            ),
-            case(
                 CLASSES,
                 &[Args(&["eval", "config.toml", "--set", "data.validation=40%"])],
                 &[Run(&["train", "config.toml"])],
