@@ -169,6 +169,16 @@ fn a_config_can_be_verified() {
     assert!(stdout.contains("6 steps equal 3 steps, a stop and 3 steps") && stdout.contains("6 rows"), "{stdout}");
     assert!(!folder.path().join("run").exists());
     // The device that `auto` finds in this build is the CPU, where the promise is every bit.
+    // Six examples a step in micro-batches of three, then of two, whose sums have another order.
+    let other = ["verify-resume", "config.toml", "--micro-batch"];
+    let stdout = succeeds(kiln(folder.path()).args(other).arg("2"));
+    assert!(stdout.starts_with("micro-batch 2: 6 steps equal 3 steps, a stop and 3 steps"), "{stdout}");
+    let apart = stdout.split("by rounding, by ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    // Rounding and nothing more: eps of f32 is 6e-8.
+    assert!((1e-9..1e-5).contains(&apart.parse::<f64>().unwrap()), "{stdout}");
+    for micro in ["3", "4", "0"] {
+        fails(kiln(folder.path()).args(other).arg(micro), 2, &["--micro-batch: expected a divisor of 6 other than 3"]);
+    }
     let auto = ["verify-resume", "config.toml", "--set", "device.kind=auto"];
     assert!(succeeds(kiln(folder.path()).args(auto)).contains("the same, bit for bit"));
     let one = ["verify-resume", "config.toml", "--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=0"];

@@ -38,7 +38,7 @@ use kiln_data::table::Columns;
 use kiln_data::{paths, store};
 use kiln_measure::engines;
 use kiln_measure::proof::verify_resume;
-use kiln_measure::proof::verify_resume::{Part, Resumed, across_modes, verify};
+use kiln_measure::proof::verify_resume::{Part, Resumed, across_modes, verify, with_micro_batch};
 use kiln_measure::report;
 use kiln_measure::runner::in_a_process;
 
@@ -137,6 +137,9 @@ pub(super) struct VerifyResumeArgs {
     /// Also resume in the other mode, native after compiled and compiled after native
     #[arg(long)]
     modes: bool,
+    /// Resume with this micro-batch at the same global batch, and say how far the weights are apart
+    #[arg(long, value_name = "N", conflicts_with = "modes")]
+    micro_batch: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -737,6 +740,14 @@ fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
 }
 
 pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
+    if let Some(micro) = args.micro_batch {
+        let report = with_micro_batch(&args.config.load()?, micro, &part_in_a_process)?;
+        shown(&format!("micro-batch {micro}: "), &report)?;
+        return say(match report.apart {
+            0.0 => "the weights are the same to the bit".into(),
+            apart => format!("the weights are apart by rounding, by {apart:.1e} of their norm"),
+        });
+    }
     if !args.modes {
         return shown("", &verify(&args.config.load()?, &part_in_a_process)?);
     }
@@ -764,7 +775,7 @@ fn part_in_a_process(part: &Part) -> Result<()> {
 }
 
 fn shown(modes: &str, report: &Resumed) -> Result<()> {
-    let Resumed { before, after, tensors, rows, within, differences } = report;
+    let Resumed { before, after, tensors, rows, within, differences, .. } = report;
     if differences.is_empty() {
         return say(format!(
             "{modes}{} steps equal {before} steps, a stop and {after} steps: {tensors} tensors of weights and moments and \

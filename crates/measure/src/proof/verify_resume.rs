@@ -12,6 +12,10 @@
 //! layer's weights instead of single tensors. So they may be on a GPU from run to run, where tuning
 //! chooses the kernels.
 //!
+//! With `--micro-batch` it is resumed with another micro-batch at the same global batch
+//! ([`with_micro_batch`]): the sums of a step are then added in another order, so that this is
+//! compared to rounding too, without dropout, which is drawn for each micro-batch.
+//!
 //! A run is made of [`Part`]s, each in a process of its own: where the modes are two engines, no
 //! process has both.
 
@@ -19,8 +23,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln::Trainer;
-use kiln::config::{CompilerMode, DeviceKind, OnExisting, RunConfig};
-use kiln::plan::{self, RunPlan};
+use kiln::config::{BatchArguments, CompilerMode, DeviceKind, OnExisting, RunConfig};
+use kiln::plan::{self, RunPlan, TrainPlan};
 use kiln::run_folder::checkpoint;
 use kiln::session::Session;
 use kiln::trainer::{Callback, Control, Progress};
@@ -38,7 +42,7 @@ use kiln_train::trial::figures::{self, Limits, StepFigures, TensorFigures};
 const FIGURES: [&str; 7] = ["step", "epoch", "samples", "tokens", "loss", "grad_norm", "learning_rate"];
 
 /// The comparison that was made.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Resumed {
     /// Steps before the stop.
     pub before: u64,
@@ -50,6 +54,8 @@ pub struct Resumed {
     pub rows: usize,
     /// To what: `bit for bit`, or the tolerances.
     pub within: String,
+    /// How far the weights are apart, in parts of their norm; 0 where all are the same.
+    pub apart: f64,
     /// The differences; empty when the promise is kept.
     pub differences: Vec<String>,
 }
@@ -61,8 +67,8 @@ pub struct Part {
     pub config: RunConfig,
     /// Whether this is the part before the stop.
     pub before_stop: bool,
-    /// Whether nothing is dropped out, whatever the config says: the parts are of two modes, each
-    /// of which draws masks of its own.
+    /// Whether nothing is dropped out, whatever the config says: the parts are of two modes or of
+    /// two micro-batches, each of which draws masks of its own.
     pub without_dropout: bool,
 }
 
@@ -91,7 +97,17 @@ pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result
 /// # Errors
 /// Any error of the runs.
 pub fn verify(config: &RunConfig, runner: &Runner<'_>) -> Result<Resumed> {
-    verify_in(config, [config.trainer.compiler_mode(); 2], runner)
+    verify_in(config, [config.trainer.compiler_mode(); 2], None, runner)
+}
+
+/// Compares a run of `config` with one that is stopped and resumed with the micro-batch `micro` at
+/// the same global batch.
+///
+/// # Errors
+/// Any error of the runs; a micro-batch that does not divide the global batch, or that the run has
+/// already.
+pub fn with_micro_batch(config: &RunConfig, micro: usize, runner: &Runner<'_>) -> Result<Resumed> {
+    verify_in(config, [config.trainer.compiler_mode(); 2], Some(micro), runner)
 }
 
 /// Compares a run of `config` with one that is stopped and resumed, for the four ways to go from
@@ -102,29 +118,50 @@ pub fn verify(config: &RunConfig, runner: &Runner<'_>) -> Result<Resumed> {
 pub fn across_modes(config: &RunConfig, runner: &Runner<'_>) -> Result<Vec<(String, Resumed)>> {
     let (n, c) = (CompilerMode::Native, CompilerMode::Compiled);
     let ways = [[n, n], [c, c], [n, c], [c, n]];
-    ways.into_iter().map(|way| Ok((format!("{} -> {}", way[0], way[1]), verify_in(config, way, runner)?))).collect()
+    ways.into_iter()
+        .map(|way| Ok((format!("{} -> {}", way[0], way[1]), verify_in(config, way, None, runner)?)))
+        .collect()
 }
 
-/// `modes`: before the stop, and after it.
-fn verify_in(config: &RunConfig, modes: [CompilerMode; 2], runner: &Runner<'_>) -> Result<Resumed> {
+/// `modes`: before the stop, and after it. `micro`: the micro-batch after it, where it is another.
+fn verify_in(
+    config: &RunConfig,
+    modes: [CompilerMode; 2],
+    micro: Option<usize>,
+    runner: &Runner<'_>,
+) -> Result<Resumed> {
     let folder = scratch()?;
-    let run = |name: &str, before_stop: bool, mode: CompilerMode| -> Result<u64> {
+    let run = |name: &str, before_stop: bool, mode: CompilerMode, batch: Option<[usize; 2]>| -> Result<u64> {
         let mut config = config.training_only(folder.path().join(name), 1);
         config.trainer.set_compiler(mode);
+        if let Some([micro, global]) = batch {
+            config.trainer.per_device_train_batch_size = micro.into();
+            config.trainer.gradient_accumulation_steps = 1;
+            config.trainer.batch = BatchArguments { global_batch_size: Some(global), ..BatchArguments::default() };
+        }
         config.trainer.on_existing = OnExisting::Resume;
-        let without_dropout = modes[0] != modes[1] && !operators::drop_alike(config.trainer.device.kind);
+        let other_modes = modes[0] != modes[1] && !operators::drop_alike(config.trainer.device.kind);
+        let without_dropout = other_modes || micro.is_some();
         runner(&Part { config, before_stop, without_dropout })?;
         let saved = checkpoint::list(&folder.path().join(name).join(checkpoint::FOLDER))?;
         Ok(saved.into_iter().map(|(step, _)| step).max().unwrap_or_default())
     };
-    let all = run("straight", false, modes[0])?;
-    let before = run("stopped", true, modes[0])?;
-    run("stopped", false, modes[1])?;
+    let all = run("straight", false, modes[0], None)?;
     // As the parts have resolved it: this process may have the other engine.
     let straight = folder.path().join("straight");
     let plan = serde_json::from_slice::<RunPlan>(&read(&straight.join(plan::FILE))?);
-    let engine = plan.map_err(|error| Error::data(format!("{}: {error}", plan::FILE)))?.train.engine;
-    let rounded = if modes[0] == modes[1] && engine.device.kind == DeviceKind::Cpu {
+    let TrainPlan { engine, batch, .. } = plan.map_err(|error| Error::data(format!("{}: {error}", plan::FILE)))?.train;
+    if let Some(micro) = micro {
+        let of_device = batch.global / batch.devices.count;
+        if micro == 0 || micro == batch.micro || of_device % micro != 0 {
+            let message =
+                format!("--micro-batch: expected a divisor of {of_device} other than {}, got {micro}", batch.micro);
+            return Err(Error::config(message).help("an optimizer step keeps its examples"));
+        }
+    }
+    let before = run("stopped", true, modes[0], None)?;
+    run("stopped", false, modes[1], micro.map(|micro| [micro, batch.global]))?;
+    let rounded = if modes[0] == modes[1] && micro.is_none() && engine.device.kind == DeviceKind::Cpu {
         None
     } else {
         Some(Limits::of(engine.precision.precision, engine.device.has_tf32()))
@@ -146,7 +183,8 @@ fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], rounded: Op
              change of every layer to {change:.0e}"
         ),
     };
-    let mut report = Resumed { before, after: all - before, tensors: 0, rows: 0, within, differences: Vec::new() };
+    let differences = Vec::new();
+    let mut report = Resumed { before, after: all - before, tensors: 0, rows: 0, within, apart: 0.0, differences };
     let last = Path::new(checkpoint::FOLDER).join(checkpoint::name(all));
     let adapters = straight.join(&last).join(ADAPTER_FILE).is_file();
     let model = if adapters { ADAPTER_FILE } else { MODEL_FILE };
@@ -161,6 +199,9 @@ fn compare(straight: &Path, stopped: &Path, [before, all]: [u64; 2], rounded: Op
         let mut names = a.names();
         names.extend(b.names().into_iter().filter(|name| a.tensor(name).is_err()));
         report.tensors += names.len();
+        if file == model {
+            report.apart = apart(&a, &b);
+        }
         if let Some(limits) = narrow {
             let figures = if file == model {
                 let start = Path::new(checkpoint::FOLDER).join(checkpoint::name(before));
@@ -243,12 +284,27 @@ fn moments(optimizer: &SafeTensors<'_>) -> Vec<StepFigures> {
     kinds.into_values().map(|gradients| StepFigures { gradients, ..StepFigures::default() }).collect()
 }
 
+/// How far the tensors of `a` and `b` are apart together, in parts of the norm of `a`.
+fn apart(a: &SafeTensors<'_>, b: &SafeTensors<'_>) -> f64 {
+    let both = a.iter().filter_map(|(name, a)| Some((a, b.tensor(name).ok()?)));
+    let (apart, all) = both.fold((0.0, 0.0), |(apart, all), (a, b)| {
+        (apart + distance(a.data(), b.data()).powi(2), all + norm(&mut values(a.data())).powi(2))
+    });
+    (apart / all).sqrt()
+}
+
+fn norm(values: &mut dyn Iterator<Item = f64>) -> f64 {
+    values.map(|value| value * value).sum::<f64>().sqrt()
+}
+
+fn distance(a: &[u8], b: &[u8]) -> f64 {
+    norm(&mut values(a).zip(values(b)).map(|(a, b)| a - b))
+}
+
 /// Whether two f32 tensors are the same but for rounding. Adam's first moments of a weight without
 /// a gradient are nothing but rounding, so what is smaller than any update counts as 0.
 fn near(a: &[u8], b: &[u8]) -> bool {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let apart = norm(&mut values(a).zip(values(b)).map(|(a, b)| a - b));
-    a.len() == b.len() && apart <= Limits::F32.gradient * norm(&mut values(a)) + 1e-7
+    a.len() == b.len() && distance(a, b) <= Limits::F32.gradient * norm(&mut values(a)) + 1e-7
 }
 
 /// Whether two rows are the same but for rounding.
