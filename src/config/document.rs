@@ -407,6 +407,10 @@ pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
 }
 
 fn unknown_section(name: &str) -> Complaint {
+    if name == "sweep" {
+        return Complaint::new(name, "a search over keys, whose file is for `kiln sweep`, is no config of one run")
+            .help("run `kiln sweep FILE`, or keep the config in a file of its own, which sweep.config names");
+    }
     let list: Vec<String> = sections().iter().map(|section| format!("[{section}]")).collect();
     let complaint = Complaint::new(name, "unknown section or top-level key");
     match nearest(name, sections().into_iter().chain(TOP_LEVEL)) {

@@ -71,6 +71,17 @@ fn a_grid_in_both_modes_has_a_table_a_page_and_what_compiling_saved() {
     let rows = crate::common::rows(&folder.path().join("alone"));
     let last = rows.iter().rev().find_map(|row| row["eval_loss"].as_f64()).unwrap();
     assert_eq!(kept["trials"][3]["parameters"]["trainer.learning_rate"], "0.01");
+    // Every figure of a row can rank the trials: here of both kinds of rows.
+    let figures =
+        rows.iter().flat_map(|row| row.as_object().unwrap().keys()).collect::<std::collections::BTreeSet<_>>();
+    let text = std::fs::read_to_string(folder.path().join("sweep.toml")).unwrap();
+    let other = folder.path().join("other.toml");
+    for figure in figures {
+        let of_figure = text.replace("[sweep]\n", &format!("[sweep]\nmetric = {figure:?}\n"));
+        std::fs::write(&other, of_figure).unwrap();
+        let args = ["sweep", "other.toml", "--set", "trainer.max_steps=9"];
+        fails(kiln(folder.path()).args(args), 2, &["search holds another search"]);
+    }
     assert!((values[3][0] - last).abs() <= 1e-9, "{values:?} {last}");
     assert!(folder.path().join("search/trials/004-native/model/model.safetensors").is_file());
     for trial in kept["trials"].as_array().unwrap() {
@@ -182,9 +193,21 @@ fn a_trial_that_fails_is_left_and_mistakes_are_told_before_anything_is_trained()
         messages.given("sweep.toml", text);
         messages.fails(sweep(place(text).path(), &few), 2);
     }
-    // The figures that the rows have depend on what the system tells of memory.
-    let other = place("metric = \"eval_f1\"\n[sweep.parameters]\n\"trainer.learning_rate\" = [1e-3]");
-    fails(&mut sweep(other.path(), &few), 2, &["the rows of search/trials/001-native have no eval_f1"]);
+    for (metric, set) in [
+        ("eval_f1", "trainer.max_steps=4"),
+        ("eval_los", "trainer.max_steps=4"),
+        ("eval_loss", "trainer.eval_strategy=no"),
+    ] {
+        let text = format!("metric = {metric:?}\n[sweep.parameters]\n\"trainer.learning_rate\" = [1e-3]");
+        let other = place(&text);
+        messages.given("sweep.toml", &text);
+        messages.fails(sweep(other.path(), &["--set", set]), 2);
+        assert!(!other.path().join("search").exists(), "told before the first trial");
+    }
+    // The file of a search is no config of one run.
+    for command in ["plan", "train"] {
+        messages.fails(kiln(folder.path()).args([command, "sweep.toml"]), 2);
+    }
     std::fs::write(folder.path().join("sweep.toml"), "[model]\nkind = \"gpt2\"\n").unwrap();
     messages.fails(sweep(folder.path(), &[]), 2);
     std::fs::create_dir(folder.path().join("mine")).unwrap();
@@ -197,6 +220,20 @@ fn a_trial_that_fails_is_left_and_mistakes_are_told_before_anything_is_trained()
     std::fs::write(full.path().join("search/mine"), "").unwrap();
     messages.fails(sweep(full.path(), &[]), 2);
     assert_eq!(std::fs::read_dir(full.path().join("search")).unwrap().count(), 1);
+}
+
+#[test]
+fn trials_of_equal_figures_are_not_called_the_best() {
+    let folder = place("mode = \"native\"\n[sweep.parameters]\n\"trainer.learning_rate\" = [1e-3, 1e-3]\n");
+    let out = succeeds(&mut sweep(folder.path(), &["--set", "trainer.max_steps=4"]));
+    let said = out.lines().find(|line| line.contains("single best")).unwrap_or_else(|| panic!("{out}"));
+    assert!(
+        said.starts_with("No single best: 2 of 2 trials are equal, eval_loss ") && said.ends_with(": trials 1, 2."),
+        "{said}"
+    );
+    assert!(!out.contains("Best: "), "{out}");
+    let page = std::fs::read_to_string(folder.path().join("search/report.html")).unwrap();
+    assert!(page.contains("No single best: 2 of 2") && page.contains("trial 2, equal"), "{page}");
 }
 
 #[test]

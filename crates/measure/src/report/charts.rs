@@ -207,20 +207,24 @@ pub(super) fn of_run(run: &RunPage) -> Result<Vec<Chart>> {
 pub(super) fn of_sweep(sweep: &Sweep) -> Result<Vec<Chart>> {
     let ranked = sweep.ranked();
     let name = |trial: &Trial| format!("trial {}", trial.number);
+    let best = sweep.best().len();
+    let called = if best == 1 { "the best" } else { "equal" };
     // The best lies above the others, of which one stands for all in the legend.
     let mut curves = Vec::new();
     for (place, trial) in ranked.iter().enumerate().rev() {
         let points = sweep.curve(trial)?.into_iter().map(|(step, value)| Point::at(step, value)).collect();
         curves.push(match place {
-            0 => Curve::new(name(trial), series(1), points).wide(4).called(&format!("{}, the best", name(trial))),
-            _ => Curve::new(name(trial), series(0), points).wide(2).called(if place == 1 { "others" } else { "" }),
+            place if place < best => {
+                Curve::new(name(trial), series(1), points).wide(4).called(&format!("{}, {called}", name(trial)))
+            }
+            _ => Curve::new(name(trial), series(0), points).wide(2).called(if place == best { "others" } else { "" }),
         });
     }
     let named = Named {
         name: "trials",
         title: "Trials",
-        caption: "The figure by which trials are ranked, by steps; the best trial is in colour. A trial that was stopped early \
-                  ends at its rung.",
+        caption: "The figure by which trials are ranked, by steps; the best trial is in colour, or all that are equally good. A \
+                  trial that was stopped early ends at its rung.",
     };
     let mut charts = Vec::new();
     let across = Across::shared(STEP, curves.iter().flat_map(Curve::moments));
@@ -234,7 +238,7 @@ pub(super) fn of_sweep(sweep: &Sweep) -> Result<Vec<Chart>> {
                 x: trial.parameters.get(key)?.clone(),
                 y: trial.last()?.value,
                 is_full: trial.is_complete(),
-                is_best: place == 0,
+                is_best: place < best,
             })
         };
         let dots = ranked.iter().enumerate().filter_map(dot).collect::<Vec<_>>();

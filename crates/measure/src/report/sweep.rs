@@ -11,14 +11,24 @@ use kiln::run_folder::runs::repeat_command;
 pub(super) fn document(sweep: &Sweep, made_at: String) -> Document {
     let ranked = sweep.ranked();
     let best = ranked.first().and_then(|trial| Some((trial, trial.last()?)));
-    let answer = best.map(|(trial, Rung { step, value, .. })| {
-        let sentence = format!(
-            "Best: trial {}: {}: {} {value:.6} after {step} steps.",
-            trial.number,
-            trial.described(),
-            sweep.metric
-        );
-        Statement::new(Tone::Good, sentence)
+    let equal = sweep.best();
+    let answer = best.map(|(trial, Rung { step, value, .. })| match &equal[..] {
+        [_, _, ..] => {
+            let (metric, count, of) = (&sweep.metric, equal.len(), sweep.trials.len());
+            let numbers = equal.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+            let sentence =
+                format!("No single best: {count} of {of} trials are equal, {metric} {value:.6}: trials {numbers}.");
+            Statement::new(Tone::Plain, sentence)
+        }
+        _ => {
+            let sentence = format!(
+                "Best: trial {}: {}: {} {value:.6} after {step} steps.",
+                trial.number,
+                trial.described(),
+                sweep.metric
+            );
+            Statement::new(Tone::Good, sentence)
+        }
     });
     let again = best.and_then(|(trial, _)| trial.arms.first()).and_then(|arm| repeat_command(&arm.run));
     let failures = sweep.trials.iter().filter_map(|trial| {

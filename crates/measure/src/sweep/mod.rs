@@ -16,7 +16,7 @@ use halving::Standing;
 use kiln::config::toml_words::{plain_words, toml_error};
 use kiln::config::{CompilerMode, RunConfig, SaveStrategy};
 use kiln::run_folder::{RunStatus, Status};
-use kiln_core::error::{Error, ErrorKind, Result};
+use kiln_core::error::{Error, ErrorKind, Result, nearest};
 use kiln_core::files::{read_json, read_regular_text, write_json, write_whole};
 use kiln_core::process::{Kind, OnSignal, scratch};
 use kiln_core::{metrics, signals};
@@ -36,6 +36,42 @@ const HF_ARGS: &str = "hf_args.json";
 
 /// The folder of the runs, in that of the search.
 const TRIALS: &str = "trials";
+
+/// The figures of the rows of training by which trials can be ranked.
+const OF_TRAINING: &[&str] = &[
+    "loss",
+    "train_loss",
+    "grad_norm",
+    "step_ms",
+    "tokens_per_s",
+    "peak_mib",
+    "reserved_mib",
+    "data_wait",
+    "communicate_ms",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+    "steady_step_ms",
+    "steady_tokens_per_second",
+    "steady_communicate_ms",
+    "warmup_seconds",
+    "eval_seconds",
+    "save_seconds",
+    "save_wait_seconds",
+    "verify_seconds",
+    "loss_scale",
+    "found_inf",
+    "skipped_steps",
+    "outlier_steps",
+    "step",
+    "epoch",
+    "samples",
+    "tokens",
+    "learning_rate",
+];
+
+/// The figures of every evaluation, without `eval_`, beside those of the task.
+const OF_EVERY_EVALUATION: &[&str] = &["samples", "runtime", "samples_per_second", "steps_per_second"];
 
 const SCHEMA: &str = "kiln-sweep/1";
 
@@ -166,6 +202,18 @@ impl Sweep {
         trials
     }
 
+    /// The numbers of the trials that none is better than, in the order of
+    /// [`ranked`](Self::ranked): several where their figures are equal.
+    pub fn best(&self) -> Vec<usize> {
+        let ranked = self.ranked();
+        let key = |trial: &Trial| {
+            let last = trial.last().map(|last| (last.value, if trial.is_complete() { 0 } else { last.step }));
+            (trial.is_complete(), last)
+        };
+        let first = ranked.first().copied().map(key);
+        ranked.into_iter().take_while(|trial| Some(key(trial)) == first).map(|trial| trial.number).collect()
+    }
+
     /// The steps and figures of `trial` in the first mode: those of its rows, and of the rungs. The
     /// evaluation at a rung is no row of a run that went on from there, whose rows are those of a
     /// run that never stopped.
@@ -285,8 +333,16 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
     write_whole(&file, config.as_bytes())?;
     let load = |parameters: &Parameters| {
         let set = [&options.set[..], &overrides(parameters, &folder.path().join("run"))].concat();
-        RunConfig::load_with_hf_args(&file, options.hf_args.as_deref(), &set)
-            .map_err(|error| error.in_terms_of(&[(&file.display().to_string(), "the config")]))
+        RunConfig::load_with_hf_args(&file, options.hf_args.as_deref(), &set).map_err(|error| {
+            let written = |(key, value): (&String, &String)| {
+                let here = format!("{}: [sweep.parameters]: {key} = {value}", options.file.display());
+                (format!("--set {key}={value}"), here)
+            };
+            let of_search = parameters.iter().map(written).collect::<Vec<_>>();
+            let of_search = of_search.iter().map(|(set, here)| (set.as_str(), here.as_str())).collect::<Vec<_>>();
+            let config = file.display().to_string();
+            error.in_terms_of(&[&of_search[..], &[(config.as_str(), "the config")]].concat())
+        })
     };
     let first = load(&trials[0])?;
     trials[1..].iter().try_for_each(|trial| load(trial).map(drop))?;
@@ -311,6 +367,8 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
         let evaluates = first.trainer.evaluates() || first.trainer.do_eval;
         if first.data.validation.is_some() && evaluates { "eval_loss" } else { "loss" }.into()
     });
+    check_metric(&metric, &first)
+        .map_err(|error| error.at(format_args!("{}: sweep.metric", options.file.display())))?;
     let minimizes = match section.direction {
         Some(direction) => direction == Direction::Minimize,
         None => metric.ends_with("loss") || metric.ends_with("perplexity"),
@@ -337,6 +395,32 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
         modes,
     };
     Ok((sweep, out))
+}
+
+/// Whether the rows of a run of `config` have a figure called `metric`.
+///
+/// # Errors
+/// They have none, or none without an evaluation.
+fn check_metric(metric: &str, config: &RunConfig) -> Result<()> {
+    let of_evaluation = config.data.task.figures().iter().chain(OF_EVERY_EVALUATION).map(|name| format!("eval_{name}"));
+    let of_evaluation = of_evaluation.collect::<Vec<_>>();
+    let evaluates = config.data.validation.is_some() && config.trainer.evaluates();
+    if of_evaluation.iter().any(|name| name == metric) {
+        if evaluates {
+            return Ok(());
+        }
+        return Err(Error::config(format!("{metric} is a figure of an evaluation, and the trials make none"))
+            .help("set data.validation and trainer.eval_strategy, or rank by \"loss\""));
+    }
+    if OF_TRAINING.contains(&metric) {
+        return Ok(());
+    }
+    let known = of_evaluation.iter().filter(|_| evaluates).map(String::as_str).chain(OF_TRAINING.iter().copied());
+    let near = nearest(metric, known).map_or_else(String::new, |near| format!("did you mean `{near}`? "));
+    let of_task = config.data.task.figures().iter().filter(|_| evaluates).map(|name| format!("eval_{name}, "));
+    let of_task = of_task.collect::<String>();
+    Err(Error::config(format!("expected a figure of the rows of a trial, got {metric:?}"))
+        .help(format!("{near}they have {of_task}loss, train_loss and the other figures of metrics.jsonl")))
 }
 
 /// The settings that override the config in a trial of `parameters` whose run folder is `run`.
@@ -519,22 +603,18 @@ mod tests {
         assert_eq!(folders, ["runs/sweep", "runs/lora-sweep", "runs/lora-sweep"].map(PathBuf::from));
     }
 
-    #[test]
-    fn a_curve_has_the_rungs_that_are_no_rows() {
-        let run = tempfile::tempdir().unwrap();
-        let row = |step: u64, key: &str, value: f64| format!("{{\"step\": {step}, \"{key}\": {value}}}\n");
-        let rows = [row(3, "loss", 9.0), row(5, "eval_loss", 2.0), row(10, "eval_loss", 1.0)].concat();
-        fs::write(run.path().join(metrics::FILE), rows).unwrap();
-        let rung = |(step, value)| Rung { step, value, seconds: 1.0 };
-        let arm = |run: &Path| TrialArm {
-            mode: CompilerMode::Native,
-            run: run.into(),
-            rungs: [(2, 4.0), (6, 1.5), (10, 1.0)].map(rung).to_vec(),
-            is_complete: true,
-            failure: None,
-        };
-        let trial = |run: &Path| Trial { number: 1, parameters: Parameters::new(), arms: vec![arm(run)] };
-        let sweep = Sweep {
+    fn arm(run: &Path, rungs: &[(u64, f64)]) -> TrialArm {
+        let rung = |&(step, value): &(u64, f64)| Rung { step, value, seconds: 1.0 };
+        let rungs = rungs.iter().map(rung).collect();
+        TrialArm { mode: CompilerMode::Native, run: run.into(), rungs, is_complete: true, failure: None }
+    }
+
+    fn trial(number: usize, arm: TrialArm) -> Trial {
+        Trial { number, parameters: Parameters::new(), arms: vec![arm] }
+    }
+
+    fn sweep(trials: Vec<Trial>) -> Sweep {
+        Sweep {
             schema: SCHEMA.into(),
             title: String::new(),
             section: toml::from_str("parameters = {}").unwrap(),
@@ -544,8 +624,34 @@ mod tests {
             metric: "eval_loss".into(),
             minimizes: true,
             modes: vec![CompilerMode::Native],
-            trials: Vec::new(),
+            trials,
+        }
+    }
+
+    #[test]
+    fn trials_of_equal_figures_are_best_together() {
+        let of = |values: &[f64]| {
+            let trials = values.iter().enumerate().map(|(index, value)| {
+                let mut arm = arm(Path::new("none"), &[(10, *value)]);
+                arm.is_complete = index != 3;
+                trial(index + 1, arm)
+            });
+            sweep(trials.collect()).best()
         };
+        assert_eq!(of(&[2.0, 1.0, 1.5]), [2]);
+        assert_eq!(of(&[1.0, 1.0, 1.5]), [1, 2]);
+        assert_eq!(of(&[1.0, 1.0, 1.0, 1.0]), [1, 2, 3], "one that was stopped early is not equal");
+        assert!(of(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_curve_has_the_rungs_that_are_no_rows() {
+        let run = tempfile::tempdir().unwrap();
+        let row = |step: u64, key: &str, value: f64| format!("{{\"step\": {step}, \"{key}\": {value}}}\n");
+        let rows = [row(3, "loss", 9.0), row(5, "eval_loss", 2.0), row(10, "eval_loss", 1.0)].concat();
+        fs::write(run.path().join(metrics::FILE), rows).unwrap();
+        let trial = |run: &Path| trial(1, arm(run, &[(2, 4.0), (6, 1.5), (10, 1.0)]));
+        let sweep = sweep(Vec::new());
         let whole = [(2.0, 4.0), (5.0, 2.0), (6.0, 1.5), (10.0, 1.0)];
         assert_eq!(sweep.curve(&trial(run.path())).unwrap(), whole);
         let removed = sweep.curve(&trial(&run.path().join("none"))).unwrap();
