@@ -72,7 +72,7 @@ fn no_speed_up_is_made_of_it() {
     succeeds(&mut train(folder.path(), "debug", &DEBUG));
     let stdout = succeeds(kiln(folder.path()).args(["report", "native", "debug"]));
     assert!(stdout.contains("not comparable (debug)"), "{stdout}");
-    let report = json(&folder.path().join("report/report.json"));
+    let report = json(&folder.path().join("report/native-debug/report.json"));
     let comparison = &report["comparisons"][0];
     assert_eq!(
         (comparison["verdict"].as_str(), comparison["reason"].as_str()),

@@ -115,6 +115,7 @@ fn the_model_that_was_kept_is_named_with_its_figures() {
     assert!(is_best(loss(&json(&place.path("run/all_results.json")))));
     let described = succeeds(kiln(&place.path("")).args(["describe", "run"]));
     assert!(described.contains(&format!("evaluation     step {step}: ")) && described.contains(&model), "{described}");
+    assert!(described.contains("step 14 after ") && described.contains("s from step 9 on: "), "{described}");
     let described: Value =
         serde_json::from_str(&succeeds(kiln(&place.path("")).args(["describe", "run", "--json"]))).unwrap();
     assert_eq!(described["best_model"], json!({ "step": step, "metric": "eval_loss" }));
@@ -125,6 +126,14 @@ fn the_model_that_was_kept_is_named_with_its_figures() {
     assert!(page.contains(&headline), "{page}");
     assert_eq!(cell(&page, "validation loss").unwrap(), format!("{:.3}", loss(&best)));
     assert_eq!(cell(&page, "model").unwrap(), format!("of step {step}, the best by validation loss"));
+    // A continued run: the time is that of all starts, and figures of the last start say so.
+    assert!(cell(&page, "time of all starts").is_some() && cell(&page, "time").is_none(), "{page}");
+    for figure in ["samples/s", "tokens/s, steady", "warm-up", "evaluation", "saving"] {
+        assert!(cell(&page, &format!("{figure}, from step 9 on")).is_some(), "{figure}: {page}");
+        // A chart has a table with these two parts of the time.
+        assert!(["evaluation", "saving"].contains(&figure) || cell(&page, figure).is_none(), "{figure}: {page}");
+    }
+    assert!(page.contains("evaluating and saving, from step 9 on."), "{page}");
     assert!(page.contains(&format!("Predictions after step {step}:")), "{page}");
     let counts = json(&place.path("run/confusion_matrix.json"))["counts"].clone();
     let right = (0..3).map(|class| counts[class][class].as_u64().unwrap()).sum::<u64>() as f64;
@@ -163,12 +172,22 @@ fn of_two_runs_the_better_one_is_named_first() {
     }
     assert!(said.starts_with("Which is better? slow, after") && said.contains(", accuracy "), "{said}");
     let time = out.find("slow against short: ").unwrap_or_else(|| panic!("{out}"));
+    // They did not run by turns: no verdict on the speed, in no colour.
+    let said = &out[time..].lines().next().unwrap();
+    assert!(
+        said.contains("x as fast, 98 % interval ") && said.contains("the times come from different starts"),
+        "{said}"
+    );
+    assert!(!["faster", "slower", "measurable"].iter().any(|word| said.contains(word)), "{said}");
     assert!(out.find("Which is better?").unwrap() < time, "time comes after it: {out}");
     assert!(out.contains("validation loss") && out.contains("after 9 steps"), "{out}");
-    let page = page(&place, "report");
+    let page = page(&place, "report/short-slow");
     is_whole(&page);
+    let (before, _) = page.split_once("slow against short: ").unwrap();
+    let element = &before[before.rfind('<').unwrap()..];
+    assert!(!["good", "bad"].iter().any(|tone| element.contains(tone)), "{element}");
     assert!(page.contains("Which is better? slow") && chart(&page, "Validation loss"), "{page}");
-    let learned = json(&place.path("report/report.json"))["comparisons"][0]["learned"].clone();
+    let learned = json(&place.path("report/short-slow/report.json"))["comparisons"][0]["learned"].clone();
     assert_eq!((&learned["reason"], &learned["end"]["steps"]), (&Value::Null, &json!([14, 9])));
     let values = learned["equal_steps"]["figures"][0]["values"].as_array().unwrap();
     assert!(values.iter().zip(equal).all(|(value, loss)| (value.as_f64().unwrap() - loss).abs() < 1e-12), "{learned}");
@@ -178,7 +197,7 @@ fn of_two_runs_the_better_one_is_named_first() {
     let step = json(&place.path("kept/status.json"))["best_model"]["step"].as_u64().unwrap();
     assert!(step < 14);
     succeeds(&mut report(&place, &["slow", "kept"]));
-    let learned = json(&place.path("report/report.json"))["comparisons"][0]["learned"].clone();
+    let learned = json(&place.path("report/slow-kept/report.json"))["comparisons"][0]["learned"].clone();
     assert_eq!(learned["end"]["steps"], json!([step, 14]));
 
     // Other data, and no data at all.
@@ -187,12 +206,15 @@ fn of_two_runs_the_better_one_is_named_first() {
     let why = "Which is better? This cannot be said: their validation data differ: 10 against 5 examples; data.validation 0.4 \
                against 0.2.";
     assert!(out.contains(why), "{out}");
+    assert!(!out.contains("which this one replaces"), "each pair has a folder of its own: {out}");
+    assert!(place.path("report/short-slow/report.html").is_file() && place.path("report/slow-kept").is_dir());
     let out = succeeds(&mut report(&place, &["slow", "short", "other", "--out", "three"]));
     assert!(out.contains("Which is better? slow, by the validation loss at the end: slow "), "{out}");
     assert!(out.contains("Left out: other against slow: their validation data differ"), "{out}");
     // The loss of another label smoothing does not compare: a score of all decides.
     train("smooth", &["trainer.label_smoothing_factor=0.1"]);
     let out = succeeds(&mut report(&place, &["slow", "short", "smooth", "--out", "three"]));
+    assert!(out.starts_with("three held the report of slow, short, other, which this one replaces\n"), "{out}");
     let said = out.lines().find(|line| line.starts_with("Which is better? ")).unwrap_or_else(|| panic!("{out}"));
     let (_, ranked) = said.split_once(", by the validation accuracy at the end: ").unwrap_or_else(|| panic!("{out}"));
     assert!(

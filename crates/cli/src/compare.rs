@@ -10,6 +10,7 @@ use kiln::engine::device;
 use kiln::engine::handover::Engine;
 use kiln::run_folder::PAGE;
 use kiln_core::error::{Error, Result};
+use kiln_core::files::read_json;
 use kiln_core::{host, signals};
 use kiln_measure::collectives::Collectives;
 use kiln_measure::compare::ablation::Ablate;
@@ -82,8 +83,8 @@ pub(super) struct ReportArgs {
     /// device,cpu,data.block_size
     #[arg(long, value_name = "KEYS", value_delimiter = ',')]
     about: Vec<String>,
-    /// The folder that gets the report; the run's or the comparison's own, or `report`, when it is
-    /// left out
+    /// The folder that gets the report; the run's or the comparison's own, or `report/RUN-RUN`, when
+    /// it is left out
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -266,7 +267,7 @@ pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
         return super::sweep::show(&found, args.out.as_deref().unwrap_or(folder));
     }
     let (report, own) = saved::report(&args.runs, &args.about, args.asked.price_per_hour, args.asked.target_loss)?;
-    let out = args.out.clone().or(own).unwrap_or_else(|| PathBuf::from("report"));
+    let out = args.out.clone().or(own).unwrap_or_else(|| folder_of(&args.runs));
     let used = std::fs::read_dir(&out).is_ok_and(|mut entries| entries.next().is_some());
     if used && !out.join("report.json").exists() && !out.join(kiln_measure::compare::run::FILE).exists() {
         return Err(Error::config(format!("{} is not empty and holds no report of Kiln's", out.display()))
@@ -274,6 +275,16 @@ pub(super) fn run_report(args: &ReportArgs) -> Result<()> {
     }
     show(&report, &out)?;
     args.asked.of(&report)
+}
+
+/// The folder of the report of `runs`: `report/monday-friday`.
+fn folder_of(runs: &[PathBuf]) -> PathBuf {
+    /// Bytes of a name, of which file systems take 255.
+    const LONGEST: usize = 120;
+    let names = runs.iter().map(|run| run.file_name().unwrap_or(run.as_os_str()).to_string_lossy().replace('/', "-"));
+    let name = names.collect::<Vec<_>>().join("-");
+    let name = if name.len() > LONGEST { format!("{}-runs", runs.len()) } else { name };
+    Path::new("report").join(name)
 }
 
 /// The page of the run in `folder`.
@@ -317,6 +328,10 @@ pub(super) fn width() -> usize {
 
 /// Writes the report into the folder `out` and shows it.
 fn show(report: &Report, out: &Path) -> Result<()> {
+    let before = read_json::<serde_json::Value>(&out.join("report.json")).ok();
+    if let Some(title) = before.as_ref().and_then(|before| before["title"].as_str()).filter(|it| *it != report.title) {
+        say(format!("{} held the report of {title}, which this one replaces", out.display()))?;
+    }
     report::write(report, out)?;
     say("")?;
     say(report::terminal(report, width()).trim_end())?;

@@ -65,6 +65,14 @@ pub fn read(folder: &Path) -> Result<Vec<Record>> {
     text.lines().enumerate().map(row).collect()
 }
 
+/// The step after which the start of the run began whose end the row `summary` tells; none for a
+/// run that was never continued.
+pub fn begun_at(summary: &Record) -> Option<u64> {
+    let made = summary.get("train_steps_per_second")? * summary.get("train_runtime")?;
+    let begun = (summary.get("step")? - made).round();
+    (begun >= 1.0).then_some(begun as u64)
+}
+
 /// The error for a file at `path` of a run folder that does not hold what the run wrote.
 pub fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
     Error::data(format!("{}: the run is damaged: {what}", path.display()))

@@ -9,7 +9,7 @@ use console::{StyledObject, measure_text_width, style};
 use indicatif::{ProgressBar, ProgressFinish, ProgressState};
 use kiln::plan::TrainPlan;
 use kiln::trainer::{Activity, Callback, Control, Progress};
-use kiln_core::metrics::Record;
+use kiln_core::metrics::{Record, begun_at};
 use kiln_core::words::duration;
 
 use super::figures::{epochs, figure, memory, rate, significant};
@@ -263,13 +263,31 @@ pub(super) fn summary(row: &Record) -> String {
     parts.extend(get("steady_tokens_per_second").map(|speed| format!("{} tokens/s", rate(speed))));
     parts.extend(get("peak_mib").map(|peak| format!("at most {}", memory(peak))));
     let (steps, time) = (get("step").map_or("?".into(), step), get("train_runtime").map_or("?".into(), duration));
-    let (done, rest) = (style(format!("step {steps} after {time}")).bold(), parts.join(", "));
+    // The time and the speeds are those of this start.
+    let since = match begun_at(row) {
+        Some(begun) => format!("step {steps} after {time} from step {begun} on"),
+        None => format!("step {steps} after {time}"),
+    };
+    let (done, rest) = (style(since).bold(), parts.join(", "));
     format!("{done}: {rest}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_summary_of_a_run_that_was_continued_tells_from_where_its_time_is() {
+        let row = Record::default().with("step", 30).with("train_runtime", 0.5).with("train_loss", 2.0);
+        let whole = row.clone().with("train_steps_per_second", 60.0);
+        assert!(plain(&summary(&whole)).starts_with("step 30 after 0.5s: "), "{}", summary(&whole));
+        let continued = row.with("train_steps_per_second", 20.0);
+        assert!(
+            plain(&summary(&continued)).starts_with("step 30 after 0.5s from step 20 on: "),
+            "{}",
+            summary(&continued)
+        );
+    }
 
     fn plain(text: &str) -> String {
         console::strip_ansi_codes(text).into_owned()

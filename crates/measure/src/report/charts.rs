@@ -196,7 +196,10 @@ pub(super) fn of_run(run: &RunPage) -> Result<Vec<Chart>> {
     let named = Named {
         name: "time-run",
         title: "Time of the run",
-        caption: "Seconds by part up to the last log row: waiting for data, training, evaluating and saving.",
+        caption: &format!(
+            "Seconds by part up to the last log row: waiting for data, training, evaluating and saving{}.",
+            run.of_last_start()
+        ),
     };
     charts.extend(stacked_chart(&named, "s", &[Stack { name: "the run".into(), parts: run.seconds_by_part() }])?);
     Ok(charts)
@@ -248,9 +251,9 @@ pub(super) fn of_sweep(sweep: &Sweep) -> Result<Vec<Chart>> {
 }
 
 /// `(+107%)` as SageMaker's notebook labels its bars: `round((o / n - 1) x 100)`, for an arm that
-/// differs from native.
+/// differs from native and ran by turns with it.
 fn gain(comparison: &Comparison) -> String {
-    let differs = matches!(comparison.verdict, Verdict::Faster | Verdict::Slower);
+    let differs = matches!(comparison.verdict, Verdict::Faster | Verdict::Slower) && comparison.learned.is_none();
     let gain = comparison.throughput_gained_percent.filter(|_| differs);
     gain.map_or(String::new(), |gain| format!(" ({gain:+.0}%)"))
 }

@@ -123,7 +123,10 @@ impl Document {
         let best = best(report).filter(|_| compiling.is_none());
         let statement = |of: &Comparison, who| {
             let sentence = sentence(of, answered.is_some_and(|answered| answered.arm == of.arm))?;
-            Some(Statement::new(tone(of.verdict), format!("{who}{sentence}")))
+            // Runs that were started apart are told apart by more than what they do.
+            let is_apart = of.learned.is_some() && of.verdict != Verdict::NotComparable;
+            let tone = if is_apart { Tone::Plain } else { tone(of.verdict) };
+            Some(Statement::new(tone, format!("{who}{sentence}")))
         };
         let statements = report.comparisons.iter().filter_map(|comparison| statement(comparison, ""));
         // Only a report without an answer about the best run has these sentences.
@@ -437,6 +440,13 @@ fn sentence(comparison: &Comparison, answered: bool) -> Option<String> {
         let reason = comparison.reason.as_deref().unwrap_or("no reason is known");
         return (!answered).then(|| format!("{subject}: {verdict} ({reason})"));
     };
+    if comparison.learned.is_some() {
+        return Some(format!(
+            "{subject}: {:.3}x as fast, 98 % interval {:.3} to {:.3}; the times come from different starts, so that the machine and its load may \
+             make the difference (`kiln compare` runs both by turns)",
+            speedup.ratio, speedup.low, speedup.high
+        ));
+    }
     let interval = format!("; {:.3}x, 98 % interval {:.3} to {:.3}", speedup.ratio, speedup.low, speedup.high);
     let interval = if answered { String::new() } else { interval };
     let billable = comparison.billable_saved_percent;

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use kiln_core::error::{Error, Result, one_line};
 use kiln_core::stats::mean;
+use kiln_core::words::duration;
 use minijinja::HtmlEscape;
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
@@ -259,6 +260,11 @@ pub(super) struct Stack {
     pub(super) parts: Vec<(&'static str, f64)>,
 }
 
+/// A time in `unit`: seconds as they are spelled everywhere, milliseconds with four digits.
+fn time(value: f64, unit: &str) -> String {
+    if unit == "s" { duration(value) } else { format!("{} {unit}", significant(value)) }
+}
+
 /// Lying bars of parts, all with the parts of the first; none where there is no time. The legend of
 /// one bar alone has a line for each part, with its figure.
 pub(super) fn stacked_chart(named: &Named, unit: &str, stacks: &[Stack]) -> Result<Option<Chart>> {
@@ -271,9 +277,8 @@ pub(super) fn stacked_chart(named: &Named, unit: &str, stacks: &[Stack]) -> Resu
     let value = |stack: &Stack, index: usize| stack.parts.get(index).map_or(0.0, |part| part.1);
     let has_time = |index: &usize| stacks.iter().any(|stack| value(stack, *index) > 0.0);
     let shown = (0..parts.len()).filter(has_time).collect::<Vec<_>>();
-    let told = |(name, value): (&str, f64), of: f64| {
-        format!("{name} {} {unit}, {:.1} %", significant(value), value / of * 100.0)
-    };
+    let told =
+        |(name, value): (&str, f64), of: f64| format!("{name} {}, {:.1} %", time(value, unit), value / of * 100.0);
     let names = shown.iter().map(|index| match stacks {
         [one] => told(parts[*index], total(one)),
         _ => parts[*index].0.to_owned(),
@@ -293,7 +298,7 @@ pub(super) fn stacked_chart(named: &Named, unit: &str, stacks: &[Stack]) -> Resu
         for (row, stack) in stacks.iter().enumerate() {
             let top = head + step * row as i32;
             write(area, &stack.name, (MARGIN, top + 12), TEXT, &INK, HPos::Left)?;
-            let sum = format!("{:.1} {unit}", total(stack));
+            let sum = if unit == "s" { duration(total(stack)) } else { format!("{:.1} {unit}", total(stack)) };
             write(area, &sum, (WIDTH as i32 - MARGIN, top + 12), TEXT, &INK, HPos::Right)?;
             let mut from = f64::from(MARGIN);
             for (index, part) in stack.parts.iter().enumerate() {
@@ -311,7 +316,7 @@ pub(super) fn stacked_chart(named: &Named, unit: &str, stacks: &[Stack]) -> Resu
     })?;
     let mut rows = Rows::new(stacks);
     for (index, (part, _)) in parts.iter().enumerate() {
-        rows.add(part, |stack| Some(format!("{} {unit}", significant(stack.parts.get(index)?.1))));
+        rows.add(part, |stack| Some(time(stack.parts.get(index)?.1, unit)));
     }
     Ok(Some(named.chart("part", rows.table(|stack| &stack.name), drawing)))
 }

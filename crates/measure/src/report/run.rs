@@ -10,7 +10,7 @@ use kiln::session::saved_plan;
 use kiln::trainer::laps::{Parts, StepTimes};
 use kiln_core::error::Result;
 use kiln_core::files::read_regular_text;
-use kiln_core::metrics::{self, Record};
+use kiln_core::metrics::{self, Record, begun_at};
 use kiln_core::stats::{median, quantile};
 use kiln_core::words::duration;
 use serde::Deserialize;
@@ -209,6 +209,13 @@ impl RunPage {
         ]
     }
 
+    /// The words for figures of the last start alone, where the run was continued: `, from step 20
+    /// on`.
+    pub(super) fn of_last_start(&self) -> String {
+        let summary = self.rows().rev().find(|row| row.get("train_runtime").is_some());
+        summary.and_then(begun_at).map_or_else(String::new, |step| format!(", from step {step} on"))
+    }
+
     fn waiting_share(&self) -> Option<f64> {
         let parts = self.seconds_by_part();
         let (data, training) = (parts[0].1, parts[1].1);
@@ -357,7 +364,11 @@ impl RunPage {
         rows.add("epochs", count("epoch"));
         rows.add("examples", count("samples"));
         rows.add("tokens", count("tokens"));
-        rows.add("time", |run| Some(duration(run.status.seconds)));
+        // Sums over steps are those of the whole run, and what a row at the end tells is that of the
+        // last start.
+        let last_start = self.of_last_start();
+        let name = if last_start.is_empty() { "time" } else { "time of all starts" };
+        rows.add(name, |run| Some(duration(run.status.seconds)));
         rows.add("last loss", count("loss"));
         rows.add("mean loss", count("train_loss"));
         rows.add("learning rate, last", |run| run.last("learning_rate").map(significant));
@@ -375,9 +386,9 @@ impl RunPage {
             best.map(|(step, loss)| format!("{} at step {step}", significant(loss)))
         });
         rows.add("validation examples", |_| evaluation.get("eval_samples").map(significant));
-        rows.add("samples/s", count("train_samples_per_second"));
+        rows.add(&format!("samples/s{last_start}"), count("train_samples_per_second"));
         let rate = self.tokens_per_s();
-        rows.add("tokens/s, steady", |_| rate.map(significant));
+        rows.add(&format!("tokens/s, steady{last_start}"), |_| rate.map(significant));
         let (of, times) = self.step_times();
         let at = |q: f64| finite(quantile(&times, q)).map(significant);
         rows.add(&format!("step ms, median{of}"), |_| at(0.5));
@@ -394,10 +405,12 @@ impl RunPage {
             rows.add("  communicate", count("steady_communicate_ms"));
         }
         rows.add("waiting for data", |run| Some(format!("{:.1} %", run.waiting_share()? * 100.0)));
-        rows.add("warm-up s", count("warmup_seconds"));
-        rows.add("evaluation s", count("eval_seconds"));
-        rows.add("saving s", count("save_seconds"));
-        rows.add("peak memory MiB", |run| run.last("peak_mib").map(|mib| fixed(mib, 0)));
+        let time = |key: &'static str| move |run: &&Self| Some(duration(run.last(key)?));
+        rows.add(&format!("warm-up{last_start}"), time("warmup_seconds"));
+        rows.add(&format!("evaluation{last_start}"), time("eval_seconds"));
+        rows.add(&format!("saving{last_start}"), time("save_seconds"));
+        let most = self.rows().filter_map(|row| row.get("peak_mib")).reduce(f64::max);
+        rows.add("peak memory MiB", |_| most.map(|mib| fixed(mib, 0)));
         let flops = self.provenance.as_ref().and_then(|it| it.flops_per_token);
         let gflops = rate.zip(flops).map(|(rate, flops)| rate * flops / 1e9);
         rows.add("model GFLOP/s", |_| gflops.map(significant));

@@ -6,6 +6,7 @@ use crate::sweep::{Rung, Sweep, Trial};
 use crate::table::{Rows, Table, fixed};
 use kiln::config::CompilerMode;
 use kiln::run_folder::runs::repeat_command;
+use kiln_core::words::duration;
 
 /// The search as a document; `made_at` is the moment at which it is made, RFC 3339.
 pub(super) fn document(sweep: &Sweep, made_at: String) -> Document {
@@ -62,11 +63,11 @@ pub(super) fn document(sweep: &Sweep, made_at: String) -> Document {
 fn saved((native, compiled): (f64, f64)) -> Statement {
     let (difference, share) = (native - compiled, (native - compiled) / native * 100.0);
     let (tone, what) = if difference >= 0.0 {
-        (Tone::Good, format!("compiling saved {difference:.1} s ({share:.1} %) over the whole search"))
+        (Tone::Good, format!("compiling saved {} ({share:.1} %) over the whole search", duration(difference)))
     } else {
-        (Tone::Bad, format!("compiling cost {:.1} s ({:.1} %) over the whole search", -difference, -share))
+        (Tone::Bad, format!("compiling cost {} ({:.1} %) over the whole search", duration(-difference), -share))
     };
-    Statement::new(tone, format!("{what}: {compiled:.1} s compiled, {native:.1} s native."))
+    Statement::new(tone, format!("{what}: {} compiled, {} native.", duration(compiled), duration(native)))
 }
 
 /// A name without its section, unless another of `all` is the same without its own.

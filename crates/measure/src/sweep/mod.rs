@@ -18,7 +18,8 @@ use kiln::config::{CompilerMode, RunConfig, SaveStrategy};
 use kiln::run_folder::{RunStatus, Status};
 use kiln_core::error::{Error, ErrorKind, Result, nearest};
 use kiln_core::files::{read_json, read_regular_text, write_json, write_whole};
-use kiln_core::process::{Kind, OnSignal, scratch};
+use kiln_core::process::{Child, Exit, Kind, OnSignal, scratch};
+use kiln_core::words::duration;
 use kiln_core::{metrics, signals};
 use serde::{Deserialize, Serialize};
 use space::{Direction, Modes, Parameters, SweepSection};
@@ -480,7 +481,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String) -> Result<()>) -> Resu
             let found = match (&arm.failure, arm.rungs.last()) {
                 (Some(failure), _) => format!("failed: {}", failure.message),
                 (None, Some(Rung { step, value, seconds })) => {
-                    format!("{} {value:.6} after {step} steps, {seconds:.1} s", sweep.metric)
+                    format!("{} {value:.6} after {step} steps, {}", sweep.metric, duration(*seconds))
                 }
                 (None, None) => "nothing is known".into(),
             };

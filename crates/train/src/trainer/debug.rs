@@ -10,6 +10,7 @@ use std::path::Path;
 
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{write_json, write_whole};
+use kiln_core::words::duration;
 use kiln_models::Operator;
 use serde_json::{Value, json};
 
@@ -149,23 +150,23 @@ fn table(report: &Value, operators: &[(Operator, Option<String>)], reads: &Devic
             _ if cache.is_null() => "not readable, so what was tuned and compiled is not known".into(),
             None => "everything was in it: nothing was tuned or compiled".into(),
             Some(rate) => format!(
-                "{} of {} kernels were in it ({:.0} %), {} compiled in {:.1} s",
+                "{} of {} kernels were in it ({:.0} %), {} compiled in {}",
                 number("found"),
                 number("found") + number("compiled"),
                 100.0 * rate,
                 number("compiled"),
-                number("compile_seconds")
+                duration(number("compile_seconds"))
             ),
         },
     );
     let tunings = cache["tunings"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !tunings.is_empty() {
-        line("tuned", format!("{} choices in {:.1} s, the longest:", tunings.len(), number("tune_seconds")));
+        line("tuned", format!("{} choices in {}, the longest:", tunings.len(), duration(number("tune_seconds"))));
     }
     for tuning in tunings.iter().take(SHOWN) {
         let (what, winner, tried) = (&tuning["of"], &tuning["winner"], tuning["tried"].as_array().map_or(0, Vec::len));
         let [what, winner] = [what, winner].map(|text| text.as_str().unwrap_or_default());
-        line("", format!("{:>6.1} s {what}: {winner}, of {tried}", tuning["seconds"].as_f64().unwrap_or(0.0)));
+        line("", format!("{:>8} {what}: {winner}, of {tried}", duration(tuning["seconds"].as_f64().unwrap_or(0.0))));
     }
     lines
 }
@@ -200,9 +201,9 @@ mod tests {
         );
         for said in [
             "9 launches of 3 kernels",
-            "3 of 4 kernels were in it (75 %), 1 compiled in 0.5 s",
-            "1 choices in 2.0 s",
-            "2.0 s matmul: tiled, of 2",
+            "3 of 4 kernels were in it (75 %), 1 compiled in 0.5s",
+            "1 choices in 2s",
+            "      2s matmul: tiled, of 2",
         ] {
             assert!(lines.iter().any(|line| line.contains(said)), "{said}: {lines:?}");
         }

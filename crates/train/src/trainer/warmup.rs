@@ -24,6 +24,7 @@ use kiln_core::error::{ErrorKind, Result};
 use kiln_core::metrics::Record;
 use kiln_core::process::scratch;
 use kiln_core::signals;
+use kiln_core::words::duration;
 use kiln_models::Ops;
 
 use crate::arguments::{BatchArguments, EvalStrategy, LearningRateScaling};
@@ -125,9 +126,9 @@ pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
         Ok(_) => {
             let elapsed = started.elapsed();
             say(&format!(
-                "warm-up: {} training and {evaluated} evaluation shapes in {:.2} s",
+                "warm-up: {} training and {evaluated} evaluation shapes in {}",
                 shapes.len(),
-                elapsed.as_secs_f64()
+                duration(elapsed.as_secs_f64())
             ));
             Ok(Warmed { shapes, elapsed })
         }
@@ -265,13 +266,13 @@ impl<M> Callback<M> for Lines {
         let (at, of) = (progress.step as usize, self.shapes.len());
         if let Some(shape) = at.checked_sub(1).and_then(|index| self.shapes.get(index)) {
             let seconds = row.get("step_ms").unwrap_or(f64::NAN) / 1e3;
-            (self.say)(&format!("warm-up: shape {at} of {of}, {shape}: {seconds:.2} s"));
+            (self.say)(&format!("warm-up: shape {at} of {of}, {shape}: {}", duration(seconds)));
         }
     }
 
     fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
         let seconds = row.get("eval_runtime").unwrap_or(f64::NAN);
-        (self.say)(&format!("warm-up: evaluation, {} shapes: {seconds:.2} s", self.evaluated));
+        (self.say)(&format!("warm-up: evaluation, {} shapes: {}", self.evaluated, duration(seconds)));
     }
 }
 

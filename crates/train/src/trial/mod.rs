@@ -21,6 +21,7 @@ pub mod verify;
 use figures::Difference;
 use kiln_core::dataset::Dataset;
 use kiln_core::error::Result;
+use kiln_core::words::duration;
 use kiln_models::Ops;
 use probe::{Look, Probe, run};
 use report::report;
@@ -119,17 +120,16 @@ pub fn judge(natives: &[Probe], compileds: &[Probe], steps: usize, starts: usize
     let measured = format!("{compiled:.1} ms a step against {native:.1} ms native, the same figures");
     let gain = (native - compiled) / 1e3;
     let break_even = (gain > 0.0).then(|| start / gain);
+    let later = duration(start);
     let (mode, reason) = match break_even {
         None => (CompilerMode::Native, format!("compiled is not faster: {measured}")),
         Some(steps_needed) if steps_needed > steps as f64 => (
             CompilerMode::Native,
-            format!(
-                "compiled starts {start:.2} s later, regained after {steps_needed:.0} steps of {steps}: {measured}"
-            ),
+            format!("compiled starts {later} later, regained after {steps_needed:.0} steps of {steps}: {measured}"),
         ),
         Some(steps_needed) => (
             CompilerMode::Compiled,
-            format!("{measured}; its start takes {start:.2} s more, regained after {steps_needed:.0} steps of {steps}"),
+            format!("{measured}; its start takes {later} more, regained after {steps_needed:.0} steps of {steps}"),
         ),
     };
     Decision {

@@ -25,6 +25,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Graph, Int, Tensor, TensorData, capture};
 use kiln_core::error::Result;
 use kiln_core::random::seed_for;
+use kiln_core::words::duration;
 use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 
 use self::batch::{shapes, write};
@@ -386,7 +387,7 @@ impl<B: TensorTree, T: 'static> ByShape<B, T> {
             "could not be captured, so it is computed anew every time"
         };
         self.recordings.push((batch.clone(), recorded));
-        let notice = format!("the step for batches of {dims} is {how} ({seconds:.1} s)");
+        let notice = format!("the step for batches of {dims} is {how} ({})", duration(seconds));
         (Some(self.recordings.len() - 1), Some(notice))
     }
 
