@@ -112,6 +112,32 @@ fn rows_of_json_are_a_table_and_advice_names_arguments() {
 }
 
 #[test]
+fn random_weights_need_no_model_and_slips_are_told() {
+    let messages = messages!();
+    let folder = tempfile::tempdir().unwrap();
+    let text = (0..60).map(|i| format!("line {i} tells of boats and of weather {i}\n")).collect::<String>();
+    std::fs::write(folder.path().join("corpus.txt"), text.repeat(4)).unwrap();
+    std::fs::write(folder.path().join("table.csv"), format!("text\n{}", text.repeat(4))).unwrap();
+    let init = |args: &[&str]| {
+        let mut command = kiln(folder.path());
+        command.arg("init").args(args);
+        command
+    };
+    succeeds(&mut init(&["clm", "random", "--train", "corpus.txt", "--out", "new.toml"]));
+    let sets = ["trainer.max_steps=1", "tokenizer.train_vocab_size=300", "model.n_layer=1", "device.kind=cpu"];
+    let mut train = kiln(folder.path());
+    succeeds(train.args(["train", "new.toml"]).args(sets.iter().flat_map(|set| ["--set", set])));
+    let rows = rows(&folder.path().join("runs/new"));
+    assert!(rows.iter().any(|row| row["eval_loss"].is_number()), "{rows:?}");
+    messages.fails(init(&["clm", "random", "--train", "table.csv", "--out", "other.toml"]), 2);
+    messages.fails(init(&["regression", "random", "--out", "other.toml"]), 2);
+    // A file that is there is told before a model is looked for.
+    messages.fails(init(&["clm", "./nowhere", "--out", "new.toml"]), 2);
+    // A slip in a path names the folder beside it.
+    messages.fails(init(&["clm", "runs/nwe", "--out", "other.toml"]), 3);
+}
+
+#[test]
 fn without_a_terminal_nobody_is_asked() {
     let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
@@ -129,6 +155,13 @@ fn a_terminal_is_asked_until_the_answers_are_valid() {
     with_model(folder.path());
     let messages = (0..8).map(|i| format!("{i},message {i},{}\n", ["good", "bad"][i % 2])).collect::<String>();
     std::fs::write(folder.path().join("tickets.csv"), format!("id,message,topic\n{messages}")).unwrap();
+    // A file that is there ends it before the first question but that for the task.
+    std::fs::write(folder.path().join("clm.toml"), "").unwrap();
+    let mut pty = Pty::start(kiln(folder.path()).arg("init"), 100, 30);
+    pty.wait_for("question-answering: ");
+    pty.press("clm\n");
+    assert_eq!(pty.ended().code(), Some(2), "{}", pty.text());
+    assert!(pty.text().contains("clm.toml: there is a file of this name") && !pty.text().contains("Pretrained"));
     let mut pty = Pty::start(kiln(folder.path()).args(["init", "--out", "topics.toml"]), 100, 30);
     for (question, answer) in [
         ("question-answering: ", "classification"),

@@ -47,6 +47,23 @@ pub fn check_model(task: Task, model: &str, settings: &HubSettings) -> Result<Ch
         .help(format!("the tasks of a {kind} model are {}{instead}", tasks.join(", "))))
 }
 
+/// The name that stands for a model with random weights.
+pub const RANDOM: &str = "random";
+
+/// The positions of the model with random weights of a template for `task`.
+///
+/// # Errors
+/// A task that needs pretrained weights.
+pub fn random_weights(task: Task) -> Result<usize> {
+    match task {
+        Task::Clm => Ok(256),
+        _ => Err(Error::config(format!(
+            "{RANDOM}: expected the task clm, whose tokenizer is learned with the model, got {task}"
+        ))
+        .help("give a pretrained model; `kiln help pre-training` tells of other models with random weights")),
+    }
+}
+
 /// The family of a model of the Hub whose name begins with it, as published models' do:
 /// `google-bert/bert-base-uncased`.
 fn family_of_name(id: &str) -> Option<ModelType> {
@@ -213,6 +230,18 @@ impl Data {
         .help("add text, or name another text with --validation"))
     }
 
+    /// Whether a tokenizer can be learned from the data.
+    ///
+    /// # Errors
+    /// Data of another format than text.
+    pub fn check_learns_tokenizer(&self) -> Result<()> {
+        if self.format == DataFormat::Text {
+            return Ok(());
+        }
+        Err(Error::config(format!("{RANDOM}: a tokenizer is learned from text, and the data are {}", self.format))
+            .help("name files of text with --train, or a pretrained model, whose tokenizer is used"))
+    }
+
     /// `data.validation` as it is written.
     fn validation(&self) -> String {
         match &self.validation {
@@ -295,9 +324,19 @@ fn line(key: &str, value: impl std::fmt::Display, comment: &str) -> String {
 /// `positions` tokens, on `task` with `data`, into the folder `runs/NAME`.
 pub fn template(task: Task, name: &str, model: &str, positions: Option<usize>, data: &Data) -> String {
     let output = quoted(&format!("runs/{name}"));
-    let model = quoted(model);
-    let from = line("from", &model, "a folder or a Hub id; its tokenizer is used too");
-    let (data, trainer) = (data_keys(task, positions, data), trainer_keys(task));
+    let is_random = model == RANDOM;
+    let model = if is_random { "random weights".to_owned() } else { quoted(model) };
+    let from = if is_random {
+        line("kind", "\"gpt2\"", "random weights; from = a folder or a Hub id begins from pretrained ones")
+            + "n_layer = 4\nn_head = 4\nn_embd = 256\n"
+            + &line("n_positions", positions.unwrap_or_default(), "the longest text that it can continue")
+            + "\n[tokenizer]\n"
+            + &line("train_vocab_size", 4096, "learned from the training text; little text has fewer tokens")
+    } else {
+        line("from", &model, "a folder or a Hub id; its tokenizer is used too")
+    };
+    let rate = if is_random { "1e-3" } else { "5e-5" };
+    let (data, trainer) = (data_keys(task, positions, data), trainer_keys(task).replace("5e-5", rate));
     format!(
         "# {task} with {}. `kiln plan FILE` shows what it would do, `kiln train FILE` does it.
 
@@ -507,6 +546,16 @@ mod tests {
     #[test]
     fn every_template_is_a_config_of_its_task() {
         for task in Task::ALL {
+            if task == Task::Clm {
+                let positions = random_weights(task).unwrap();
+                let text = template(task, "new", RANDOM, Some(positions), &Data::placeholder(task));
+                let config = RunConfig::parse(&text, "new.toml").unwrap();
+                assert_eq!((config.model.from, config.tokenizer.train_vocab_size), (None, Some(4096)));
+                assert_eq!(config.trainer.learning_rate, 1e-3);
+                assert!(text.lines().all(|line| line.chars().count() <= 130), "{text}");
+            } else {
+                assert!(random_weights(task).is_err());
+            }
             let text = template(task, "a \"name\"", "org/a \"name\"", None, &Data::placeholder(task));
             let config = RunConfig::parse(&text, "new.toml").unwrap_or_else(|error| panic!("{task}: {error}"));
             assert_eq!((config.data.task, config.model.from.as_deref()), (task, Some("org/a \"name\"")));

@@ -32,7 +32,7 @@ use kiln_core::files::write_whole;
 use kiln_core::process::{shell_quoted, this_program};
 use kiln_core::words::thousands;
 use kiln_core::{signals, variables};
-use kiln_data::hub::{self, HubSettings};
+use kiln_data::hub::{self, HubSettings, near_model};
 use kiln_data::store::Doing;
 use kiln_data::table::Columns;
 use kiln_data::{paths, store};
@@ -48,7 +48,7 @@ use super::predict::predict_to_file;
 use super::ranks::{self, Ranks};
 use super::terminal::{LogFormat, Printer, Talk, runs};
 use super::{faults, finite, keep_moving, memory, progress_bar, say, tuning};
-use crate::init::{Data, check_model, columns, template};
+use crate::init::{Data, RANDOM, check_model, columns, random_weights, template};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -219,7 +219,8 @@ pub(super) struct InitArgs {
     /// clm, mlm, sequence-classification, multi-label-classification, regression,
     /// token-classification, multiple-choice or question-answering; asked for when it is left out
     task: Option<String>,
-    /// The pretrained model: a folder or a Hub id; asked for when it is left out
+    /// The pretrained model: a folder or a Hub id, or `random` for a small GPT-2 with random weights;
+    /// asked for when it is left out
     model: Option<String>,
     /// The training data: files, globs or an address of the Hub. Their ending tells the format
     #[arg(long, value_name = "FILES", num_args = 1..)]
@@ -277,9 +278,15 @@ impl InitArgs {
         }
     }
 
+    /// The file to write for `task`.
+    fn path(&self, task: Task) -> PathBuf {
+        self.out.clone().unwrap_or_else(|| PathBuf::from(format!("{task}.toml")))
+    }
+
     /// Task, model and data as the arguments name them.
     fn named(&self, task: &str, model: &str) -> Result<(Task, Option<usize>, Data)> {
         let task = Task::from_name(task)?;
+        check_free(&self.path(task))?;
         let positions = positions(task, model)?;
         Ok((task, positions, self.data(task, positions)?))
     }
@@ -297,8 +304,11 @@ impl InitArgs {
         let tasks = "Task: clm (continue text), mlm (fill gaps), sequence-classification, multi-label-classification, regression, \
              token-classification, multiple-choice or question-answering";
         let task = until_read(&term, (tasks, None), self.task.as_deref(), Task::from_name)?;
+        check_free(&self.path(task))?;
         let usual = if task == Task::Clm { "distilbert/distilgpt2" } else { "distilbert/distilbert-base-uncased" };
-        let models = ("Pretrained model: a folder or an id of the Hugging Face Hub", Some(usual));
+        let random = if task == Task::Clm { "; random for a small GPT-2 with random weights" } else { "" };
+        let models = format!("Pretrained model: a folder or an id of the Hugging Face Hub{random}");
+        let models = (models.as_str(), Some(usual));
         let (model, positions) =
             until_read(&term, models, self.model.as_deref(), |model| Ok((model.to_owned(), positions(task, model)?)))?;
         self.model = Some(model);
@@ -334,11 +344,25 @@ impl InitArgs {
 /// The longest sequence of the model `model`, where its configuration can be read. Warns where it
 /// cannot.
 fn positions(task: Task, model: &str) -> Result<Option<usize>> {
+    if model == RANDOM {
+        return random_weights(task).map(Some);
+    }
     let checked = check_model(task, model, &HubSettings::from_env()?)?;
     if let Some(reason) = &checked.unchecked {
-        tracing::warn!("{model} is not checked: {}", reason.message());
+        let near = near_model(model).map_or_else(String::new, |near| format!("; did you mean {near}?"));
+        tracing::warn!("{model} is not checked: {}{near}", reason.message());
     }
     Ok(checked.positions)
+}
+
+/// Refuses to write to `path` where something is there, before more is asked for.
+fn check_free(path: &Path) -> Result<()> {
+    if std::fs::symlink_metadata(path).is_ok() { Err(is_taken(path)) } else { Ok(()) }
+}
+
+fn is_taken(path: &Path) -> Error {
+    Error::config(format!("{}: there is a file of this name, which kiln init leaves as it is", path.display()))
+        .help("give the name of a file that does not exist: --out FILE")
 }
 
 pub(super) fn run_init(mut args: InitArgs) -> Result<()> {
@@ -346,16 +370,16 @@ pub(super) fn run_init(mut args: InitArgs) -> Result<()> {
         (Some(task), Some(model)) => args.named(task, model)?,
         _ => args.asked()?,
     };
+    let path = args.path(task);
     let model = args.model.unwrap_or_default();
-    let path = args.out.unwrap_or_else(|| PathBuf::from(format!("{task}.toml")));
+    if model == RANDOM {
+        data.check_learns_tokenizer()?;
+    }
     let name = path.file_stem().map_or_else(|| task.to_string(), |name| name.to_string_lossy().into_owned());
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(template(task, &name, &model, positions, &data).as_bytes()));
     written.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AlreadyExists => {
-            Error::config(format!("{}: there is a file of this name, which kiln init leaves as it is", path.display()))
-                .help("give the name of a file that does not exist: --out FILE")
-        }
+        std::io::ErrorKind::AlreadyExists => is_taken(&path),
         _ => Error::io(format!("write {}", path.display()), &error),
     })?;
     let next = if data.is_named { "" } else { "set [data], then " };

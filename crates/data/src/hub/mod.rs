@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 pub use card::{CARD_CONFIG, DATASET_CARD, has_card};
 pub use dataset::{dataset_files, dataset_files_with, is_dataset};
-use kiln_core::error::{Error, Result};
+use kiln_core::error::{Error, Result, nearest};
 use kiln_core::variables::expand_text;
 use repo::{CachedRepo, Repo, RepoInfo, RepoKind};
 pub use repo::{id_of, name_of};
@@ -102,13 +102,15 @@ fn local(spec: &str, wanted: &Wanted) -> Result<Option<PathBuf>> {
     let marked = spec.starts_with(['.', '/', '~']) || spec.ends_with('/') || spec.contains('\\');
     let (id, revision) = split_revision(spec);
     if marked || id.matches('/').count() > 1 {
+        let near = near_folder(&path).map_or_else(String::new, |near| format!("did you mean {near}? "));
         return Err(Error::data(format!("no such file or folder: {}", path.display()))
-            .help("an id on the Hugging Face Hub is written name, org/name or org/name@revision"));
+            .help(format!("{near}an id on the Hugging Face Hub is written name, org/name or org/name@revision")));
     }
     if parent_exists && revision.is_none() {
         let parent = path.parent().unwrap_or(Path::new(".")).display();
+        let near = near_folder(&path).map_or_else(String::new, |near| format!("did you mean {near}? "));
         return Err(Error::data(format!("no such file or folder: {}", path.display())).help(format!(
-            "the folder {parent} exists, so this reads as a path; to load it from the Hub, write {spec}@main"
+            "{near}the folder {parent} exists, so this reads as a path; to load it from the Hub, write {spec}@main"
         )));
     }
     Ok(None)
@@ -254,6 +256,43 @@ pub fn glimpse(spec: &str, settings: &HubSettings) -> Result<Glimpse> {
     from_hub(&repo, &CONFIG, settings).map(Glimpse::Config)
 }
 
+/// Models of the Hub that a slip in a name may mean: by the name of the family, and by their own.
+const USUAL: [(&str, &str); 7] = [
+    ("gpt2", "openai-community/gpt2"),
+    ("distilgpt2", "distilbert/distilgpt2"),
+    ("bert", "google-bert/bert-base-uncased"),
+    ("roberta", "FacebookAI/roberta-base"),
+    ("distilbert", "distilbert/distilbert-base-uncased"),
+    ("electra", "google/electra-small-discriminator"),
+    ("albert", "albert/albert-base-v2"),
+];
+
+/// The model whose name is nearest to `spec`, which names none that could be found: a folder beside
+/// it, or for a name alone a model that many use.
+pub fn near_model(spec: &str) -> Option<String> {
+    if let Some(near) = near_folder(Path::new(spec)) {
+        return Some(near);
+    }
+    let own = |id: &'static str| id.rsplit('/').next().unwrap_or(id);
+    if spec.contains(['/', '@']) || USUAL.iter().any(|(_, id)| own(id) == spec) {
+        return None;
+    }
+    let near = nearest(spec, USUAL.iter().flat_map(|(family, id)| [*family, own(id)]))?;
+    USUAL.iter().find(|(family, id)| *family == near || own(id) == near).map(|(_, id)| (*id).to_owned())
+}
+
+/// The folder beside `path` whose name is nearest to its name.
+fn near_folder(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_string_lossy();
+    let parent = path.parent()?;
+    let place = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let folders = std::fs::read_dir(place).ok()?.flatten().filter(|entry| entry.path().is_dir());
+    let mut names = folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>();
+    names.sort();
+    let near = nearest(&name, names.iter().map(String::as_str).filter(|other| *other != name))?;
+    Some(parent.join(near).display().to_string())
+}
+
 /// How to do without the network, for error messages.
 fn offline_help(repo: &Repo, settings: &HubSettings) -> String {
     let id = match repo.kind {
@@ -328,6 +367,22 @@ mod tests {
         assert_eq!(local("src/no-such-model@main", &Wanted::MODEL).unwrap(), None);
         assert_eq!(local("openai-community/gpt2", &Wanted::MODEL).unwrap(), None);
         messages.refused("an empty name", local("", &Wanted::MODEL));
+    }
+
+    #[test]
+    fn a_slip_in_a_name_is_told_with_the_nearest_model() {
+        let here = tempfile::tempdir().unwrap();
+        std::fs::create_dir(here.path().join("bert-small")).unwrap();
+        let near = here.path().join("bert-small").display().to_string();
+        let slip = here.path().join("bert-smal").display().to_string();
+        assert_eq!(near_model(&slip), Some(near.clone()));
+        let told = local(&slip, &Wanted::MODEL).unwrap_err().to_string();
+        assert!(told.contains(&format!("help: did you mean {near}? an id on the")), "{told}");
+        assert_eq!(near_model("brt").as_deref(), Some("google-bert/bert-base-uncased"));
+        assert_eq!(near_model("gtp2").as_deref(), Some("openai-community/gpt2"));
+        for right in ["gpt2", "bert-base-uncased", "org/brt", "zzz"] {
+            assert_eq!(near_model(right), None, "{right}");
+        }
     }
 
     #[test]
