@@ -127,6 +127,35 @@ pub(super) fn begins_again(folder: Option<PathBuf>, arguments: Option<Vec<OsStri
     RESTART.store(Box::into_raw(Box::new(Restart { folder, again, reserve })), Ordering::SeqCst);
 }
 
+/// The training has ended with `error`. Where that is a lack of memory of a process whose address
+/// space is limited, this process becomes one with half its micro-batch, whose memory is all free:
+/// a smaller batch in this one has only what the larger one gives back. A thread that the system
+/// refuses is such a lack.
+#[cfg(unix)]
+pub(super) fn begin_again_after(error: &Error) {
+    if error.kind() != kiln::ErrorKind::OutOfMemory || !(is_limited() || host::lacks_memory()) {
+        return;
+    }
+    if let Some(program) = Restart::of_this_process().and_then(|training| training.again.as_ref())
+        && !ENDING.swap(true, Ordering::SeqCst)
+    {
+        let _ = std::io::stdout().flush();
+        program.begin();
+        ENDING.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Whether the address space of this process is limited.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+fn is_limited() -> bool {
+    // SAFETY: the limit is plain data, which the call fills.
+    unsafe {
+        let mut limit = std::mem::zeroed::<libc::rlimit>();
+        libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) == 0 && limit.rlim_cur != libc::RLIM_INFINITY
+    }
+}
+
 /// The training is over.
 #[cfg(unix)]
 pub(super) fn trains_no_more() {
@@ -135,6 +164,9 @@ pub(super) fn trains_no_more() {
 
 #[cfg(not(unix))]
 pub(super) fn begins_again(_: Option<PathBuf>, _: Option<Vec<OsString>>) {}
+
+#[cfg(not(unix))]
+pub(super) fn begin_again_after(_: &Error) {}
 
 #[cfg(not(unix))]
 pub(super) fn trains_no_more() {}
@@ -425,17 +457,23 @@ unsafe impl GlobalAlloc for Allocator {
 /// free there, and a step that computes in bf16 then finds 60 to 160 MiB of its tensors in pages
 /// that the system has to clear again, every step (benches/results/2026-11-23-cpu-step-parts.md).
 /// Blocks of 32 MiB or more are the system's as before: the library has no higher limit for them.
+/// Under a limit of the address space (`ulimit -v`) all threads share one heap: the library would
+/// reserve 64 MiB of addresses for each thread, and a run would fit under a low limit, where that
+/// is refused, and not under a higher one.
 #[allow(unsafe_code)]
 pub(super) fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         // The largest that the library takes; setting either ends the adaption of both.
         const MAPPED_FROM: libc::c_int = 32 << 20;
-        // SAFETY: two settings of the C library's allocator, which may be changed at any time. One
+        // SAFETY: settings of the C library's allocator, which may be changed at any time. One
         // that it refuses stays as it is.
         unsafe {
             libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM);
             libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
+            if is_limited() {
+                libc::mallopt(libc::M_ARENA_MAX, 1);
+            }
         }
     }
 }

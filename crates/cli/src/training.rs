@@ -633,6 +633,9 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
         trainer = trainer.with_callback(other.callback());
     }
     let output = trainer.train();
+    if let Err(error) = &output {
+        faults::begin_again_after(error);
+    }
     faults::trains_no_more();
     let output = output?;
     // The results of the other ranks are those of rank 0, which writes them.
