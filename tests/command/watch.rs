@@ -122,9 +122,12 @@ fn a_run_behind_its_page_goes_on_without_it() {
     let mut pty = Pty::start(&mut train(folder.path(), "run", &[&more[..], &ENDLESS].concat()), 100, 30);
     pty.wait_for("InProgress");
     assert!(!pty.text().contains("Completed") && !pty.text().contains(LEFT), "{}", pty.text());
-    pty.press("q");
-    // The output that was held back is printed, then new rows.
+    pty.wait_for("q or Ctrl-C leaves the page");
+    pty.press("\u{3}");
+    // A line says how to stop the run, now that the key has left the page alone. The output that
+    // was held back is printed, then new rows.
     pty.wait_for(LEFT);
+    pty.wait_for("the run goes on here; Ctrl-C now stops it with a checkpoint");
     pty.wait_for("gpt2 for clm, ");
     pty.wait_for("step   epoch");
     let text = pty.text();

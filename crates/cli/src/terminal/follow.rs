@@ -235,9 +235,17 @@ impl Followed {
     }
 }
 
-/// The runs that belong to `folder`: the one in it, or the last repeat of each arm of a comparison.
+/// The runs that belong to `folder`: the one in it, the last repeat of each arm of a comparison, or
+/// the trial of a search that wrote last.
 pub(super) fn runs_in(folder: &Path) -> Vec<(String, PathBuf)> {
-    let arms = folder.join("arms");
+    let (arms, trials) = (folder.join("arms"), folder.join("trials"));
+    if folder.join("sweep.json").exists() {
+        let entries = fs::read_dir(trials).into_iter().flatten().flatten().map(|entry| entry.path());
+        let written = |trial: &PathBuf| fs::metadata(trial.join("status.json")).and_then(|file| file.modified()).ok();
+        let newest = entries.filter_map(|trial| Some((written(&trial)?, trial))).max();
+        let name = |trial: &Path| format!("trial {}", trial.file_name().unwrap_or_default().to_string_lossy());
+        return newest.map(|(_, trial)| (name(&trial), trial)).into_iter().collect();
+    }
     if folder.join("status.json").exists() || !arms.is_dir() {
         return vec![(String::new(), folder.into())];
     }
@@ -288,6 +296,21 @@ mod tests {
     }
 
     #[test]
+    fn of_a_search_the_trial_that_wrote_last_is_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(runs_in(folder.path()), [(String::new(), folder.path().into())]);
+        fs::write(folder.path().join("sweep.json"), "{}").unwrap();
+        assert!(runs_in(folder.path()).is_empty(), "no trial has begun");
+        for (trial, seconds) in [("001-native", 20), ("002-native", 30), ("003-native", 10)] {
+            let trial = folder.path().join("trials").join(trial);
+            fs::create_dir_all(&trial).unwrap();
+            let file = File::create(trial.join("status.json")).unwrap();
+            file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+        }
+        let newest = folder.path().join("trials/002-native");
+        assert_eq!(runs_in(folder.path()), [("trial 002-native".to_owned(), newest)]);
+    }
+
     fn of_a_long_file_the_end_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lines");

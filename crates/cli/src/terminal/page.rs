@@ -126,7 +126,7 @@ impl Page {
             frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()).block(block), rooms.parts);
         }
         self.log(frame, rooms.log);
-        let foot = "q leaves the page; the run is not touched";
+        let foot = "q or Ctrl-C leaves the page; the run is not touched";
         frame.render_widget(Paragraph::new(foot).style(Style::new().add_modifier(Modifier::DIM)), rooms.foot);
     }
 

@@ -137,7 +137,7 @@ pub(crate) fn watch(folder: &Path) -> Result<()> {
     page.read(None);
     if page.runs.iter().all(|run| run.status.is_none()) {
         return Err(Error::data(format!("{}: there is no run of Kiln's in this folder", folder.display()))
-            .help("`kiln runs FOLDER` lists the runs in a folder; a run begins with its first step"));
+            .help("give a run folder, or that of a comparison or a search; `kiln runs FOLDER` lists the runs in a folder; a run begins with its first step"));
     }
     signals::install()?;
     // A comparison begins runs while it is watched.
@@ -284,6 +284,11 @@ pub(crate) fn train(folder: &Path, has_format: bool) -> Result<u8> {
     if let Err(error) = shown {
         // The run needs no page.
         tracing::warn!("{error}");
+    }
+    if matches!(child.try_wait(), Ok(None)) {
+        let line = "the page is left, and the run goes on here; Ctrl-C now stops it with a checkpoint";
+        // A terminal that is gone needs no line.
+        let _ = writeln!(std::io::stderr(), "{line}");
     }
     let status = loop {
         forward(&mut signals, &child);
