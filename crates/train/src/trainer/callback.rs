@@ -8,7 +8,7 @@ use std::path::Path;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use kiln_core::error::printable;
-use kiln_core::metrics::Record;
+use kiln_core::metrics::{Record, Value};
 use kiln_models::Model;
 
 use crate::plan::TrainPlan;
@@ -152,8 +152,8 @@ pub trait Callback<M = Model> {
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}
 }
 
-/// Prints the rows of a run on stdout and, where `trainer.log_level` wants them, notices on stderr
-/// (`PrinterCallback` of `transformers`).
+/// Prints the rows of a run on stdout, the figures that people read with four digits, and, where
+/// `trainer.log_level` wants them, notices on stderr (`PrinterCallback` of `transformers`).
 /// [`Trainer::new`](super::Trainer::new) adds it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PrinterCallback {
@@ -178,11 +178,11 @@ impl<M> Callback<M> for PrinterCallback {
     }
 
     fn on_log(&mut self, _progress: &Progress, row: &Record) {
-        Self::print(row.to_dict());
+        Self::print(brief(row).to_dict());
     }
 
     fn on_evaluate(&mut self, _progress: &Progress, row: &Record, _control: &mut Control) {
-        Self::print(row.to_dict());
+        Self::print(brief(row).to_dict());
     }
 
     fn on_notice(&mut self, notice: &str) {
@@ -192,8 +192,36 @@ impl<M> Callback<M> for PrinterCallback {
     }
 
     fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {
-        Self::print(summary.to_dict());
+        Self::print(brief(summary).to_dict());
     }
+}
+
+/// The figures of a row that people read, without those of single parts of the work, with four
+/// significant digits. metrics.jsonl has all of it.
+fn brief(row: &Record) -> Record {
+    const LEFT_OUT: [&str; 16] = [
+        "samples",
+        "tokens",
+        "step_ms",
+        "data_wait",
+        "reserved_mib",
+        "communicate_ms",
+        "eval_samples",
+        "eval_runtime",
+        "eval_samples_per_second",
+        "eval_steps_per_second",
+        "train_samples_per_second",
+        "train_steps_per_second",
+        "steady_step_ms",
+        "eval_seconds",
+        "save_seconds",
+        "save_wait_seconds",
+    ];
+    let kept = row.fields().filter(|(name, _)| !LEFT_OUT.contains(name));
+    kept.fold(Record::default(), |record, (name, value)| match value {
+        Value::Real(real) => record.with(name, format!("{real:.3e}").parse().unwrap_or(*real)),
+        value => record.with(name, value.clone()),
+    })
 }
 
 /// Ends the run after a number of steps, as if the plan ended there; the schedule stays that of the
@@ -207,5 +235,21 @@ pub struct StopAfter(
 impl<M> Callback<M> for StopAfter {
     fn on_step_end(&mut self, progress: &Progress, control: &mut Control) {
         control.should_training_stop |= progress.step >= self.0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_printed_row_has_the_figures_of_the_table_with_four_digits() {
+        let row = Record::default().with("step", 12_345).with("epoch", 0.00148221).with("samples", 49_380);
+        let row = row.with("loss", 5.689328).with("learning_rate", 0.0004666666).with("tokens_per_s", 8_639.3231);
+        let row = row.with("step_ms", 3.7042).with("peak_mib", None::<f64>).with("grad_norm", f64::NAN);
+        let printed = brief(&row).to_dict();
+        let expected = "{'step': 12345, 'epoch': 0.001482, 'loss': 5.689, 'learning_rate': 0.0004667, 'tokens_per_s': 8639.0, \
+                        'peak_mib': None, 'grad_norm': nan}";
+        assert_eq!(printed, expected);
     }
 }
