@@ -7,6 +7,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use kiln_core::process::shell_quoted;
 use snapbox::Data;
 use snapbox::assert::{Action, DEFAULT_ACTION_ENV};
 
@@ -97,7 +98,11 @@ impl Drop for Messages {
 /// operating system.
 fn normal(mut text: String) -> String {
     for folders in spellings(&std::env::temp_dir()) {
-        text = without_drawn(&text, &folders.join(".tmp").display().to_string(), "FOLDER");
+        let start = folders.join(".tmp").display().to_string();
+        if shell_quoted(&start) != start {
+            text = without_quotes(&text, &start);
+        }
+        text = without_drawn(&text, &start, "FOLDER");
     }
     let program = option_env!("CARGO_BIN_EXE_kiln").map(|path| (Path::new(path), "kiln"));
     for (path, name) in program.into_iter().chain([(repository(), "REPOSITORY")]) {
@@ -124,6 +129,18 @@ fn without_drawn(text: &str, start: &str, name: &str) -> String {
     let mut parts = text.split(start);
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |text, part| text + name + part.trim_start_matches(char::is_alphanumeric))
+}
+
+/// `text` in which the words of a shell that begin with `start` have no quotes where only `start`
+/// needs them: the folder of tests may have any name.
+fn without_quotes(text: &str, start: &str) -> String {
+    let quoted = format!("'{start}");
+    let mut parts = text.split(&quoted);
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| match part.split_once('\'') {
+        Some((rest, after)) if rest.is_empty() || shell_quoted(rest) == rest => text + start + rest + after,
+        _ => text + "'" + start + part,
+    })
 }
 
 /// `line` without the reason that the operating system gives.
