@@ -427,12 +427,19 @@ pub(super) fn unknown_key(section: &str, key: &str, known: &[&str]) -> Complaint
     if let Some(advice) = scripts::advice(key) {
         return complaint.help(advice);
     }
-    let list = format!("[{section}] has {}", known.join(", "));
+    let list = if known.len() <= LISTED {
+        format!("[{section}] has {}", known.join(", "))
+    } else {
+        format!("`kiln help config-reference` lists the keys of [{section}]")
+    };
     match nearest(key, known.iter().copied()) {
         Some(near) => complaint.help(format!("did you mean `{near}`? {list}")),
         None => complaint.help(list),
     }
 }
+
+/// A message lists so many keys at most: the advice would drown in more.
+const LISTED: usize = 16;
 
 /// The names of a struct's fields as serde knows them, so that the list of keys is the struct
 /// itself.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kiln_core::error::{Error, Result, nearest};
-use kiln_core::files::{MAX_CONFIG, read_given, utf16, without_mark};
+use kiln_core::files::{FROM_UTF16, MAX_CONFIG, read_given, utf16, without_mark};
 use kiln_data::settings::DataFormat;
 use kiln_data::task::Task;
 
@@ -141,8 +141,9 @@ pub fn read(path: &Path) -> Result<String> {
         let good = error.utf8_error().valid_up_to();
         let line = error.as_bytes()[..good].iter().filter(|byte| **byte == b'\n').count() + 1;
         let got = utf16(good, error.as_bytes()[good]);
+        let help = if got.is_some() { FROM_UTF16 } else { "save the file as UTF-8" };
         let got = got.map_or_else(|| format!("other bytes at byte {good}"), str::to_owned);
-        Error::config(format!("{shown}:{line}: expected UTF-8 text, got {got}")).help("save the file as UTF-8")
+        Error::config(format!("{shown}:{line}: expected UTF-8 text, got {got}")).help(help)
     })?;
     Ok(without_mark(&text).to_owned())
 }

@@ -529,7 +529,7 @@ impl PredictOptions {
         for name in &self.keep {
             let Some(value) = of_texts(name).or_else(|| rest.get_mut(name).map(Value::take)) else {
                 let there = rest.keys().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
-                let error = Error::data(format!("{}: there is no column {name:?} to keep", row.place));
+                let error = Error::data(format!("data.keep: {}: there is no column {name:?}", row.place));
                 return Err(match there.is_empty() {
                     true => error.help("the row has no column beside the texts"),
                     false => error.help(format!("beside the texts there are {there}")),

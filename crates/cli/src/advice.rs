@@ -40,6 +40,11 @@ pub(super) fn advised(mut told: clap::Error, args: &[OsString]) -> clap::Error {
             let command = args.get(1).and_then(|name| root.find_subcommand(name)).filter(|it| !keeps(it));
             command.map(|command| command_takes_no(command, &option, args))
         }
+        ErrorKind::MissingRequiredArgument if args.get(1).is_some_and(|name| name == "predict") => {
+            // The option is missing from clap's list, since --input is required without it.
+            let input = told.to_string().contains("--input");
+            input.then(|| Some("`--text TEXT` predicts for a text in place of the rows of a file".into()))
+        }
         _ => None,
     };
     if let Some(advice) = advice {
@@ -81,8 +86,37 @@ fn of_word(told: &mut clap::Error, root: &Command, name: &str) -> Option<String>
     None
 }
 
+/// The advice about `word`, which belongs to the option before it: the value of a key that `--set`
+/// is given apart from it, a part of a value with spaces, or a number below zero.
+fn of_value(word: &str, args: &[OsString]) -> Option<String> {
+    let at = args.iter().skip(2).position(|arg| *arg == *word)? + 2;
+    let before = |back: usize| at.checked_sub(back).and_then(|at| args.get(at)).map(|arg| arg.to_string_lossy());
+    let last = before(1)?;
+    if last.starts_with("--") && !last.contains('=') && word.parse::<f64>().is_ok() {
+        return Some(format!("a number below zero stands behind the sign: `{last}={word}`"));
+    }
+    let key = last.strip_prefix("--set=").or_else(|| before(2).filter(|it| it == "--set").map(|_| &*last))?;
+    if key.contains('=') {
+        return Some(format!("a value with spaces is quoted: `--set {}`", shell_quoted(&format!("{key} {word}"))));
+    }
+    let keys = match keys_called(key) {
+        keys if keys.is_empty() => vec![key.to_owned()],
+        keys => keys,
+    };
+    let set = keys.iter().map(|key| format!("`--set {}`", shell_quoted(&format!("{key}={word}")))).collect::<Vec<_>>();
+    Some(format!("key and value are one word: {}", set.join(" or ")))
+}
+
 /// The advice about `option`, which `command` does not have: the key of its config.
 fn command_takes_no(command: &Command, option: &str, args: &[OsString]) -> Option<String> {
+    if let Some(advice) = of_value(option, args) {
+        return Some(advice);
+    }
+    let of_text = [("predict", "--text"), ("generate", "--prompt")];
+    let of_text = of_text.iter().find(|(name, _)| *name == command.get_name() && !option.starts_with('-'));
+    if let Some((_, text)) = of_text {
+        return Some(format!("a text is given by `{text} {}`", shell_quoted(option)));
+    }
     let name =
         option.strip_prefix("--").filter(|_| command.get_arguments().any(|arg| arg.get_long() == Some("set")))?;
     let name = name.replace('-', "_");
@@ -132,6 +166,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_value_that_stands_apart_from_its_option_is_told_as_such() {
+        let text = told(&["plan", "config.toml", "--set", "learning_rate", "5"]);
+        assert!(text.contains("key and value are one word: `--set trainer.learning_rate=5`"), "{text}");
+        let text = told(&["plan", "config.toml", "--set=a", "5"]);
+        assert!(text.contains("key and value are one word: `--set a=5`"), "{text}");
+        let text = told(&["plan", "config.toml", "--set", "run.name=a", "b"]);
+        assert!(text.contains("a value with spaces is quoted: `--set 'run.name=a b'`"), "{text}");
+        let text = told(&["generate", "model", "--prompt", "x", "--top-k", "-1"]);
+        assert!(text.contains("a number below zero stands behind the sign: `--top-k=-1`"), "{text}");
+        let text = told(&["predict", "model", "a b"]);
+        assert!(text.contains("a text is given by `--text 'a b'`"), "{text}");
+        let text = told(&["predict", "model"]);
+        assert!(text.contains("--input <INPUT>") && text.contains("`--text TEXT` predicts for a text"), "{text}");
+        let text = told(&["predict", "--text", "x"]);
+        assert!(!text.contains("in place of the rows"), "{text}");
     }
 
     #[test]

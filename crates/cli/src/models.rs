@@ -20,6 +20,7 @@ use kiln::session::model_folder::ModelFolder;
 use kiln::task::generate::Generator;
 use kiln_core::error::{Error, Result, printable};
 use kiln_core::files::read_regular_text;
+use kiln_core::process::shell_quoted;
 use kiln_data::tokenized::{Limits, read_batch};
 use kiln_data::tokenizer::Tokenizer;
 use kiln_measure::engines;
@@ -88,16 +89,16 @@ pub(super) struct GenerateArgs {
     #[arg(long, help = stated("At most this many tokens", GenerationSection::default().max_new_tokens))]
     max_new_tokens: Option<usize>,
     /// 0 takes the most likely token every time
-    #[arg(long, help = stated("0 takes the most likely token every time", GenerationSection::default().temperature))]
+    #[arg(long, allow_negative_numbers = true, help = stated("0 takes the most likely token every time", GenerationSection::default().temperature))]
     temperature: Option<f64>,
     /// Keep only the K most likely tokens; 0 keeps all
     #[arg(long, help = stated("Keep only the K most likely tokens; 0 keeps all", GenerationSection::default().top_k))]
     top_k: Option<usize>,
     /// Keep the most likely tokens that reach probability P together
-    #[arg(long, help = stated("Keep the most likely tokens that reach probability P together", GenerationSection::default().top_p))]
+    #[arg(long, allow_negative_numbers = true, help = stated("Keep the most likely tokens that reach probability P together", GenerationSection::default().top_p))]
     top_p: Option<f64>,
     /// Above 1, tokens that the text has become less likely
-    #[arg(long, help = stated("Above 1, tokens that the text has become less likely", GenerationSection::default().repetition_penalty))]
+    #[arg(long, allow_negative_numbers = true, help = stated("Above 1, tokens that the text has become less likely", GenerationSection::default().repetition_penalty))]
     repetition_penalty: Option<f64>,
     /// No sequence of N tokens comes twice; 0 allows all
     #[arg(long, value_name = "N", help = stated("No sequence of N tokens comes twice; 0 allows all", GenerationSection::default().no_repeat_ngram_size))]
@@ -212,7 +213,16 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
     }
     let prompts = args.prompts()?;
     let (device, compute) = device(&args.device, CompilerMode::Auto, Precision::F32)?;
-    let folder = ModelFolder::open(&args.model, Task::Clm, &device)?.with_compute(compute);
+    let folder = ModelFolder::open(&args.model, Task::Clm, &device).map_err(|error| {
+        if !error.message().ends_with("has no head for it") {
+            return error;
+        }
+        error.at(&args.model).help(format!(
+            "`kiln generate` continues a text with a model such as GPT-2; `kiln predict {}` predicts with this one",
+            shell_quoted(&args.model)
+        ))
+    })?;
+    let folder = folder.with_compute(compute);
     let tokenizer = folder.tokenizer()?;
     let (defaults, unused) = generation_config::defaults(&folder, &tokenizer)?;
     unused.iter().for_each(|line| tracing::warn!("{line}"));

@@ -71,6 +71,10 @@ pub fn utf16(offset: usize, byte: u8) -> Option<&'static str> {
     }
 }
 
+/// How a file in UTF-16 becomes one in UTF-8.
+pub const FROM_UTF16: &str =
+    "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`, or save it as UTF-8 (in Excel, as \"CSV UTF-8\")";
+
 /// [`read_regular`] of text.
 ///
 /// # Errors

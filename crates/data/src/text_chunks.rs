@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use kiln_core::error::{Error, Result};
-use kiln_core::files::{Decoded, MARK, read_error, utf16};
+use kiln_core::files::{Decoded, FROM_UTF16, MARK, read_error, utf16};
 use kiln_core::signals;
 
 use super::utf8::Utf8;
@@ -174,7 +174,7 @@ pub(crate) fn not_utf8(path: &Path, offset: usize, byte: u8) -> Error {
     let error = |got: &str| Error::data(format!("{}: expected UTF-8 text, got {got}", path.display()));
     let help = "convert the file to UTF-8, or leave it out of the pattern";
     match utf16(offset, byte) {
-        Some(got) => error(got).help(help),
+        Some(got) => error(got).help(FROM_UTF16),
         None => error(&format!("the byte 0x{byte:02x} at offset {offset}"))
             .help(format!("{help}; of text and tables data.errors = \"replace\" reads such bytes as U+FFFD")),
     }

@@ -105,7 +105,7 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
             Splits { train: Some(Arc::new(train) as Arc<dyn Dataset>), validation }
         }
         corpora => {
-            let blocks = corpora.map(&mut open)?;
+            let blocks = corpora.map(&mut open).map_err(|error| too_small_a_share(config, error))?;
             let blocks = match split_at_block {
                 true => blocks.split(config, used, |blocks, held| blocks.split(held.share()))?,
                 false => blocks,
@@ -120,6 +120,20 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let pad_id = opening.model.pad_token_id().unwrap_or_else(|| tokenizer.eot_id().unwrap_or(0));
     let data = data.map(|data| Ok(masked(data)))?;
     Ok(Inputs { block_size: Some(block_size), split_at_block, ..opening.inputs(Some(tokenizer), pad_id, data) })
+}
+
+/// `error`, with the remedy for a share of the training data that is no block.
+fn too_small_a_share(config: &RunConfig, error: Error) -> Error {
+    let share = match config.data.validation {
+        Some(Validation::Share(share)) => share * 100.0,
+        Some(Validation::First(percent)) => percent,
+        Some(Validation::Files(_)) | None => return error,
+    };
+    if !error.message().starts_with("data.validation: the text has ") {
+        return error;
+    }
+    let share = (share * 1e6).round() / 1e6;
+    error.help(format!("raise data.validation, which is {share} % of the text, or name validation files"))
 }
 
 /// The columns of a table whose rows are documents.

@@ -311,6 +311,7 @@ mod tests {
         assert_eq!(runs_in(folder.path()), [("trial 002-native".to_owned(), newest)]);
     }
 
+    #[test]
     fn of_a_long_file_the_end_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lines");

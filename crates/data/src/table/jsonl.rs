@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kiln_core::error::{Error, Result};
-use kiln_core::files::{Decoded, MARK_BYTES, read_error, utf16, without_mark};
+use kiln_core::files::{Decoded, FROM_UTF16, MARK_BYTES, read_error, utf16, without_mark};
 use kiln_core::words::shortened;
 use serde_json::{Map, Value};
 
@@ -106,7 +106,10 @@ fn value(bytes: &[u8], line: Option<u64>, is_first: bool, errors: Errors) -> Res
             "expected UTF-8 text, got {}",
             got.map_or(format!("other bytes at byte {at}"), str::to_owned)
         ))
-        .help("convert the file to UTF-8; a run with data.errors = \"replace\" reads such bytes as U+FFFD")
+        .help(match got {
+            Some(_) => FROM_UTF16,
+            None => "convert the file to UTF-8; a run with data.errors = \"replace\" reads such bytes as U+FFFD",
+        })
     })?;
     // The parser would count the end of the line as the beginning of another one.
     let text = text.trim_end();
