@@ -268,7 +268,6 @@ fn usage(card: &mut String, task: Task, is_adapter: bool, name: &str) {
     };
     let command = match task {
         Task::Clm => "kiln generate model --prompt \"Once upon a time\"",
-        Task::Mlm => "kiln eval plan.toml",
         _ => "kiln predict model --input rows.jsonl",
     };
     let _ = write!(

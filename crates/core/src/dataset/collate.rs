@@ -250,8 +250,8 @@ mod tests {
                     "{about}"
                 );
                 match batch.labels {
-                    Labels::Classes(classes) => assert_eq!(json!(classes), theirs["labels"], "{about}"),
-                    Labels::Tokens(labels) => assert_eq!(labels, flat(&theirs["labels"]), "{about}"),
+                    BatchLabels::Classes(classes) => assert_eq!(json!(classes), theirs["labels"], "{about}"),
+                    BatchLabels::Tokens(labels) => assert_eq!(labels, flat(&theirs["labels"]), "{about}"),
                     other => panic!("{other:?}"),
                 }
             }

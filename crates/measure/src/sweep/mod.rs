@@ -18,7 +18,7 @@ use kiln::config::{CompilerMode, RunConfig, SaveStrategy};
 use kiln::run_folder::{RunStatus, Status};
 use kiln_core::error::{Error, ErrorKind, Result, nearest};
 use kiln_core::files::{read_json, read_regular_text, write_json, write_whole};
-use kiln_core::process::{Child, Exit, Kind, OnSignal, scratch};
+use kiln_core::process::{Kind, OnSignal, scratch};
 use kiln_core::words::duration;
 use kiln_core::{metrics, signals};
 use serde::{Deserialize, Serialize};
