@@ -26,17 +26,24 @@ use super::{
 };
 
 /// Keys that stand above the sections. In code their section is called "".
-const TOP_LEVEL: [&str; 1] = ["precision"];
+const TOP_LEVEL: [&str; 2] = ["precision", INCLUDE];
+
+/// The key above the sections that names the files which a config file includes.
+pub(super) const INCLUDE: &str = "include";
 
 /// A config as a table under present names, with the place where each key was written.
 pub(crate) struct Document {
-    origin: String,
+    pub(super) origin: String,
     /// The sections and their keys.
     pub(crate) table: Table,
     /// By full key: where it was written and, if it was another spelling, how.
     pub(super) places: BTreeMap<String, (Place, Option<String>)>,
     /// Settings that have no effect.
     pub(super) unused: Unused,
+    /// The files that its own file includes, as it names them.
+    pub(super) includes: Vec<String>,
+    /// All included files, in the order in which they are laid on one another.
+    pub(super) included: Vec<String>,
 }
 
 /// The settings of a config that change nothing, for people.
@@ -79,9 +86,21 @@ impl Document {
             toml_error(origin, text, &error)
                 .help(format!("TOML's whole numbers end at {}; a seed above stands in quotes", i64::MAX))
         })?;
-        let mut document =
-            Self { origin: origin.to_owned(), table: Table::new(), places: BTreeMap::new(), unused: Unused::default() };
+        let mut document = Self {
+            origin: origin.to_owned(),
+            table: Table::new(),
+            places: BTreeMap::new(),
+            unused: Unused::default(),
+            includes: Vec::new(),
+            included: Vec::new(),
+        };
         for (section, value) in written {
+            if section == INCLUDE {
+                let line = Place::Line(lines.get(&section).copied().unwrap_or(1));
+                document.places.insert(section, (line, None));
+                document.includes = names(&value).map_err(|complaint| document.locate(complaint))?;
+                continue;
+            }
             if TOP_LEVEL.contains(&section.as_str()) {
                 document.insert_written("", &section, value, &lines)?;
                 continue;
@@ -160,6 +179,10 @@ impl Document {
         let value = if path.ends_with(' ') { value.trim() } else { value };
         let path: Vec<&str> = path.split('.').map(str::trim).collect();
         match path.as_slice() {
+            [key] if *key == INCLUDE => {
+                let complaint = Complaint::new(key, "a config file includes others, and nothing else does");
+                return Err(Error::from(complaint.help("write it into the file")).at(format_args!("--set {text}")));
+            }
             [key] if TOP_LEVEL.contains(key) => {}
             [key, ..] if TOP_LEVEL.contains(key) => {
                 let complaint = Complaint::new(key, "expected a value, got keys under it");
@@ -232,7 +255,7 @@ impl Document {
 
     /// A length of the run that is given on top takes the place of the one below, in whatever unit
     /// that one is; -1 gives none. So does a warm-up.
-    fn displace_rivals(&mut self, key: &str, value: &Value, origin: &Place) {
+    pub(super) fn displace_rivals(&mut self, key: &str, value: &Value, origin: &Place) {
         let key = key.strip_prefix("trainer.").unwrap_or_default();
         let number = value.as_float().or_else(|| value.as_integer().map(|value| value as f64));
         let gives_none = number == Some(-1.0) || (key == "warmup_ratio" && number == Some(0.0));
@@ -376,6 +399,18 @@ pub(super) fn escaped(mut text: String) -> std::result::Result<String, toml::de:
 pub fn quoted(text: &str) -> String {
     // JSON's escapes are TOML's too.
     printable(&serde_json::Value::from(text).to_string()).into_owned()
+}
+
+/// Reads the value of [`INCLUDE`]: the name of a file, or a list of names.
+pub(super) fn names(value: &Value) -> std::result::Result<Vec<String>, Complaint> {
+    let name = |value: &Value| value.as_str().filter(|name| !name.is_empty()).map(str::to_owned);
+    let names = match value {
+        Value::Array(values) => values.iter().map(name).collect::<Option<Vec<_>>>(),
+        value => name(value).map(|name| vec![name]),
+    };
+    names.ok_or_else(|| {
+        Complaint::new(INCLUDE, format!("expected the name of a file or a list of names, got {}", shortened(value)))
+    })
 }
 
 /// The names of all sections, in the order of a config file.

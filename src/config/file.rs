@@ -17,6 +17,11 @@ use super::{
 pub(super) struct RunFile {
     /// The type of matrix products, in training and evaluation. Default: `f32`.
     precision: Precision,
+    /// Config files whose keys hold where this file does not give them: a path or a list, relative
+    /// to the folder of this file. A later one wins over an earlier one, and they may include
+    /// others. A table is taken whole, but for sections. Default: none.
+    #[serde(skip_serializing)]
+    include: Vec<String>,
     run: RunSection,
     model: ModelSection,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -94,6 +99,7 @@ impl From<RunFile> for RunConfig {
             tokenizer: file.tokenizer,
             trainer,
             generation: file.generation,
+            included: Vec::new(),
         }
     }
 }
@@ -103,6 +109,7 @@ impl From<RunConfig> for RunFile {
         let trainer = config.trainer;
         Self {
             precision: trainer.precision,
+            include: Vec::new(),
             run: RunSection::from(&trainer),
             model: config.model,
             lora: config.lora,

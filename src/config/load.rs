@@ -46,12 +46,11 @@ impl RunConfig {
     /// Kiln does not have.
     pub fn load_with_hf_args(path: impl AsRef<Path>, hf_args: Option<&Path>, overrides: &[String]) -> Result<Self> {
         let path = path.as_ref();
-        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         let text = read(path)?;
         let args =
             hf_args.map(|path| hf_args::read(path).map(|text| (text, path.display().to_string()))).transpose()?;
         let args = args.as_ref().map(|(text, origin)| (text.as_str(), origin.as_str()));
-        Self::from_text(&text, &path.display().to_string(), stem.as_deref(), args, &[], overrides)
+        Self::from_text(&text, &path.display().to_string(), Some(path), args, &[], overrides)
     }
 
     /// Reads and checks a config from text. `origin` stands for the file name in messages; there is
@@ -83,14 +82,14 @@ impl RunConfig {
     pub(super) fn from_text(
         text: &str,
         origin: &str,
-        stem: Option<&str>,
+        file: Option<&Path>,
         hf_args: Option<(&str, &str)>,
         settings: &[Setting],
         overrides: &[String],
     ) -> Result<Self> {
-        let document = Document::layered(text, origin, hf_args, settings, overrides)?;
+        let document = Document::layered(text, origin, file, hf_args, settings, overrides)?;
         let mut config = document.read()?;
-        if let Some(stem) = stem
+        if let Some(stem) = file.and_then(Path::file_stem)
             && document.table.get("run").and_then(|run| run.get("output_dir")).is_none()
         {
             config.trainer.output_dir = Path::new("runs").join(stem);
@@ -111,6 +110,7 @@ impl RunConfig {
             document.table.iter().try_for_each(|(name, value)| finite(name, value)).and_then(|()| check(&config));
         checked.map_err(|complaint| document.locate(complaint))?;
         config.trainer.no_effect = document.unused.lines();
+        config.included = document.included;
         Ok(config)
     }
 }

@@ -8,10 +8,15 @@ pub(super) fn full_key(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }
 
-/// Where a key was written. Later layers win: the file, Hugging Face's arguments or settings from
-/// elsewhere, overrides.
+/// A config has at most so many included files.
+pub(super) const MOST_INCLUDED: usize = 64;
+
+/// Where a key was written. Later layers win: included files in their order, the file, Hugging
+/// Face's arguments or settings from elsewhere, overrides.
 #[derive(Clone)]
 pub(super) enum Place {
+    /// A line of a file that the config file includes, and the number of that file.
+    Included(String, usize),
     /// A line of the config file.
     Line(usize),
     /// A file of Hugging Face's arguments, with the line.
@@ -24,11 +29,13 @@ pub(super) enum Place {
 
 impl Place {
     /// The layer, and within the overrides the place.
-    pub(super) fn order(&self) -> (u8, usize) {
+    pub(super) fn order(&self) -> (usize, usize) {
+        const FILE: usize = MOST_INCLUDED + 1;
         match self {
-            Self::Line(_) => (0, 0),
-            Self::HfArgs(_) | Self::Setting(_) => (1, 0),
-            Self::Override(_, index) => (2, *index),
+            Self::Included(_, number) => (*number, 0),
+            Self::Line(_) => (FILE, 0),
+            Self::HfArgs(_) | Self::Setting(_) => (FILE + 1, 0),
+            Self::Override(_, index) => (FILE + 2, *index),
         }
     }
 
@@ -42,7 +49,7 @@ impl Place {
     pub(super) fn at(&self) -> String {
         match self {
             Self::Line(line) => line.to_string(),
-            Self::HfArgs(at) | Self::Setting(at) => at.clone(),
+            Self::Included(at, _) | Self::HfArgs(at) | Self::Setting(at) => at.clone(),
             Self::Override(text, _) => format!("--set {text}"),
         }
     }

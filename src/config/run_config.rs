@@ -28,6 +28,9 @@ pub struct RunConfig {
     pub trainer: TrainingArguments,
     /// `[generation]`: a sample of text at the end, if any.
     pub generation: Option<GenerationSection>,
+    /// The files that the config file includes, a later one over an earlier one and the file over
+    /// all; for people, the plan shows them.
+    pub included: Vec<String>,
 }
 
 /// Whether `key` of the Trainer's arguments is among the settings of the data and of samples.

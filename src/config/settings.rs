@@ -65,7 +65,7 @@ impl Setting {
             return first.map_err(|error| error.at("[model]").at(&self.origin));
         }
         let only = std::slice::from_ref(self);
-        Document::layered("data.task = \"clm\"", "", None, only, &[])?.read().map(drop)
+        Document::layered("data.task = \"clm\"", "", None, None, only, &[])?.read().map(drop)
     }
 }
 

@@ -35,6 +35,8 @@ pub(super) struct PlanFile {
     generation: Option<SamplePlan>,
     #[serde(default)]
     memory: MemoryPlan,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    included: Vec<String>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -153,13 +155,22 @@ impl From<PlanFile> for RunPlan {
             version_2_with_negative: data.version_2_with_negative,
             counts: data.counts,
         };
-        Self { schema, kiln, train, architecture, examples, generation: file.generation, memory: file.memory }
+        Self {
+            schema,
+            kiln,
+            train,
+            architecture,
+            examples,
+            generation: file.generation,
+            memory: file.memory,
+            included: file.included,
+        }
     }
 }
 
 impl From<RunPlan> for PlanFile {
     fn from(plan: RunPlan) -> Self {
-        let RunPlan { schema, kiln, train, architecture, examples, generation, memory } = plan;
+        let RunPlan { schema, kiln, train, architecture, examples, generation, memory, included } = plan;
         let (model, data) = (train.model, train.data);
         let (task, config, from, lora, adapter, unknown_fields) = match architecture {
             Some(Architecture { task, config, from, lora, adapter, unknown_fields }) => {
@@ -213,6 +224,7 @@ impl From<RunPlan> for PlanFile {
             saving: train.saving,
             generation,
             memory,
+            included,
         }
     }
 }

@@ -66,6 +66,8 @@ pub struct RunPlan {
     pub generation: Option<SamplePlan>,
     /// Memory, by arithmetic.
     pub memory: MemoryPlan,
+    /// The files that the config file includes.
+    pub included: Vec<String>,
 }
 
 impl RunPlan {
@@ -110,6 +112,7 @@ impl RunPlan {
             train,
             generation,
             memory,
+            included: config.included.clone(),
         };
         let estimate = plan.estimated_memory();
         Self { memory: MemoryPlan { estimate, ..plan.memory.clone() }, ..plan }

@@ -21,13 +21,19 @@ impl RunPlan {
         let limits = Some(self.examples.limits.join(", ")).filter(|limits| !limits.is_empty());
         let rows = self.examples.counts.describe_rows(self.examples.max_length);
         let labels = architecture.and_then(|it| self.examples.counts.describe_labels(it.task));
-        train.describe_with(&Remarks {
+        let plan = train.describe_with(&Remarks {
             model: architecture.map(|it| Box::new(|text: &mut Lines| it.describe(&train.model.kind, text)) as _),
             adapters: architecture.map(|it| Box::new(|text: &mut Lines| it.describe_adapters(text)) as _),
             data: rows.into_iter().chain(labels).chain(self.examples.documents.clone()).chain(limits).collect(),
             batch: depends.then_some(PADDED),
             memory: self.memory.estimate.as_ref().map(|estimate| estimate.describe()),
-        })
+        });
+        if self.included.is_empty() {
+            return plan;
+        }
+        let mut text = Lines::default();
+        text.line("includes", format!("{}; keys of the config file win over theirs", self.included.join(", ")));
+        text.into_text() + &plan
     }
 
     /// The text of `plan.toml` for the run of `config`: a config file with every default explicit,

@@ -50,6 +50,29 @@ fn trials_made(out: &str) -> usize {
     out.lines().filter(|line| line.starts_with("trial ") && line.contains("eval_loss ")).count()
 }
 
+/// The config of a search lies in its folder, away from the files that it includes.
+#[test]
+fn a_config_that_includes_others_is_searched() {
+    let folder = place("[sweep.parameters]\n\"trainer.seed\" = [1]\n");
+    let path = folder.path();
+    std::fs::rename(path.join("config.toml"), path.join("base.toml")).unwrap();
+    std::fs::write(path.join("config.toml"), "include = \"base.toml\"\n[trainer]\nmax_steps = 4\n").unwrap();
+    succeeds(&mut sweep(path, &[]));
+    let plan = std::fs::read_to_string(path.join("search/trials/001-native/plan.toml")).unwrap();
+    assert!(plan.contains("\n# includes ") && plan.contains("base.toml; keys of the config file win"), "{plan}");
+    assert!(plan.contains("\nmax_steps = 4\n") && !plan.contains("\ninclude"), "{plan}");
+    // It repeats the run wherever it stands.
+    let again = path.join("elsewhere");
+    std::fs::create_dir(&again).unwrap();
+    std::fs::write(again.join("plan.toml"), plan.replace("data.jsonl", "../data.jsonl")).unwrap();
+    let mut train = kiln(&again);
+    succeeds(train.args(["train", "plan.toml", "--set", "run.output_dir=run"]));
+    let losses =
+        |run: &Path| crate::common::rows(run).iter().filter_map(|row| row["loss"].as_f64()).collect::<Vec<_>>();
+    let found = losses(&path.join("search/trials/001-native"));
+    assert_eq!((found.len(), losses(&again.join("run"))), (4, found));
+}
+
 #[test]
 fn a_grid_in_both_modes_has_a_table_a_page_and_what_compiling_saved() {
     let messages = messages!();

@@ -4,6 +4,7 @@
 
 mod accepted;
 mod hf_args;
+mod includes;
 mod refused;
 
 use std::fmt::Display;

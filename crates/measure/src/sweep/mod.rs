@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use halving::Standing;
 use kiln::config::toml_words::{plain_words, toml_error};
-use kiln::config::{CompilerMode, RunConfig, SaveStrategy};
+use kiln::config::{CompilerMode, RunConfig, SaveStrategy, movable};
 use kiln::run_folder::{RunStatus, Status};
 use kiln_core::error::{Error, ErrorKind, Result, nearest};
 use kiln_core::files::{read_json, read_regular_text, write_json, write_whole};
@@ -295,8 +295,8 @@ fn read(file: &Path) -> Result<(SweepSection, String)> {
         .try_into()
         .map_err(|error: toml::de::Error| at(&format!("[sweep]: {}", plain_words(error.message()))))?;
     let config = match &section.config {
-        None => toml::to_string(&document).map_err(|error| at(&error))?,
-        Some(path) if document.is_empty() => text(path)?,
+        None => movable(toml::to_string(&document).map_err(|error| at(&error))?, file)?,
+        Some(path) if document.is_empty() => movable(text(path)?, path)?,
         Some(path) => {
             let names = document.keys().cloned().collect::<Vec<_>>().join(", ");
             return Err(at(&format!(
