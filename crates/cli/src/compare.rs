@@ -83,8 +83,8 @@ pub(super) struct ReportArgs {
     /// device,cpu,data.block_size
     #[arg(long, value_name = "KEYS", value_delimiter = ',')]
     about: Vec<String>,
-    /// The folder that gets the report; the run's or the comparison's own, or `report/RUN-RUN`, when
-    /// it is left out
+    /// The folder that gets the report; the run's or the comparison's own, or `report/RUN-RUN`,
+    /// when it is left out
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     #[command(flatten)]

@@ -219,8 +219,8 @@ pub(super) struct InitArgs {
     /// clm, mlm, sequence-classification, multi-label-classification, regression,
     /// token-classification, multiple-choice or question-answering; asked for when it is left out
     task: Option<String>,
-    /// The pretrained model: a folder or a Hub id, or `random` for a small GPT-2 with random weights;
-    /// asked for when it is left out
+    /// The pretrained model: a folder or a Hub id, or `random` for a small GPT-2 with random
+    /// weights; asked for when it is left out
     model: Option<String>,
     /// The training data: files, globs or an address of the Hub. Their ending tells the format
     #[arg(long, value_name = "FILES", num_args = 1..)]

@@ -364,7 +364,7 @@ impl RunPage {
         rows.add("epochs", count("epoch"));
         rows.add("examples", count("samples"));
         rows.add("tokens", count("tokens"));
-        // Sums over steps are those of the whole run, and what a row at the end tells is that of the
+        // Sums over steps are those of the whole run, and the row at the end has figures of the
         // last start.
         let last_start = self.of_last_start();
         let name = if last_start.is_empty() { "time" } else { "time of all starts" };
