@@ -17,7 +17,7 @@ use kiln_data::labels::{check_label_names, label_names};
 use kiln_data::padding::Padding;
 use kiln_data::squad::{Prediction, Question, SpanLogits, SpanOptions, SquadData, WindowEncoder, read_unanswered};
 use kiln_data::table::{Columns, Row, Table};
-use kiln_data::tokenizer::{RowEncoder, Tokenizer};
+use kiln_data::tokenizer::{Encoded, RowEncoder, Tokenizer};
 use kiln_data::{Dataset, Example, IGNORED, Label};
 use kiln_models::Copies;
 use serde_json::{Map, Value, json};
@@ -264,7 +264,7 @@ impl Predictor<'_> {
                     let own = logits.clone().slice([at * tokens..at * tokens + encoded.ids.len()]);
                     let prediction = match task {
                         Task::Clm => self.score(written, &encoded.ids, own)?,
-                        _ => self.fill(written, &rows[at].place, &encoded.ids, own)?,
+                        _ => self.fill(written, &rows[at], encoded, own)?,
                     };
                     write(&with(kept, prediction))?;
                     written += 1;
@@ -326,12 +326,22 @@ impl Predictor<'_> {
         Ok(scored(index, &likelihoods))
     }
 
-    /// The most likely tokens for each mask among `ids`, by the `logits` of each token.
-    fn fill(&self, index: usize, place: &dyn Display, ids: &[u32], logits: Tensor<2>) -> Result<Value> {
+    /// The most likely tokens for each mask of `row`, whose tokens are `encoded`, by the `logits` of
+    /// each token.
+    fn fill(&self, index: usize, row: &Row, encoded: &Encoded, logits: Tensor<2>) -> Result<Value> {
         let Some(mask) = self.tokenizer.mask_id() else {
             return Err(Error::config("the tokenizer has no token for a mask"));
         };
-        let masks = ids.iter().enumerate().filter(|(_, id)| **id == mask).map(|(at, _)| at);
+        let (place, written) = (&row.place, self.tokenizer.token(mask).unwrap_or_default());
+        let masks = encoded.ids.iter().filter(|id| **id == mask).count();
+        if encoded.is_cut && masks < row.text.matches(&*written).count() {
+            return Err(Error::data(format!(
+                "{place}: the text is cut to {} tokens, and a {written} of it is cut off",
+                encoded.ids.len()
+            ))
+            .help("shorten the text"));
+        }
+        let masks = encoded.ids.iter().enumerate().filter(|(_, id)| **id == mask).map(|(at, _)| at);
         let fill = |at: usize| {
             let logits = read_values(logits.clone().slice([at..at + 1]))?;
             finite(&logits, &format_args!("row {index}"))?;
@@ -346,9 +356,9 @@ impl Predictor<'_> {
         };
         let masks = masks.map(fill).collect::<Result<Vec<_>>>()?;
         if masks.is_empty() {
-            let mask = self.tokenizer.token(mask).unwrap_or_default();
-            return Err(Error::data(format!("{place}: the text has no {mask}"))
-                .help(format!("write {mask} where a token is to be found; a text may have several")));
+            return Err(Error::data(format!("{place}: the text has no {written}")).help(format!(
+                "write {written} where a token is to be found; a text may have several; leave a row without one out"
+            )));
         }
         Ok(filled(index, masks))
     }

@@ -145,15 +145,21 @@ pub(super) fn begin_again_after(error: &Error) {
     }
 }
 
-/// Whether the address space of this process is limited.
+/// Whether the address space of this process is limited so that it may be refused some: a limit
+/// above the machine's memory and the heaps of all threads, of which glibc reserves 64 MiB each and
+/// up to eight a core, binds nobody.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 fn is_limited() -> bool {
     // SAFETY: the limit is plain data, which the call fills.
-    unsafe {
+    let limit = unsafe {
         let mut limit = std::mem::zeroed::<libc::rlimit>();
-        libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) == 0 && limit.rlim_cur != libc::RLIM_INFINITY
-    }
+        let is_told = libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) == 0;
+        is_told.then_some(limit.rlim_cur).filter(|limit| *limit != libc::RLIM_INFINITY)
+    };
+    let heaps = (8 * 64 * host::threads()) as f64;
+    let most = host::memory_mib().map_or(f64::INFINITY, |all| all + heaps);
+    limit.is_some_and(|limit| (limit as f64) < most * f64::from(1 << 20))
 }
 
 /// The training is over.

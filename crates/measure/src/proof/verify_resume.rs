@@ -146,19 +146,25 @@ fn verify_in(
         let saved = checkpoint::list(&folder.path().join(name).join(checkpoint::FOLDER))?;
         Ok(saved.into_iter().map(|(step, _)| step).max().unwrap_or_default())
     };
+    let check = |micro: usize, own: usize, of_device: usize| {
+        if micro > 0 && micro != own && of_device.is_multiple_of(micro) {
+            return Ok(());
+        }
+        let message = format!("--micro-batch: expected a divisor of {of_device} other than {own}, got {micro}");
+        Err(Error::config(message).help("an optimizer step keeps its examples"))
+    };
+    // Before the first run, where the config says the sizes itself.
+    let arguments = &config.trainer;
+    if let (Some(micro), Some(own)) = (micro, arguments.per_device_train_batch_size.size()) {
+        let global = arguments.batch.global_batch_size.map(|global| global / arguments.devices);
+        check(micro, own, global.unwrap_or(own * arguments.gradient_accumulation_steps))?;
+    }
     let all = run("straight", false, modes[0], None)?;
     // As the parts have resolved it: this process may have the other engine.
     let straight = folder.path().join("straight");
     let plan = serde_json::from_slice::<RunPlan>(&read(&straight.join(plan::FILE))?);
     let TrainPlan { engine, batch, .. } = plan.map_err(|error| Error::data(format!("{}: {error}", plan::FILE)))?.train;
-    if let Some(micro) = micro {
-        let of_device = batch.global / batch.devices.count;
-        if micro == 0 || micro == batch.micro || of_device % micro != 0 {
-            let message =
-                format!("--micro-batch: expected a divisor of {of_device} other than {}, got {micro}", batch.micro);
-            return Err(Error::config(message).help("an optimizer step keeps its examples"));
-        }
-    }
+    micro.map_or(Ok(()), |micro| check(micro, batch.micro, batch.global / batch.devices.count))?;
     let before = run("stopped", true, modes[0], None)?;
     run("stopped", false, modes[1], micro.map(|micro| [micro, batch.global]))?;
     let rounded = if modes[0] == modes[1] && micro.is_none() && engine.device.kind == DeviceKind::Cpu {

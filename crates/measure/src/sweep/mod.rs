@@ -405,7 +405,9 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
 fn check_metric(metric: &str, config: &RunConfig) -> Result<()> {
     let of_evaluation = config.data.task.figures().iter().chain(OF_EVERY_EVALUATION).map(|name| format!("eval_{name}"));
     let of_evaluation = of_evaluation.collect::<Vec<_>>();
-    let evaluates = config.data.validation.is_some() && config.trainer.evaluates();
+    // Whether a dataset of the Hub has a split for validation is known once it is opened.
+    let has_data = config.data.validation.is_some() || config.data.dataset_name.is_some();
+    let evaluates = has_data && config.trainer.evaluates();
     if of_evaluation.iter().any(|name| name == metric) {
         if evaluates {
             return Ok(());
