@@ -48,14 +48,14 @@ impl Document {
                 return Err(refused(format!("expected at most {MOST_INCLUDED} files in all")));
             }
             included.push(path.display().to_string());
-            base.lay_document(document.as_included(included.len()));
+            base.lay_document(document.into_included(included.len()));
         }
         base.lay_document(self);
         Ok(base)
     }
 
     /// This document as that of the included file of this number.
-    fn as_included(mut self, number: usize) -> Self {
+    fn into_included(mut self, number: usize) -> Self {
         for (place, _) in self.places.values_mut() {
             if let Place::Line(line) = place {
                 *place = Place::Included(format!("{}:{line}", self.origin), number);

@@ -261,7 +261,7 @@ impl Predictor<'_> {
             if task.is_language_model() {
                 let tokens = logits.dims()[0] / rows.len();
                 for (at, (encoded, kept)) in encoded.iter().zip(kept.drain(..)).enumerate() {
-                    let own = logits.clone().slice([at * tokens..at * tokens + encoded.ids.len()]);
+                    let own = logits.clone().narrow(0, at * tokens, encoded.ids.len());
                     let prediction = match task {
                         Task::Clm => self.score(written, &encoded.ids, own)?,
                         _ => self.fill(written, &rows[at], encoded, own)?,
@@ -321,13 +321,13 @@ impl Predictor<'_> {
         }
         let count = targets.len();
         let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [count, 1]), self.device);
-        let likelihoods = read_values(log_softmax(logits.slice([0..count]), 1).gather(1, targets))?;
+        let likelihoods = read_values(log_softmax(logits.narrow(0, 0, count), 1).gather(1, targets))?;
         finite(&likelihoods, &format_args!("row {index}"))?;
         Ok(scored(index, &likelihoods))
     }
 
-    /// The most likely tokens for each mask of `row`, whose tokens are `encoded`, by the `logits` of
-    /// each token.
+    /// The most likely tokens for each mask of `row`, whose tokens are `encoded`, by the `logits`
+    /// of each token.
     fn fill(&self, index: usize, row: &Row, encoded: &Encoded, logits: Tensor<2>) -> Result<Value> {
         let Some(mask) = self.tokenizer.mask_id() else {
             return Err(Error::config("the tokenizer has no token for a mask"));
@@ -343,7 +343,7 @@ impl Predictor<'_> {
         }
         let masks = encoded.ids.iter().enumerate().filter(|(_, id)| **id == mask).map(|(at, _)| at);
         let fill = |at: usize| {
-            let logits = read_values(logits.clone().slice([at..at + 1]))?;
+            let logits = read_values(logits.clone().narrow(0, at, 1))?;
             finite(&logits, &format_args!("row {index}"))?;
             let (_, probabilities) = softmax(&logits);
             let mut order = (0..probabilities.len()).collect::<Vec<_>>();

@@ -8,17 +8,18 @@ use kiln_core::error::one_line;
 use kiln_core::metrics::Record;
 use kiln_core::variables::expand_text;
 use kiln_data::hub;
+use kiln_data::labels::label_names;
 use kiln_models::ModelConfig;
 use kiln_train::description::Outcome;
 use serde_json::Value;
 
-use crate::config::{RunConfig, Task, Validation};
+use crate::config::{DataFormat, RunConfig, Task, Validation};
 use crate::plan::RunPlan;
 
 /// The rows of a curve, of which a longer run has more.
 const MOST_ROWS: usize = 24;
 
-/// The files and datasets that are named.
+/// The files, datasets and labels that are named.
 const MOST_NAMES: usize = 8;
 
 /// The card of the run of `config` with the plan `plan`.
@@ -36,7 +37,7 @@ pub(super) fn card(config: &RunConfig, plan: &RunPlan, model: &ModelConfig, run:
     let what = if is_adapter { "LoRA adapters on a" } else { "A" };
     let origin = match (from, base) {
         (_, Some(base)) => format!("trained from [{base}](https://huggingface.co/{base})"),
-        (Some(from), None) => format!("trained from the folder {}", plain(&last_part(from))),
+        (Some(from), None) => format!("trained from the folder {}", plain(&folder_name(from))),
         (None, None) => "trained from random weights".into(),
     };
     let _ = write!(
@@ -46,16 +47,24 @@ pub(super) fn card(config: &RunConfig, plan: &RunPlan, model: &ModelConfig, run:
         pipeline_tag(task).replace('-', " "),
         env!("CARGO_PKG_VERSION")
     );
-    evaluation(&mut card, plan, run, &figures);
+    evaluation(&mut card, config, plan, run, &figures);
     training(&mut card, config, plan, run);
     curves(&mut card, run.rows, &figures);
-    usage(&mut card, task, is_adapter, &name);
+    usage(&mut card, config, task, is_adapter);
     card
 }
 
 /// The last part of a path, which names no folder of a machine.
 fn last_part(path: &Path) -> String {
     path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The name of the model's folder `path`; of one in a run folder, that of the run.
+fn folder_name(path: &Path) -> String {
+    match path.parent() {
+        Some(run) if path.ends_with("model") && run.file_name().is_some() => last_part(run),
+        _ => last_part(path),
+    }
 }
 
 /// Foreign text in a line of Markdown.
@@ -175,30 +184,45 @@ fn front_matter(
     line(format_args!("---"));
 }
 
-fn evaluation(card: &mut String, plan: &RunPlan, run: &Outcome<'_>, figures: &[(&str, f64)]) {
+fn evaluation(card: &mut String, config: &RunConfig, plan: &RunPlan, run: &Outcome<'_>, figures: &[(&str, f64)]) {
     let Some(row) = run.evaluation.filter(|_| !figures.is_empty()) else { return };
     let step = row.get("step").map_or_else(String::new, |step| format!(" after step {step}"));
     let rows = plan.train.data.validation_examples;
     let rows = rows.map_or_else(String::new, |rows| format!(" on {rows} examples"));
-    let _ =
-        write!(card, "\n## Evaluation\n\nThe model was evaluated{step}{rows}.\n\n| figure | value |\n| --- | --- |\n");
+    let held_out = match config.data.validation {
+        Some(Validation::Share(_) | Validation::First(_)) => ", which were held out of the training data",
+        _ => "",
+    };
+    let _ = write!(
+        card,
+        "\n## Evaluation\n\nThe model was evaluated{step}{rows}{held_out}.\n\n| figure | value |\n| --- | --- |\n"
+    );
     for (name, value) in figures {
         let _ = writeln!(card, "| {name} | {value:.4} |");
     }
 }
 
-fn training(card: &mut String, config: &RunConfig, plan: &RunPlan, run: &Outcome<'_>) {
-    let train = &plan.train;
-    let data = datasets(config).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-    let more = data.len().saturating_sub(MOST_NAMES);
-    let mut named = data.into_iter().take(MOST_NAMES).collect::<Vec<_>>().join(", ");
+/// The first of `names`, and how many more there are.
+fn named_few(names: Vec<String>) -> String {
+    let more = names.len().saturating_sub(MOST_NAMES);
+    let mut named = names.into_iter().take(MOST_NAMES).collect::<Vec<_>>().join(", ");
     if more > 0 {
         named += &format!(", and {more} more");
     }
+    named
+}
+
+fn training(card: &mut String, config: &RunConfig, plan: &RunPlan, run: &Outcome<'_>) {
+    let train = &plan.train;
+    let named = named_few(datasets(config).into_iter().map(|(name, _)| name).collect());
     let seconds = run.summary.get("train_runtime").map_or_else(String::new, |seconds| format!("{seconds:.0} s"));
+    let labels = plan.architecture.as_ref().filter(|architecture| architecture.task.has_label_names());
+    let labels = labels.and_then(|architecture| label_names(architecture.config.labels()).ok()).unwrap_or_default();
+    let labels = named_few(labels);
     let settings = [
         ("data", named),
         ("examples", train.data.train_examples.to_string()),
+        ("labels", labels),
         ("steps", run.summary.get("step").map_or(train.steps.total as f64, |step| step).to_string()),
         ("epochs", run.summary.get("epoch").map_or_else(String::new, |epoch| format!("{epoch:.2}"))),
         ("examples in a step", train.batch.global.to_string()),
@@ -244,36 +268,37 @@ fn curves(card: &mut String, rows: &[Record], figures: &[(&str, f64)]) {
     }
 }
 
-fn usage(card: &mut String, task: Task, is_adapter: bool, name: &str) {
-    let class = match task {
-        Task::Clm => "AutoModelForCausalLM",
-        Task::Mlm => "AutoModelForMaskedLM",
-        Task::SequenceClassification | Task::MultiLabelClassification | Task::Regression => {
-            "AutoModelForSequenceClassification"
+fn usage(card: &mut String, config: &RunConfig, task: Task, is_adapter: bool) {
+    let tag = pipeline_tag(task);
+    // PEFT has no class for every head, and transformers no pipeline for every task.
+    let loads = match task {
+        Task::Mlm | Task::MultipleChoice if is_adapter => {
+            "from peft import PeftModel  # PeftModel.from_pretrained(base, folder)".to_owned()
         }
-        Task::TokenClassification => "AutoModelForTokenClassification",
-        Task::QuestionAnswering => "AutoModelForQuestionAnswering",
-        Task::MultipleChoice => "AutoModelForMultipleChoice",
+        Task::MultipleChoice => "from transformers import AutoModelForMultipleChoice\n\n\
+             model = AutoModelForMultipleChoice.from_pretrained(\"model\")  # this folder"
+            .to_owned(),
+        _ if is_adapter => {
+            let class = match task {
+                Task::Clm => "AutoPeftModelForCausalLM",
+                Task::TokenClassification => "AutoPeftModelForTokenClassification",
+                Task::QuestionAnswering => "AutoPeftModelForQuestionAnswering",
+                _ => "AutoPeftModelForSequenceClassification",
+            };
+            format!("from peft import {class}\n\nmodel = {class}.from_pretrained(\"model\")  # this folder")
+        }
+        _ => format!("from transformers import pipeline\n\npipe = pipeline(\"{tag}\", model=\"model\")  # this folder"),
     };
-    let (library, class) = if is_adapter {
-        ("peft", class.replacen("AutoModel", "AutoPeftModel", 1))
-    } else {
-        ("transformers", class.into())
-    };
-    // PEFT has no class for every head.
-    let loads = if is_adapter && matches!(task, Task::Mlm | Task::MultipleChoice) {
-        "from peft import PeftModel  # PeftModel.from_pretrained(base, folder)".to_owned()
-    } else {
-        format!("from {library} import {class}\n\nmodel = {class}.from_pretrained(\"model\")  # this folder")
+    let rows = match config.data.format {
+        DataFormat::Csv | DataFormat::Tsv | DataFormat::Parquet => config.data.format.to_string(),
+        _ => "jsonl".into(),
     };
     let command = match task {
-        Task::Clm => "kiln generate model --prompt \"Once upon a time\"",
-        _ => "kiln predict model --input rows.jsonl",
+        Task::Clm => "kiln generate model --prompt \"Once upon a time\"".to_owned(),
+        _ => format!("kiln predict model --input rows.{rows}"),
     };
     let _ = write!(
         card,
-        "\n## Use\n\n```python\n{loads}\n```\n\n```sh\n{command}\n```\n\n`kiln train plan.toml`, with the `plan.toml` of the run {}, makes \
-         the run again.\n",
-        plain(name)
+        "\n## Use\n\n```python\n{loads}\n```\n\n```sh\n{command}\n```\n\n`plan.toml` in the folder of the run has every setting.\n"
     );
 }

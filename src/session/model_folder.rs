@@ -11,7 +11,7 @@ use kiln_data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
 use kiln_models::{Compute, Model, ModelConfig};
 
 use crate::config::{RunConfig, Task};
-use crate::session::adapter::{Source, lacks_pooler, stated_task};
+use crate::session::adapter::{Source, lacks_pooler, stated_task, task_of_architecture};
 use crate::session::generation_config::GENERATION_CONFIG;
 
 /// The config of a run with every default explicit, in the run folder and in what `kiln merge`
@@ -56,6 +56,17 @@ impl ModelFolder {
         })?;
         let (model, report) = source.load(model)?;
         let random = report.random().cloned().collect::<Vec<_>>();
+        // A head that the task does not read would be left out without a word.
+        if source.adapter.is_none()
+            && random.is_empty()
+            && let Some(own) = task_of_architecture(&config).filter(|own| own.head() != task.head())
+        {
+            return Err(Error::data(format!(
+                "{}: the model has a head for {own}, and none for {task}",
+                path.display()
+            ))
+            .help(format!("ask for {own}, or train a model for {task}")));
+        }
         if !random.is_empty() {
             if let Some(error) = source.adapter.as_ref().and_then(|adapter| lacks_pooler(&adapter.path, &random)) {
                 return Err(error);

@@ -331,7 +331,11 @@ pub fn template(task: Task, name: &str, model: &str, positions: Option<usize>, d
             + "n_layer = 4\nn_head = 4\nn_embd = 256\n"
             + &line("n_positions", positions.unwrap_or_default(), "the longest text that it can continue")
             + "\n[tokenizer]\n"
-            + &line("train_vocab_size", 4096, "learned from the training text; little text has fewer tokens")
+            + &line(
+                "train_vocab_size",
+                4096,
+                "learned from the training text; where it yields fewer, kiln says how many",
+            )
     } else {
         line("from", &model, "a folder or a Hub id; its tokenizer is used too")
     };

@@ -156,7 +156,7 @@ fn verify_in(
     // Before the first run, where the config says the sizes itself.
     let arguments = &config.trainer;
     if let (Some(micro), Some(own)) = (micro, arguments.per_device_train_batch_size.size()) {
-        let global = arguments.batch.global_batch_size.map(|global| global / arguments.devices);
+        let global = arguments.batch.global_batch_size.map(|global| global / arguments.devices.count);
         check(micro, own, global.unwrap_or(own * arguments.gradient_accumulation_steps))?;
     }
     let all = run("straight", false, modes[0], None)?;

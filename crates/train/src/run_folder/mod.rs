@@ -1,7 +1,7 @@
 //! The run folder: `plan.toml`, `plan.json`, `metrics.jsonl`, `status.json`, `trainer_state.json`,
 //! `checkpoints/`, and at the end `all_results.json` and `model/` in Hugging Face's form. One
 //! process at a time has it: the file `.lock` is locked while a run writes, and lists what Kiln has
-//! written ([`manifest`]). A folder that belongs to another run is refused,
+//! written (`manifest`). A folder that belongs to another run is refused,
 //! `model/` appears only when all of it is written, and a file that is not listed is never replaced
 //! or removed.
 //!

@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_printed_row_has_the_figures_of_the_table_with_four_digits() {
         let row = Record::default().with("step", 12_345).with("epoch", 0.00148221).with("samples", 49_380);
-        let row = row.with("loss", 5.689328).with("learning_rate", 0.0004666666).with("tokens_per_s", 8_639.3231);
+        let row = row.with("loss", 5.689328).with("learning_rate", 0.0004666666).with("tokens_per_s", 8639.3231);
         let row = row.with("step_ms", 3.7042).with("peak_mib", None::<f64>).with("grad_norm", f64::NAN);
         let printed = brief(&row).to_dict();
         let expected = "{'step': 12345, 'epoch': 0.001482, 'loss': 5.689, 'learning_rate': 0.0004667, 'tokens_per_s': 8639.0, \
