@@ -133,11 +133,13 @@ impl Encoder {
         }
     }
 
-    /// Says each of `lines` that was not said before.
+    /// Says each of `lines` that was not said before, those of one row together: rows are read on
+    /// several threads.
     fn tell(&self, lines: &[String]) {
+        // A row that could not be read has left the set whole.
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         for line in lines {
-            // A row that could not be read has left the set whole.
-            if self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
+            if told.insert(line.clone()) {
                 tracing::warn!("rows: {line}");
             }
         }
