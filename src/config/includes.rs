@@ -90,10 +90,11 @@ impl Document {
 }
 
 /// The config `text` of the file `path`, as it may stand in another folder: the files that it
-/// includes are named from the root.
+/// includes are named from the root. Text that is not TOML stays as it is, for whoever reads it to
+/// say so.
 ///
 /// # Errors
-/// Text that is not TOML, and a folder that the system does not know.
+/// An `include` that names no files, and a folder that the system does not know.
 pub fn movable(text: String, path: &Path) -> Result<String> {
     let Ok(mut table) = text.parse::<Table>() else { return Ok(text) };
     let Some(names) = table.get(INCLUDE).map(names).transpose().map_err(Error::from)? else { return Ok(text) };

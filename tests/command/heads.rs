@@ -371,6 +371,10 @@ fn a_classifier_that_cannot_know_padding() {
         "out",
     ]);
     messages.fails(&mut forward, 3);
+    // Its head is none of a language model, which would have every weight that it reads.
+    let mut other = kiln(path);
+    let arguments = ["--task", "clm", "--batch", "batch.json", "--out", "out"];
+    messages.fails(other.arg("forward").arg(&from).args(arguments), 3);
     let set = ["data.format=tokenized", "data.train=rows.jsonl"];
     messages.fails(tune(path, from.to_str().unwrap(), "refused", &set), 3);
     succeeds(&mut tune(path, from.to_str().unwrap(), "run", &[&set[..], &["model.pad_token_id=0"]].concat()));

@@ -407,6 +407,8 @@ fn language_models() {
             _ => {
                 let refused = ["predict", "--compiler", "native", "run", "--input", "validation.jsonl"];
                 messages.fails(kiln(folder.path()).args(refused), 3);
+                let cut = ["predict", "run", "--text", "a good film where [MASK] is", "--max-length", "5"];
+                messages.fails(kiln(folder.path()).args(cut), 3);
                 messages.fails(kiln(folder.path()).args(["predict", "run", "--text", "a [MASK]", "--top-k", "0"]), 2);
                 messages.fails(kiln(folder.path()).args(["predict", "run", "--text", "a [MASK]", "--top-k", "900"]), 2);
             }

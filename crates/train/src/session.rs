@@ -1,7 +1,6 @@
 //! A run that can begin: its arguments, the facts about what is open, and the plan that follows
 //! from them.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -10,7 +9,6 @@ use kiln_core::dataset::padding::survey;
 use kiln_core::dataset::subset::Subset;
 use kiln_core::dataset::{Dataset, Fingerprint, PaddingStrategy, Sampler};
 use kiln_core::error::{Error, Result};
-use kiln_core::files::write_whole;
 use kiln_core::random::seed_for;
 use kiln_models::weights::LoadReport;
 
@@ -170,15 +168,6 @@ impl<T: TrainingTask> Session<T> {
     pub fn card(&self, outcome: &Outcome<'_>) -> Result<Option<String>> {
         let run = Planned { arguments: &self.arguments, facts: &self.facts, plan: &self.plan };
         self.task.card(run, outcome)
-    }
-
-    /// Writes the files of the plan into the run folder `folder`.
-    ///
-    /// # Errors
-    /// The operating system's.
-    pub fn write_plan(&self, folder: &Path) -> Result<()> {
-        let files = self.description()?.files;
-        files.iter().try_for_each(|(name, bytes)| write_whole(&folder.join(name), bytes))
     }
 
     /// The session of other arguments on what is open: `change` is made to this one's, the batches

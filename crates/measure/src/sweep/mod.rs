@@ -606,6 +606,16 @@ mod tests {
         assert_eq!(folders, ["runs/sweep", "runs/lora-sweep", "runs/lora-sweep"].map(PathBuf::from));
     }
 
+    #[test]
+    fn a_dataset_of_the_hub_may_have_the_split_that_a_search_ranks_by() {
+        let mut config = RunConfig::default();
+        config.trainer.do_eval = true;
+        assert!(check_metric("eval_loss", &config).is_err(), "no data are evaluated");
+        config.data.dataset_name = Some("org/name".into());
+        assert!(check_metric("eval_loss", &config).is_ok());
+        assert!(check_metric("eval_los", &config).unwrap_err().to_string().contains("did you mean `eval_loss`?"));
+    }
+
     fn arm(run: &Path, rungs: &[(u64, f64)]) -> TrialArm {
         let rung = |&(step, value): &(u64, f64)| Rung { step, value, seconds: 1.0 };
         let rungs = rungs.iter().map(rung).collect();

@@ -380,7 +380,7 @@ impl RunFolder {
             }
         }
         manifest.list(written)?;
-        files.iter().try_for_each(|(name, bytes)| write_whole(&path.join(name), bytes))?;
+        write_plan(&path, &files)?;
         let validation_sha256 = promise.validation().map(str::to_owned);
         let begun_from = match &found {
             Some(_) if origin.is_none() => provenance::begun_from(&path),
@@ -486,6 +486,11 @@ impl RunFolder {
         write_folder(&aside, target, write, make_way)?;
         finish_replacing(&self.path, &self.manifest)
     }
+}
+
+/// Writes the `files` of a plan into the run folder `folder`, each whole or not at all.
+pub(crate) fn write_plan(folder: &Path, files: &[NamedFile]) -> Result<()> {
+    files.iter().try_for_each(|(name, bytes)| write_whole(&folder.join(name), bytes))
 }
 
 /// Copies rows and samples of the run of the checkpoint `origin` to `folder`, where the run goes

@@ -13,6 +13,7 @@ use crate::plan::{BatchPlan, TrainPlan};
 use crate::run_folder::{
     RunFolder,
     checkpoint::{self, Checkpoint},
+    write_plan,
 };
 use crate::task::TrainingTask;
 
@@ -44,7 +45,7 @@ impl<T: TrainingTask> Trainer<T> {
 
         self.session = self.session.with_batch(&smaller)?;
         (self.state, _) = Self::begin_state(&self.session, &self.device)?;
-        self.session.write_plan(folder.path())?;
+        write_plan(folder.path(), &self.session.description()?.files)?;
         let (rows, step) = checkpoint.as_ref().map_or((0, 0), |found| (found.state.metrics_rows, found.state.step));
         folder.metrics = MetricsFile::resume(folder.path(), rows, step)?;
         self.begin(folder, checkpoint.as_ref())
