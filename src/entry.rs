@@ -6,6 +6,7 @@ use kiln_core::error::Result;
 use kiln_train::trainer::PrinterCallback;
 
 use crate::config::RunConfig;
+use crate::mlflow;
 use crate::session::{BuiltIn, OpenSession, Session};
 
 /// A trainer of the run that a config file describes.
@@ -19,6 +20,7 @@ pub trait FromConfig: Sized {
 
 impl FromConfig for kiln_train::Trainer<BuiltIn> {
     fn from_config(path: impl AsRef<Path>) -> Result<Self> {
-        Ok(Self::from_session(Session::open(RunConfig::load(path)?)?)?.with_callback(PrinterCallback::default()))
+        let trainer = Self::from_session(Session::open(RunConfig::load(path)?)?)?;
+        mlflow::with_reporters(trainer.with_callback(PrinterCallback::default()))
     }
 }

@@ -35,6 +35,7 @@ pub mod session;
 // Using a model, and training one from a file.
 pub mod inference;
 pub mod entry;
+pub mod mlflow;
 
 // All that a script needs.
 pub mod prelude;

@@ -109,16 +109,18 @@ impl Document {
         Ok(())
     }
 
-    /// `report_to` without the services that Kiln does not report to: transformers 4 lists all that
-    /// are installed.
+    /// `report_to` without the services that Kiln does not report to, and without MLflow where no
+    /// server is named: transformers 4 lists all that are installed.
     fn without_services(&mut self, value: Json) -> Json {
         let names = match value {
             Json::Array(names) => names,
             Json::String(name) => vec![Json::String(name)],
             other => return other,
         };
-        let (services, kept): (Vec<_>, Vec<_>) =
-            names.into_iter().partition(|name| name.as_str().is_some_and(|name| SERVICES.contains(&name)));
+        let (services, kept): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
+            let is_silent = |name| name == "mlflow" && std::env::var_os("MLFLOW_TRACKING_URI").is_none();
+            name.as_str().is_some_and(|name| SERVICES.contains(&name) || is_silent(name))
+        });
         self.unused.names.extend(services.iter().filter_map(Json::as_str).map(|name| format!("report_to {name}")));
         Json::Array(kept)
     }

@@ -280,7 +280,7 @@ const ONE_PROCESS: &str = "data is read ahead in a thread of the one process";
 const ONE_DEVICE: &str = "`kiln launch` starts the processes of a run, and they need no such setting";
 const NO_UPLOAD: &str = "nothing is uploaded";
 const LAUNCHER: &str = "leave it out: a run of several processes has the whole model in each (`kiln launch`)";
-const NO_TRACKER: &str = "rows go to `metrics.jsonl`, to stdout, and with `report_to` to TensorBoard";
+const NO_TRACKER: &str = "rows go to `metrics.jsonl`, to stdout, and with `report_to` to TensorBoard or MLflow";
 const TOKENS: &str = "every log row has `tokens` and `tokens_per_s`";
 const EVALUATION: &str = "an evaluation keeps sums and predictions, never all logits";
 const FSDP: &str = "it belongs to `fsdp`";
@@ -292,7 +292,10 @@ const NOTES: &[(&str, &str)] = &[
     ("lr_scheduler_type", "the key of the same name in `[trainer]`; not `reduce_lr_on_plateau` or `greedy`"),
     ("warmup_steps", "the key of the same name in `[trainer]`; not used by the schedule `constant`"),
     ("optim", "the key of the same name in `[trainer]`; an optimizer that Kiln lacks is refused with the nearest"),
-    ("report_to", "the key of the same name in `[trainer]`; a service in an `--hf-args` file has no effect"),
+    (
+        "report_to",
+        "the key of the same name in `[trainer]`; a service besides MLflow in an `--hf-args` file has no effect, and MLflow has none without `MLFLOW_TRACKING_URI`",
+    ),
     (
         "full_determinism",
         "the key of the same name in `[trainer]`; on the CPU every run is deterministic, elsewhere it is refused",

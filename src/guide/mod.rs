@@ -7,7 +7,8 @@
 //! worth; [`batch_and_learning_rate`], [`precision`], [`checkpoints_and_faults`] and [`jobs`] cover
 //! the rest of a training. [`own_model`] and [`operators`] are for people who extend Kiln, and
 //! [`numbers`] says how its results are checked. [`from_hugging_face`] and [`from_burn_train`]
-//! translate names; the [`glossary`] explains words.
+//! translate names; [`other_tools`] tells what takes a run or a model of Kiln's. The [`glossary`]
+//! explains words.
 
 /// A chapter of the guide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +68,7 @@ chapters! {
     numbers,
     from_hugging_face,
     from_burn_train,
+    other_tools,
     glossary,
 }
 

@@ -17,6 +17,7 @@ mod init;
 mod language_models;
 mod lora;
 mod predict;
+mod recipes;
 mod predict_agrees;
 mod labels;
 mod samples;
@@ -38,6 +39,7 @@ mod training_options;
 mod interrupted;
 mod resume;
 mod run_again;
+mod mlflow;
 mod run_folder;
 
 // Several processes.

@@ -350,6 +350,7 @@ pages! {
     numbers: "src/guide/numbers.md",
     from_hugging_face: "src/guide/from_hugging_face.md",
     from_burn_train: "src/guide/from_burn_train.md",
+    other_tools: "src/guide/other_tools.md",
     glossary: "src/guide/glossary.md",
 }
 

@@ -18,6 +18,7 @@ use kiln::distributed::World;
 use kiln::engine::compiler::decision::Decision;
 use kiln::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use kiln::inference::predict::{PredictOptions, format_of};
+use kiln::mlflow;
 use kiln::plan::{RunPlan, RunSettings};
 use kiln::run_folder::runs::{Run, repeat_command};
 use kiln::run_folder::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status};
@@ -620,7 +621,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let trainer = said.into_iter().fold(trainer, Trainer::with_said);
     let mut trainer = trainer.with_callback(Printer::new(talk, loaded)).with_page(report::page_of_run);
     if world.is_root() {
-        trainer = trainer
+        trainer = mlflow::with_reporters(trainer)?
             .with_callback(memory::BeginsAgain { is_alone: !world.is_shared(), options: args.beside_the_plan() });
     }
     if args.of_job {

@@ -186,6 +186,10 @@ impl ModelConfig {
                 map.insert(name.clone(), value.clone());
             }
         }
+        if let Self::Gpt2(config @ Gpt2Config { variant: Gpt2Variant::Gpt2, .. }) = self {
+            // llama.cpp's converter needs it, and the files of OpenAI's models have it.
+            map.entry("n_ctx").or_insert_with(|| config.n_positions.into());
+        }
         map.extend(self.attention_layers().map(|layers| (ATTENTION_LAYERS.to_owned(), layers)));
         for Name { name, treatment, .. } in self.model_type().names().names {
             if let (Treatment::Only(only), false) = (treatment, *name == "pruned_heads") {

@@ -93,11 +93,13 @@ choices! {
     Integration("integration", integration_synonym) {
         /// TensorBoard event files in `tensorboard/` in the run folder.
         TensorBoard = "tensorboard",
+        /// The MLflow server at `MLFLOW_TRACKING_URI`.
+        Mlflow = "mlflow",
     }
 }
 
 /// The rest of transformers.integrations' names: services and their clients.
-pub const SERVICES: [&str; 12] = [
+pub const SERVICES: [&str; 11] = [
     "azure_ml",
     "clearml",
     "codecarbon",
@@ -105,7 +107,6 @@ pub const SERVICES: [&str; 12] = [
     "dagshub",
     "dvclive",
     "flyte",
-    "mlflow",
     "neptune",
     "swanlab",
     "trackio",
@@ -115,7 +116,7 @@ pub const SERVICES: [&str; 12] = [
 fn integration_synonym(given: &str) -> Option<Result<Integration, Error>> {
     SERVICES.contains(&given).then(|| {
         Err(Error::config(format!("Hugging Face's integration `{given}` is not supported by this version"))
-            .help("metrics.jsonl in the run folder has every row; or use \"tensorboard\""))
+            .help("metrics.jsonl in the run folder has every row; or use \"tensorboard\" or \"mlflow\""))
     })
 }
 

@@ -171,13 +171,13 @@ impl ClassWeights {
     }
 }
 
-/// Reads the integrations of Hugging Face's `report_to`: a name or a list of names, where `all` and
-/// `none` stand alone.
+/// Reads the integrations of Hugging Face's `report_to`: a name or a list of names, where `all`,
+/// which is all that need no server, and `none` stand alone.
 pub(crate) fn integrations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Integration>, D::Error> {
     let names = strings(deserializer)?;
     match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["none"] => Ok(Vec::new()),
-        ["all"] => Ok(Integration::ALL.to_vec()),
+        ["all"] => Ok(vec![Integration::TensorBoard]),
         _ => names.iter().map(|name| name.parse().map_err(D::Error::custom)).collect(),
     }
 }

@@ -6,7 +6,7 @@ use kiln_core::error::one_line;
 use kiln_core::words::thousands;
 
 use super::{EnginePlan, ModelPlan, OptimizerPlan, RunSettings, TrainPlan};
-use crate::arguments::{DdpBackend, EvalStrategy, LoggingStrategy, SaveStrategy};
+use crate::arguments::{DdpBackend, EvalStrategy, Integration, LoggingStrategy, SaveStrategy};
 use crate::engine::settings::{CompilerMode, DeviceKind};
 use crate::optim::OptimizerConfig;
 use crate::optim::arguments::OptimizerName;
@@ -183,8 +183,11 @@ impl TrainPlan {
             LoggingStrategy::Epoch => "every epoch and at the end".into(),
             LoggingStrategy::No => "never".into(),
         };
-        let board = if logging.report_to.is_empty() { "" } else { ", also as TensorBoard's event files" };
-        text.line("logs", format!("{logs}{board}; evaluation: {evaluates}"));
+        let also = logging.report_to.iter().map(|integration| match integration {
+            Integration::TensorBoard => ", also as TensorBoard's event files",
+            Integration::Mlflow => ", also on the MLflow server",
+        });
+        text.line("logs", format!("{logs}{}; evaluation: {evaluates}", also.collect::<String>()));
         if !self.steps.intervals.is_empty() {
             text.line("", format!("in steps: {}", self.steps.intervals.join("; ")));
         }

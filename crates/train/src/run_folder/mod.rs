@@ -36,7 +36,9 @@ pub use self::best::Best;
 use self::checkpoint::{Checkpoint, State, keep};
 use self::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use self::names::EVENT_FILES;
-pub use self::names::{COMPILER, COMPILER_FILES, FAULT, LOGS, PREDICTIONS, RUN_LOG, STEP_TIMES, TENSORBOARD, log_of};
+pub use self::names::{
+    COMPILER, COMPILER_FILES, FAULT, LOGS, MLFLOW, PREDICTIONS, RUN_LOG, STEP_TIMES, TENSORBOARD, log_of,
+};
 pub use self::page::{CONFUSION, ConfusionFile, PAGE, SAMPLES};
 pub use self::promise::Promise;
 pub use self::status::{BestModel, RunStatus, Status};
@@ -528,6 +530,9 @@ fn written_by(plan: &TrainPlan) -> Vec<PathBuf> {
     }
     if plan.logging.report_to.contains(&Integration::TensorBoard) {
         files.push(Path::new(TENSORBOARD).join(EVENT_FILES));
+    }
+    if plan.logging.report_to.contains(&Integration::Mlflow) {
+        files.push(MLFLOW.into());
     }
     files
 }

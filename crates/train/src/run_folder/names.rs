@@ -28,6 +28,9 @@ pub const COMPILER: &str = "compiler";
 /// The files in [`COMPILER`].
 pub const COMPILER_FILES: [&str; 2] = ["report.json", "summary.txt"];
 
+/// The run on the MLflow server: its address and the run's id there.
+pub const MLFLOW: &str = "mlflow.json";
+
 /// The folder of TensorBoard's event files.
 pub const TENSORBOARD: &str = "tensorboard";
 

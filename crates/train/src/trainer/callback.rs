@@ -11,6 +11,7 @@ use kiln_core::error::printable;
 use kiln_core::metrics::{Record, Value};
 use kiln_models::Model;
 
+use crate::arguments::Integration;
 use crate::plan::TrainPlan;
 use crate::trainer::step_closures::StepClosures;
 
@@ -84,6 +85,11 @@ pub struct DeviceValues<'a> {
 /// ...`).
 #[allow(unused_variables)]
 pub trait Callback<M = Model> {
+    /// The service of `trainer.report_to` that this callback tells of the rows.
+    fn reports_to(&self) -> Option<Integration> {
+        None
+    }
+
     /// Before everything else, when the run continues from `checkpoint`.
     fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {}
 

@@ -37,6 +37,7 @@ impl<T: TrainingTask> Trainer<T> {
         self.check_world()?;
         self.session.plan().check_evaluation()?;
         self.check_figures()?;
+        self.check_reporters()?;
         threads::compute_here(&self.session.device);
         #[cfg(feature = "cuda")]
         self.connect_devices()?;
@@ -93,6 +94,25 @@ impl<T: TrainingTask> Trainer<T> {
                 error.help(help)
             }
             _ => error.in_terms_of(&[(CONTINUE, &way)]),
+        }
+    }
+
+    /// Refuses a run that is to report to a service, and has no callback that does.
+    fn check_reporters(&self) -> Result<()> {
+        let report_to = &self.session.plan().logging.report_to;
+        let is_missing = |integration: &Integration| {
+            *integration != Integration::TensorBoard
+                && self.callbacks.iter().all(|callback| callback.reports_to() != Some(*integration))
+        };
+        match report_to
+            .iter()
+            .find(|integration| self.purpose == Purpose::Train && self.world.is_root() && is_missing(integration))
+        {
+            Some(missing) => {
+                Err(Error::config(format!("trainer.report_to = \"{missing}\": no callback reports to it"))
+                    .help("add one whose `reports_to` names it: `kiln::mlflow::with_reporters(trainer)` adds Kiln's"))
+            }
+            None => Ok(()),
         }
     }
 
