@@ -38,6 +38,8 @@ pub struct BertEmbeddings {
     token_type_embeddings: Option<Embedding>,
     layer_norm: LayerNorm,
     dropout: f64,
+    #[module(skip)]
+    pub(crate) noise: EmbeddingNoise,
     /// RoBERTa's padding id: its row of the position table is padding's, the tokens' follow. None
     /// in the others.
     #[module(skip)]
@@ -151,6 +153,7 @@ impl BertModel {
                 token_type_embeddings: variant.has_token_types().then(|| table(config.type_vocab_size, None)),
                 layer_norm: norm(embedding_size),
                 dropout: config.hidden_dropout_prob,
+                noise: EmbeddingNoise::default(),
                 position_padding,
             },
             embeddings_project: projects.then(|| linear(embedding_size, d)),
@@ -253,6 +256,7 @@ impl BertEmbeddings {
     fn forward(&self, input_ids: Tensor<2, Int>, token_type_ids: Option<Tensor<2, Int>>, pass: Pass<'_>) -> Tensor<2> {
         let ([batch, seq], ops) = (input_ids.dims(), pass.ops());
         let words = self.word_embeddings.forward(input_ids.clone().reshape([batch * seq]), ops); // [batch * seq, width]
+        let words = self.noise.added(words, seq, pass);
         let x = match (&self.token_type_embeddings, token_type_ids) {
             (Some(table), Some(ids)) => words + table.forward(ids.reshape([batch * seq]), ops),
             (Some(table), None) => {

@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use kiln_core::model_config::{Activation, Gpt2Config, Gpt2Variant};
 
 use crate::kv_cache::KvCache;
-use crate::layers::{Conv1D, EachLinear, Embedding, LayerNorm, Linear};
+use crate::layers::{Conv1D, EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear};
 use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_heads};
 use crate::ops::attention::{Qkv, Unseen};
 use crate::ops::dropout::dropout;
@@ -27,6 +27,8 @@ pub struct Gpt2Model {
     /// The last normalisation.
     pub ln_f: LayerNorm,
     embd_pdrop: f64,
+    #[module(skip)]
+    pub(crate) noise: EmbeddingNoise,
     #[module(skip)]
     variant: Gpt2Variant,
     /// Tokens that a local layer attends to.
@@ -117,6 +119,7 @@ impl Gpt2Model {
             h: config.layers_are_local().into_iter().map(|is_local| Gpt2Block::new(config, is_local, device)).collect(),
             ln_f: LayerNorm::new(config.n_embd, config.layer_norm_epsilon, device),
             embd_pdrop: config.embd_pdrop,
+            noise: EmbeddingNoise::default(),
             variant: config.variant,
             window: (config.variant == Gpt2Variant::GptNeo).then_some(config.window_size),
         }
@@ -209,6 +212,7 @@ impl Gpt2Model {
     pub fn embed(&self, input_ids: Tensor<2, Int>, positions: Positions, pass: Pass<'_>) -> Tensor<2> {
         let [batch, seq] = input_ids.dims();
         let tokens = self.wte.forward(input_ids.reshape([batch * seq]), pass.ops()); // [batch * seq, n_embd]
+        let tokens = self.noise.added(tokens, seq, pass);
         let x = match positions {
             Positions::From(past) => self.wpe.positions(tokens, batch, past),
             Positions::At(ids) => tokens + self.wpe.forward(ids, pass.ops()),

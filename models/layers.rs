@@ -12,6 +12,7 @@ use kiln_core::model_config::Activation;
 
 use crate::error::Result;
 use crate::lora::{LoraConfig, LoraInit};
+use crate::ops::dropout::uniform_noise;
 use crate::ops::gelu::activate;
 use crate::ops::{self, Operand, Ops, Pass};
 
@@ -99,6 +100,21 @@ fn activated<'a>(
         (Some(bias), None) => pass.activated(x, weight, bias, activation),
         (Some(bias), lora) => Operand::gelu(product(x, weight, None, lora, pass), bias, activation, pass.ops()),
         (None, lora) => activate(product(x, weight, None, lora, pass), activation).into(),
+    }
+}
+
+/// Noise on the output of a token embedding in training, by its strength alpha (NEFTune, Jain et al.
+/// 2023, arXiv 2310.05914): each element gets a number drawn evenly from 0 to `alpha / sqrt(seq *
+/// width)`, either way. Reference: `transformers.integrations.neftune`.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct EmbeddingNoise(pub Option<f64>);
+
+impl EmbeddingNoise {
+    /// `x [batch * seq, width]` with noise where `pass` trains.
+    pub(crate) fn added(self, x: Tensor<2>, seq: usize, pass: Pass<'_>) -> Tensor<2> {
+        let Self(Some(alpha)) = self else { return x };
+        let elements = seq * x.dims()[1];
+        uniform_noise(x, alpha / (elements as f64).sqrt(), pass.rng)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::bert::BertModel;
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, Positions};
 use crate::kv_cache::KvCache;
-use crate::layers::{EachLinear, LayerNorm, Linear, LinearParts, Lora, uninitialized};
+use crate::layers::{EachLinear, EmbeddingNoise, LayerNorm, Linear, LinearParts, Lora, uninitialized};
 use crate::lora::LoraConfig;
 use crate::ops::attention::Mask;
 use crate::ops::dropout::dropout;
@@ -593,6 +593,17 @@ impl Model {
     pub fn with_ops(self, ops: Ops) -> Self {
         let dtype = self.compute.dtype();
         self.with_compute(Compute::new(ops, dtype))
+    }
+
+    /// This model with noise on the output of its token embedding in training; see
+    /// [`EmbeddingNoise`].
+    #[must_use]
+    pub fn with_embedding_noise(mut self, noise: EmbeddingNoise) -> Self {
+        match &mut self.body {
+            Body::Gpt2(body) => body.noise = noise,
+            Body::Bert(body) => body.embeddings.noise = noise,
+        }
+        self
     }
 
     /// This model, computing as `compute` says: in a form and a type that its device must have.

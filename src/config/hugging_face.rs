@@ -396,13 +396,6 @@ const OTHERS: &[Argument] = {
         no_effect("use_liger_kernel", Both, FLAG, NONE_FALSE, PYTORCH),
         no_effect("liger_kernel_config", Both, TABLE, "[{}]", PYTORCH),
         no_effect("use_cache", New, FLAG, NONE_FALSE, "training keeps no keys and values"),
-        refused(
-            "neftune_noise_alpha",
-            Both,
-            NUMBER,
-            "[0]",
-            "leave it out: Kiln adds no noise to embeddings; dropout is the model's",
-        ),
         no_effect("torch_empty_cache_steps", Both, WHOLE, "[]", PYTORCH),
         honoured(
             "auto_find_batch_size",

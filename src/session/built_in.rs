@@ -13,6 +13,7 @@ use kiln_data::labels::{LabelNames, label_names};
 use kiln_data::padding::Padding;
 use kiln_data::tokenizer::{NamedFile, Tokenizer};
 use kiln_data::{Dataset, Example};
+use kiln_models::layers::EmbeddingNoise;
 use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
 use kiln_models::{AllowedBy, Compute, LoraConfig, Model, ModelConfig, ModelInput, Pass, Rows};
 use kiln_train::arguments::Samples;
@@ -45,6 +46,8 @@ pub struct BuiltIn {
     pub model_config: ModelConfig,
     /// The loss of training.
     pub loss: LossOptions,
+    /// The noise on the output of the token embedding in training.
+    pub noise: EmbeddingNoise,
     /// The id that padding uses.
     pub pad_id: u32,
     /// The lengths that batches are padded to.
@@ -102,6 +105,7 @@ impl BuiltIn {
             task,
             model_config,
             loss: LossOptions::default(),
+            noise: EmbeddingNoise::default(),
             pad_id: 0,
             padding: Padding::default(),
             tokenizer: None,
@@ -157,8 +161,9 @@ impl TrainingTask for BuiltIn {
 
     fn planned(&self, plan: &TrainPlan) -> Self {
         let (loss, padding) = (plan.optimizer.loss.clone(), plan.data.padding.clone());
+        let noise = EmbeddingNoise(plan.optimizer.neftune_noise_alpha);
         // Without the fields of a file that are written anew.
-        Self { loss, padding, model_config: model_config::own(self.model_config.clone()), ..self.clone() }
+        Self { loss, padding, noise, model_config: model_config::own(self.model_config.clone()), ..self.clone() }
     }
 
     fn task_name(&self) -> Option<&str> {
@@ -166,7 +171,7 @@ impl TrainingTask for BuiltIn {
     }
 
     fn drops(&self) -> bool {
-        self.architecture().has_dropout()
+        self.architecture().has_dropout() || self.noise.0.is_some()
     }
 
     fn loss_options(&self, arguments: &TrainingArguments) -> Result<LossOptions> {
@@ -174,7 +179,8 @@ impl TrainingTask for BuiltIn {
     }
 
     fn model(&self, compute: Compute, device: &Device) -> Result<Model> {
-        let model = Model::new(&self.model_config, self.task.head(), device)?.with_compute(compute);
+        let model = Model::new(&self.model_config, self.task.head(), device)?;
+        let model = model.with_compute(compute).with_embedding_noise(self.noise);
         Ok(match &self.lora {
             Some(lora) => model.with_lora(lora)?,
             None => model,

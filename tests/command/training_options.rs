@@ -98,6 +98,42 @@ fn frozen_tensors_stay_as_they_were() {
 }
 
 #[test]
+fn noise_on_embeddings_is_the_same_in_both_modes_and_after_a_stop() {
+    let messages = messages!();
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let noisy = ["--set", "trainer.neftune_noise_alpha=5", "--set", "model.embd_pdrop=0.0"];
+    let losses = |run: &str, more: &[&str]| {
+        let stdout = succeeds(&mut train(folder.path(), run, &[&noisy, more].concat()));
+        let rows = rows(&folder.path().join(run));
+        let of = |name: &str| rows.iter().filter_map(|row| row.get(name)?.as_f64()).collect::<Vec<_>>();
+        (of("loss"), of("eval_loss"), stdout)
+    };
+    let (native, _, stdout) = losses("native", &[]);
+    assert!(stdout.contains("NEFTune on the token embedding: within 5 / sqrt("), "{stdout}");
+    let (compiled, ..) = losses("compiled", &["--compiler", "compiled"]);
+    // f32 sums in another order, over 14 updates.
+    assert!(
+        native.iter().zip(&compiled).all(|(one, other)| (one - other).abs() < 1e-4 * one),
+        "{native:?} {compiled:?}"
+    );
+    let (none, ..) = losses("none", &["--set", "trainer.neftune_noise_alpha=0"]);
+    assert!(native.iter().zip(&none).all(|(one, other)| one != other), "{native:?} {none:?}");
+    // Nothing is learned in a step with rate 0, and evaluation sees no noise.
+    let first = ["--set", "trainer.max_steps=1", "--set", "trainer.warmup_steps=1"];
+    let (_, evaluated, _) = losses("first", &first);
+    assert_eq!(evaluated, losses("plain", &[&first[..], &["--set", "trainer.neftune_noise_alpha=0"]].concat()).1);
+
+    let run = folder.path().join("native");
+    let weights = bytes(&run, "model/model.safetensors");
+    std::fs::remove_dir_all(run.join("checkpoints/step-000014")).unwrap();
+    std::fs::remove_dir_all(run.join("model")).unwrap();
+    succeeds(train(folder.path(), "native", &noisy).arg("--resume"));
+    assert!(bytes(&run, "model/model.safetensors") == weights);
+    messages.fails(train(folder.path(), "native", &["--resume", "--set", "trainer.neftune_noise_alpha=1"]), 2);
+}
+
+#[test]
 fn the_loss_of_training_is_weighted_and_smoothed_and_that_of_evaluation_is_smoothed() {
     let messages = messages!();
     let folder = tempfile::tempdir().unwrap();

@@ -87,6 +87,26 @@ pub(super) fn factors(keep: Keep, shape: &[usize], numbers: Option<Numbered<'_>>
     factors
 }
 
+/// Numbers from `-bound` to `bound` for a matrix of `shape`, row-major.
+pub(super) fn uniform(keep: Keep, [rows, width]: [usize; 2], bound: f32) -> Vec<f32> {
+    let mut numbers = vec![0.0; rows * width];
+    let block = flex::block_rows(width);
+    numbers.par_chunks_mut(block * width).enumerate().for_each(|(i, numbers)| {
+        for (row, numbers) in numbers.chunks_exact_mut(width).enumerate() {
+            spread(numbers, keep.row(i * block + row), bound);
+        }
+    });
+    numbers
+}
+
+vectorised! {
+    fn spread(numbers: &mut [f32], keep: KeepRow, bound: f32) {
+        for (column, number) in (0..).zip(numbers) {
+            *number = bound * keep.uniform(column);
+        }
+    }
+}
+
 vectorised! {
     fn fill(factors: &mut [f32], columns: &[u32], keep: KeepRow) {
         for (factor, column) in factors.iter_mut().zip(columns) {

@@ -179,6 +179,27 @@ pub fn plain<const D: usize>(x: Tensor<D>, p: f64, rng: DropoutRng<'_>) -> Tenso
     }
 }
 
+/// `x [n, features]` with a number added to each element, drawn evenly from `-bound` to `bound`. The
+/// identity where `rng` is off. On the CPU the numbers are a function of a seed and of the element's
+/// place, so that both modes add the same; elsewhere they come from the device's generator.
+///
+/// # Panics
+/// For an `x` without features.
+pub fn uniform_noise(x: Tensor<2>, bound: f64, rng: DropoutRng<'_>) -> Tensor<2> {
+    if matches!(rng, DropoutRng::Off) || bound == 0.0 {
+        return x;
+    }
+    let device = x.device();
+    Contract::new("uniform_noise", Form::Plain, device.clone()).matrix("x", &x);
+    if !DeviceKernels::on(&device).are_on_host {
+        return x.clone() + x.random_like(Distribution::Uniform(-bound, bound));
+    }
+    let seed = rng.seed(1.0, &device).into_data().iter::<i64>().collect::<Vec<_>>();
+    let values = masks::uniform(Keep::new(&seed, 0.0), x.dims(), bound as f32);
+    let noise = Tensor::<2>::from_data(TensorData::new(values, x.dims()), (&device, x.dtype()));
+    x + noise
+}
+
 /// 1 where an element of `x` is kept, else 0, in the type of `x`.
 fn mask<const D: usize>(x: &Tensor<D>, p: f64, rng: DropoutRng<'_>) -> Tensor<D> {
     let device = x.device();
@@ -242,8 +263,18 @@ impl KeepRow {
     /// The factor of element `column`: 0 or `1 / (1 - p)`.
     #[inline(always)]
     pub fn factor(self, column: u32) -> f32 {
-        let bits = mix(mix(column ^ self.a).wrapping_add(self.b));
-        if bits >= self.threshold { self.scale } else { 0.0 }
+        if self.bits(column) >= self.threshold { self.scale } else { 0.0 }
+    }
+
+    /// A number for element `column`, evenly from -1 to 1.
+    #[inline(always)]
+    pub fn uniform(self, column: u32) -> f32 {
+        (self.bits(column) >> 8) as f32 * (1.0 / 8_388_608.0) - 1.0
+    }
+
+    #[inline(always)]
+    fn bits(self, column: u32) -> u32 {
+        mix(mix(column ^ self.a).wrapping_add(self.b))
     }
 }
 

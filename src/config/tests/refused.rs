@@ -73,7 +73,7 @@ fn hugging_face_arguments_that_are_not_honoured() {
         "push_to_hub = true",
         "local_rank = 1",
         "n_gpu = 4",
-        "neftune_noise_alpha = 5",
+        "neftune_noise_alpha = -5",
         "optim_target_modules = \"all-linear\"",
         "tpu_num_cores = 8",
         "half_precision_backend = \"apex\"",

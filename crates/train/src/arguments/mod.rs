@@ -126,6 +126,11 @@ kiln_core::keys! {
         /// Part of a target's probability that is spread evenly over all classes, in training and
         /// in `eval_loss`: for language models and classification. Default: 0.0.
         label_smoothing_factor: f64 = 0.0, Bound hf, from_0_to_1;
+        /// Noise on the output of the token embedding in training: drawn evenly from 0 to this
+        /// number over the square root of a row's tokens times the width, either way (NEFTune).
+        /// Default: none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        neftune_noise_alpha: Option<f64> = None, Bound hf, from_0;
         /// The weights of the classes in the loss of training: a list in the order of the label
         /// ids, or a table by the labels' names; for classification. Default: all 1.
         #[serde(skip_serializing_if = "Option::is_none")]

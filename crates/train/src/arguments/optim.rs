@@ -143,6 +143,12 @@ impl LossOptions {
             (trainer.label_smoothing_factor > 0.0, "label_smoothing_factor"),
             (trainer.class_weights.is_some(), "class_weights"),
         ];
+        if trainer.neftune_noise_alpha.is_some() {
+            return Err(Error::config(
+                "trainer.neftune_noise_alpha: Kiln does not know the token embedding of this model",
+            )
+            .help("remove it, or let the model add noise of its own"));
+        }
         if let Some((_, key)) = asked.into_iter().find(|(asked, _)| *asked) {
             return Err(Error::config(format!("trainer.{key}: this model computes its own loss"))
                 .help("remove it, or make it part of that loss"));

@@ -85,6 +85,8 @@ impl EnginePlan {
             "kernels of Burn take the norms or products of this optimizer's update, and each device may have its own"
         } else if drops && !(fused(Operator::Dropout) && fused(Operator::Attention)) {
             "dropout of plain operators draws from the host: a replay would repeat it"
+        } else if optimizer.neftune_noise_alpha.is_some() {
+            "the noise on embeddings (trainer.neftune_noise_alpha) is drawn from the host: a replay would repeat it"
         } else if self.activation_checkpointing == ActivationCheckpointing::Balanced {
             "Burn's activation checkpointing (\"balanced\") refuses the numbers that a captured step is told; \"blocks\" does not"
         } else {

@@ -112,6 +112,7 @@ impl TrainPlan {
             outliers: OutlierLimits::of(trainer),
             accumulation: trainer.accumulation,
             loss: facts.loss.clone(),
+            neftune_noise_alpha: trainer.neftune_noise_alpha.filter(|alpha| *alpha > 0.0),
         };
         let compiler = compiler(trainer, facts.decision.as_ref());
         let shared = (batch.devices.count > 1).then_some(trainer.distributed);

@@ -264,6 +264,12 @@ impl OptimizerPlan {
         if let Some(outliers) = &self.outliers {
             text.line("outliers", outliers.describe());
         }
+        if let Some(alpha) = self.neftune_noise_alpha {
+            text.line(
+                "noise",
+                format!("NEFTune on the token embedding: within {alpha} / sqrt(tokens of a row x width)"),
+            );
+        }
         if !self.loss.is_plain() {
             let weights = self.loss.class_weights.as_ref().map_or("none".into(), |weights| format!("{weights:?}"));
             let smoothing = self.loss.label_smoothing;

@@ -208,6 +208,9 @@ pub struct OptimizerPlan {
     pub accumulation: Accumulation,
     /// The loss of training.
     pub loss: LossOptions,
+    /// The strength of the noise on the output of the token embedding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neftune_noise_alpha: Option<f64>,
 }
 
 /// Where and in which form it computes.
