@@ -8,7 +8,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_core::model_config::{Activation, BertConfig, BertVariant};
 
-use crate::layers::{EachLinear, Embedding, LayerNorm, Linear};
+use crate::layers::{EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear};
 use crate::ops::attention::Qkv;
 use crate::ops::dropout::dropout;
 use crate::ops::{Operand, Pass};

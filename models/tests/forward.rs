@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor, TensorData};
 use kiln_models::layers::EmbeddingNoise;
 use kiln_models::lora::{LoraConfig, LoraInit};
-use kiln_models::{Head, KvCache, Model, ModelConfig, ModelInput, ModelType, Ops};
+use kiln_models::{Compute, Head, KvCache, Model, ModelConfig, ModelInput, ModelType, Ops};
 use serde_json::json;
 
 /// Tests run in threads of one process, which share Flex's random state: whoever draws holds this.
@@ -340,7 +340,7 @@ fn noise_on_the_token_embedding_is_even_within_its_bound_and_absent_in_evaluatio
     let plain = Model::new(&config, Head::CausalLm, &device).unwrap();
     plain.forward(input(&[&[1, 2, 3]]), false);
     let noisy = |ops: Ops| {
-        let compute = kiln_models::Compute { ops, ..Default::default() };
+        let compute = Compute::new(ops, FloatDType::F32);
         plain.clone().with_compute(compute).with_embedding_noise(EmbeddingNoise(Some(alpha)))
     };
     let embedded = |model: &Model, train: bool, seed: u64| {

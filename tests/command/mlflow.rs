@@ -1,7 +1,7 @@
 //! `trainer.report_to = "mlflow"` against a server on 127.0.0.1 that answers as MLflow's REST API
 //! 2.0 does, well and badly, and against MLflow's own server where Python has it.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
