@@ -18,8 +18,8 @@
 //! the scores among them; in f16 it rounds none, nor does attention without a fused form (windows
 //! of GPT-Neo, rows of several documents with padding between, a cache of keys) in either type.
 //! Scores, and the logits of fused cross-entropy, are f32 and never leave the operator. Fused
-//! LayerNorm, GELU and attention write bf16 where a product alone reads what they give: the values
-//! that it would round. Where linear layers and GELU are fused, the feed-forward block is one
+//! LayerNorm, RMSNorm, GELU, SwiGLU and attention write bf16 where a product alone reads what they
+//! give: the values that it would round. Where linear layers and GELU are fused, the feed-forward block is one
 //! operator in bf16 (`ops::linear::feed_forward`): the argument of its activation is rounded for
 //! the backward pass alone, as autocast rounds it for both.
 
@@ -35,7 +35,7 @@ use super::device::DeviceKernels;
 use super::dropout::{DropoutRng, dropout};
 use super::linear::{self, FeedForward};
 use super::products::Operands;
-use super::{Availability, Form, Operator, Ops, gelu, layer_norm};
+use super::{Availability, Form, Operator, Ops, gelu, layer_norm, rms_norm, swiglu};
 
 /// The form of the operators and the type of matrix products. Default: plain operators in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,6 +192,25 @@ impl Operand<'static> {
         Self::written(Operator::LayerNorm, x.device(), move |dtype| {
             layer_norm::written(dtype, x, weight, bias, eps, ops)
         })
+    }
+
+    /// [`rms_norm`](rms_norm::rms_norm) of `x` for the matrix product that reads it, in whose type
+    /// it is written.
+    ///
+    /// # Panics
+    /// When it is read, as [`rms_norm`](rms_norm::rms_norm).
+    pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: Ops) -> Self {
+        Self::written(Operator::RmsNorm, x.device(), move |dtype| rms_norm::written(dtype, x, weight, epsilon, ops))
+    }
+
+    /// [`swiglu`](swiglu::swiglu) for the matrix product that reads it, in whose type it is
+    /// written. Both factors must be what products give, and nothing else may read them: in the
+    /// fused form on the CPU their gradients are also in that type.
+    ///
+    /// # Panics
+    /// When it is read, as [`swiglu`](swiglu::swiglu).
+    pub fn swiglu(gate: Tensor<2>, up: Tensor<2>, ops: Ops) -> Self {
+        Self::written(Operator::Swiglu, gate.device(), move |dtype| swiglu::written(dtype, gate, up, ops))
     }
 
     /// [`bias_gelu`](gelu::bias_gelu) for the matrix product that reads it, in whose type it is

@@ -13,13 +13,19 @@ pub enum Operator {
     Dropout,
     /// LayerNorm with its residual ([`layer_norm`](super::layer_norm)).
     LayerNorm,
+    /// Root mean square normalisation ([`rms_norm`](super::rms_norm)).
+    RmsNorm,
     /// Matrix product and bias ([`linear`](super::linear)).
     Linear,
+    /// Rotary positions of query and key ([`rotary`](super::rotary)).
+    Rotary,
     /// Attention without stored scores ([`attention`](super::attention)). Of rows of several
     /// documents it is fused on the CPU alone; elsewhere they have the plain form with a mask.
     Attention,
     /// Bias and GELU or another activation ([`gelu`](super::gelu)).
     Gelu,
+    /// SiLU of a gate times another projection ([`swiglu`](super::swiglu)).
+    Swiglu,
     /// Vocabulary projection and cross-entropy without stored logits
     /// ([`cross_entropy`](super::cross_entropy)).
     CrossEntropy,
@@ -108,14 +114,17 @@ const fn row(
 /// The fused forms, in the order in which a step meets the operators. An operator is fused where
 /// both its target and its type allow it.
 #[rustfmt::skip]
-pub const FUSED: [FusedForm; 8] = [
+pub const FUSED: [FusedForm; 11] = [
     //                                            cpu  wgpu cuda   f32  bf16      f16
     row(Operator::Embedding,    "embedding",     [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::Dropout,      "dropout",       [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::LayerNorm,    "layer_norm",    [YES, YES, YES], [YES, YES,      YES]),
+    row(Operator::RmsNorm,      "rms_norm",      [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::Linear,       "linear",        [YES, YES, YES], [YES, F32_ONLY, F32_ONLY]),
+    row(Operator::Rotary,       "rotary",        [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::Attention,    "attention",     [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::Gelu,         "gelu",          [YES, YES, YES], [YES, YES,      YES]),
+    row(Operator::Swiglu,       "swiglu",        [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::CrossEntropy, "cross_entropy", [YES, YES, YES], [YES, YES,      NOT_SCALED]),
     row(Operator::AdamW,        "adamw",         [YES, YES, YES], [YES, YES,      NO_SKIP]),
 ];

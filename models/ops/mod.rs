@@ -52,7 +52,10 @@ pub mod layer_norm;
 pub mod linear;
 pub mod list;
 pub mod products;
+pub mod rms_norm;
+pub mod rotary;
 mod simd;
+pub mod swiglu;
 pub mod threads;
 
 use burn::tensor::Device;

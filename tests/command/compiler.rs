@@ -22,7 +22,7 @@ fn a_compiled_run_learns_what_a_native_one_does() {
     }
     for (text, part) in [
         (&native, "compiler       Kiln's fused operators off            the run is native"),
-        (&compiled, "compiler       Kiln's fused operators on             embedding, dropout, layer_norm, linear"),
+        (&compiled, "compiler       Kiln's fused operators on             embedding, dropout, layer_norm, rms_norm"),
         (&compiled, "Burn's fusion          not available  the CPU backend"),
         (&compiled, "autotune               not available  the CPU backend"),
         (&compiled, "captured step          not available  the CPU backend"),

@@ -163,8 +163,8 @@ fn narrow_types_have_limits_of_their_own() {
             println!("{task} {stdout}");
             assert!(stdout.starts_with(&format!("6 steps, {precision}: the loss, ")), "{stdout}");
             let more = if precision == "bf16" { ", cross_entropy, adamw" } else { "" };
-            let line =
-                format!("fused in compiled       embedding, dropout, layer_norm, linear, attention, gelu{more}\n");
+            let names = "embedding, dropout, layer_norm, rms_norm, linear, rotary, attention, gelu, swiglu";
+            let line = format!("fused in compiled       {names}{more}\n");
             assert!(stdout.contains(&line), "{stdout}");
             assert!(stdout.ends_with("native and compiled compute the same\n"), "{stdout}");
         }

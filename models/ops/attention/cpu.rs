@@ -1,10 +1,12 @@
 //! Attention on the CPU: every head of every sequence is a task of its own; within it, blocks of
 //! query rows go through scores, softmax and product one after the other, in memory that stays in
 //! the cache. A causal block stops at its last row, so about half of the products are never
-//! computed. Sequences need not have the same length, and may have one query each. Scores, softmax
-//! and all sums are in f32. The operands of the products are rounded to bf16 in a call of that
-//! type, weights and gradients of scores among them; those of f16 stay f32. The result is in the
-//! type that the call names, gradients are in the inputs'.
+//! computed. Heads of queries that share a head of keys read the same keys; the gradients that they
+//! give for these keys are added up when all are there. Sequences need not have the same length,
+//! and may have one query each. Scores, softmax and all sums are in f32. The operands of the
+//! products are rounded to bf16 in a call of that type, weights and gradients of scores among them;
+//! those of f16 stay f32. The result is in the type that the call names, gradients are in the
+//! inputs'.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 use burn::backend::Flex;
@@ -35,8 +37,17 @@ struct Sizes {
     /// Rows of queries, and of keys and values.
     queries: usize,
     keys: usize,
+    /// Heads of queries, and of keys and values.
     heads: usize,
+    kv_heads: usize,
     head_dim: usize,
+}
+
+impl Sizes {
+    /// Heads of queries that share a head of keys, one after the other.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
 }
 
 /// Rows one after the other.
@@ -64,21 +75,26 @@ struct Head {
 impl Head {
     /// Queries `from..to` of this head, or what else has a row for each: `[to - from, head_dim]`.
     fn queries<'a>(&self, of: Operand<'a>, from: usize, to: usize) -> Matrix<'a> {
-        self.rows(of, self.sequence.queries.start + from, to - from)
+        self.rows(of, self.head, self.sequence.queries.start + from, to - from)
     }
 
     /// The first `count` keys or values of this head: `[count, head_dim]`.
     fn keys<'a>(&self, of: Operand<'a>, count: usize) -> Matrix<'a> {
-        self.rows(of, self.sequence.keys.start, count)
+        self.rows(of, self.kv_head(), self.sequence.keys.start, count)
     }
 
-    /// `count` rows of this head from row `row` of all sequences.
-    fn rows<'a>(&self, of: Operand<'a>, row: usize, count: usize) -> Matrix<'a> {
-        let start = self.element(of.offset, of.row_stride, row);
+    /// The number of the keys and values that this head reads, among their heads.
+    fn kv_head(&self) -> usize {
+        self.head / self.sizes.group()
+    }
+
+    /// `count` rows of `head` from row `row` of all sequences.
+    fn rows<'a>(&self, of: Operand<'a>, head: usize, row: usize, count: usize) -> Matrix<'a> {
+        let start = row * of.row_stride + of.offset + head * self.sizes.head_dim;
         Matrix::strided(&of.values[start..], count, self.sizes.head_dim, of.row_stride)
     }
 
-    /// Index of the first element of row `row` of all sequences.
+    /// Index of this head's first element in row `row` of all sequences.
     fn element(&self, offset: usize, row_stride: usize, row: usize) -> usize {
         row * row_stride + offset + self.head * self.sizes.head_dim
     }
@@ -146,19 +162,20 @@ impl<'a> Call<'a> {
             offset,
             row_stride: flex::dims2(tensor)[1],
         };
-        let ([queries, rows], width, [query, key, value]) = match qkv {
+        let ([queries, rows], [width, kv_width], [query, key, value]) = match qkv {
             Parts::Packed(all) => {
                 let [rows, width] = flex::dims2(all);
                 let d = width / 3;
-                ([rows, rows], d, [operand(all, 0), operand(all, d), operand(all, 2 * d)])
+                ([rows, rows], [d, d], [operand(all, 0), operand(all, d), operand(all, 2 * d)])
             }
             Parts::Separate(q, k, v) => {
-                let ([queries, width], [rows, _]) = (flex::dims2(q), flex::dims2(k));
-                ([queries, rows], width, [operand(q, 0), operand(k, 0), operand(v, 0)])
+                let ([queries, width], [rows, kv_width]) = (flex::dims2(q), flex::dims2(k));
+                ([queries, rows], [width, kv_width], [operand(q, 0), operand(k, 0), operand(v, 0)])
             }
         };
         let Settings { batch, heads, .. } = settings;
-        let sizes = Sizes { queries, keys: rows, heads, head_dim: width / heads };
+        let head_dim = width / heads;
+        let sizes = Sizes { queries, keys: rows, heads, kv_heads: kv_width / head_dim, head_dim };
         let spans = match settings.rows {
             Rows::Full | Rows::Padded => {
                 let len = rows / batch;
@@ -296,7 +313,7 @@ impl AttentionKernel for Flex {
         let (qkv, dtype) = (qkv.clone().map(flex::widened), FloatDType::from(qkv.first().dtype()));
         let gradient = |values: Vec<f32>, shape: [usize; 2]| flex::cast(flex::tensor(values, shape), dtype);
         let call = Call::new(&saved.inputs, &qkv);
-        let Sizes { queries, keys: rows, heads, head_dim } = call.sizes;
+        let Sizes { queries, keys: rows, heads, kv_heads, head_dim } = call.sizes;
         let width = heads * head_dim;
         let dout = flex::widened(dout);
         let dout = Operand { values: flex::values(&dout), offset: 0, row_stride: width };
@@ -339,11 +356,27 @@ impl AttentionKernel for Flex {
                     dk.set_len(rows * width);
                     dv.set_len(rows * width);
                 }
-                let [dk, dv] = [dk, dv].map(|values| gradient(values, [rows, width]));
+                let [dk, dv] = [dk, dv].map(|values| {
+                    let values = add_groups(values, call.sizes);
+                    gradient(values, [rows, kv_heads * head_dim])
+                });
                 Parts::Separate(gradient(dq, [queries, width]), dk, dv)
             }
         }
     }
+}
+
+/// The gradients of keys or values from those that each head gives, `[keys, heads * head_dim] ->
+/// [keys, kv_heads * head_dim]`
+fn add_groups(of_heads: Vec<f32>, sizes: Sizes) -> Vec<f32> {
+    let Sizes { keys, kv_heads, head_dim, .. } = sizes;
+    if sizes.group() == 1 {
+        return of_heads;
+    }
+    let mut sums = vec![0.0; keys * kv_heads * head_dim];
+    let groups = sums.par_chunks_mut(head_dim).zip(of_heads.par_chunks(sizes.group() * head_dim));
+    groups.with_min_len(64).for_each(|(sum, heads)| flex::add_rows(heads, sum));
+    sums
 }
 
 /// Where a gradient goes: the columns of all heads, from `offset` in rows `row_stride` apart.

@@ -1,7 +1,8 @@
 //! Attention: Burn's matrix products around one kernel that makes weights of scores, and one that
-//! takes their gradient back. Both read and write the type of the products and compute in f32.
-//! Scores exist for a few sequences at a time ([`bytes_at_a_time`]) and are computed again in the
-//! backward, so none are kept.
+//! takes their gradient back. Both read and write the type of the products and compute in f32. The
+//! heads of queries that share a head of keys are rows of one product, so that keys and values are
+//! not repeated and their gradients need no sum of their own. Scores exist for a few sequences at a
+//! time ([`bytes_at_a_time`]) and are computed again in the backward, so none are kept.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -14,7 +15,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{AttentionKernel, Inputs, Parts, Rows, Saved};
+use super::{AttentionKernel, Inputs, Parts, Rows, Saved, Settings};
 use crate::ops::cube::rows::{cube_max, cube_sum};
 use crate::ops::cube::{
     Cube, FusedTensor, addresses, buffer, by_row, bytes_at_a_time, element, empty_in, floats, lanes, narrow, own_rows,
@@ -29,6 +30,9 @@ pub(in crate::ops) struct Scores {
     scale: f32,
     causal: bool,
     padded: bool,
+    /// Heads of queries in a sequence, and queries in a head.
+    heads: usize,
+    queries: usize,
     /// Probability that a weight is zeroed.
     dropout: f64,
     /// The sequence of the whole batch that is the first here.
@@ -42,8 +46,9 @@ struct Part {
     by: Scores,
 }
 
-/// Query, key and value as `[batch, heads, rows, head_dim]`, the mask of keys as numbers, and the
-/// sequences of each chunk.
+/// Query, key and value as `[batch, kv_heads, rows, head_dim]`, where the rows of the query are those
+/// of all heads that share a head of keys; the mask of keys as numbers, and the sequences of each
+/// chunk.
 struct Split {
     /// The query times [`query_scale`](Self::query_scale).
     qkv: [FusedTensor; 3],
@@ -67,19 +72,17 @@ impl Split {
         };
         // Scores without a scale, as GPT-Neo's, can be larger than f16 holds.
         let is_unscaled = settings.scale >= 1.0 && qkv[0].dtype() == DType::F16;
-        let qkv = qkv.map(|x| {
-            let x = if is_unscaled { wide(x) } else { x };
-            let [rows, width] = x.shape().dims();
-            let shape = [settings.batch, rows / settings.batch, settings.heads, width / settings.heads];
-            Cube::float_swap_dims(Cube::float_reshape(x, Shape::from(shape)), 1, 2)
-        });
-        let [query, key, value] = qkv;
+        let [query, key, value] = qkv.map(|x| if is_unscaled { wide(x) } else { x });
+        let queries = query.shape()[0] / settings.batch;
+        let query = grouped(query, &inputs.settings, key.shape()[1]);
+        let head_dim = query.shape()[3];
+        let [key, value] = [key, value].map(|x| by_head(x, settings.batch, head_dim));
         let (query, query_scale, scale) = match query.dtype() {
             DType::F16 => (Cube::float_mul_scalar(query, settings.scale.into()), settings.scale, 1.0),
             _ => (query, 1.0, settings.scale),
         };
         let qkv = [query, key, value];
-        let [queries, keys] = [0, 1].map(|i| qkv[i].shape()[2]);
+        let keys = qkv[1].shape()[2];
         let bytes = bytes_at_a_time(&qkv[0].device());
         let sequence = (settings.heads * queries) as u64 * pitched((keys * qkv[0].dtype().size()) as u64);
         let each = ((bytes / sequence.max(1)) as usize).clamp(1, settings.batch);
@@ -92,6 +95,8 @@ impl Split {
                 scale,
                 causal: settings.causal,
                 padded: settings.rows == Rows::Padded,
+                heads: settings.heads,
+                queries,
                 dropout: settings.dropout,
                 first: 0,
             },
@@ -124,6 +129,37 @@ fn together(mut parts: Vec<FusedTensor>) -> FusedTensor {
     if parts.len() == 1 { parts.remove(0) } else { Cube::float_cat(parts, 0) }
 }
 
+/// `[batch * rows, heads * head_dim] -> [batch, heads, rows, head_dim]`
+fn by_head(x: FusedTensor, batch: usize, head_dim: usize) -> FusedTensor {
+    let [rows, width] = x.shape().dims();
+    let shape = [batch, rows / batch, width / head_dim, head_dim];
+    Cube::float_swap_dims(Cube::float_reshape(x, Shape::from(shape)), 1, 2)
+}
+
+/// The rows of the queries by the head of keys that they read, of which there are as many as
+/// `kv_width` has room for: `[batch * queries, heads * head_dim] -> [batch, kv_heads, group *
+/// queries, head_dim]`
+fn grouped(x: FusedTensor, settings: &Settings, kv_width: usize) -> FusedTensor {
+    let Settings { batch, heads, .. } = *settings;
+    let head_dim = x.shape()[1] / heads;
+    let x = by_head(x, batch, head_dim);
+    let kv_heads = kv_width / head_dim;
+    if kv_heads == heads {
+        return x;
+    }
+    let rows = heads / kv_heads * x.shape()[2];
+    Cube::float_reshape(x, Shape::from([batch, kv_heads, rows, head_dim]))
+}
+
+/// [`grouped`] turned around.
+fn ungrouped(x: FusedTensor, heads: usize) -> FusedTensor {
+    let [batch, kv_heads, rows, head_dim] = x.shape().dims();
+    if kv_heads == heads {
+        return merge(x);
+    }
+    merge(Cube::float_reshape(x, Shape::from([batch, heads, rows * kv_heads / heads, head_dim])))
+}
+
 /// `[batch, heads, rows, head_dim] -> [batch * rows, heads * head_dim]`
 fn merge(x: FusedTensor) -> FusedTensor {
     let [batch, heads, rows, head_dim] = x.shape().dims();
@@ -145,7 +181,8 @@ impl AttentionKernel for Cube {
             outs.push(Self::float_matmul(weights, value));
             lses.push(lse);
         }
-        (narrow(merge(together(outs)), inputs.qkv.first().dtype()), together(lses))
+        let out = ungrouped(together(outs), inputs.settings.heads);
+        (narrow(out, inputs.qkv.first().dtype()), together(lses))
     }
 
     fn backward(saved: Saved<Self>, dout: FusedTensor) -> Parts<Self> {
@@ -153,10 +190,8 @@ impl AttentionKernel for Cube {
         // layouts.
         let split = Split::of(&saved.inputs);
         let settings = saved.inputs.settings;
-        let [rows, width] = dout.shape().dims();
-        let shape = [settings.batch, rows / settings.batch, settings.heads, width / settings.heads];
-        let dout = narrow(dout, split.qkv[0].dtype());
-        let dout = Self::float_swap_dims(Self::float_reshape(dout, Shape::from(shape)), 1, 2);
+        let [_, kv_heads, _, head_dim] = split.qkv[1].shape().dims();
+        let dout = grouped(narrow(dout, split.qkv[0].dtype()), &settings, kv_heads * head_dim);
         let mut gradients = [Vec::new(), Vec::new(), Vec::new()];
         for &chunk in &split.chunks {
             let Part { qkv: [query, key, value], keys, by } = split.part(chunk);
@@ -169,7 +204,8 @@ impl AttentionKernel for Cube {
             gradients[1].push(Self::float_matmul(transposed(&dscores), query));
             gradients[2].push(Self::float_matmul(transposed(&weights), dout));
         }
-        let [query, key, value] = gradients.map(|parts| merge(together(parts)));
+        let [query, key, value] = gradients.map(together);
+        let [query, key, value] = [ungrouped(query, settings.heads), merge(key), merge(value)];
         let scales = split.query_scale != 1.0;
         let query = if scales { Self::float_mul_scalar(query, split.query_scale.into()) } else { query };
         let dtype = saved.inputs.qkv.first().dtype();
@@ -181,7 +217,7 @@ impl AttentionKernel for Cube {
     }
 }
 
-/// `[batch, heads, queries, keys]` of a chunk's scores.
+/// `[batch, kv_heads, group * queries, keys]` of a chunk's scores.
 fn sizes(scores: &CubeTensor) -> [usize; 4] {
     scores.shape().dims()
 }
@@ -193,9 +229,9 @@ const HIDDEN: f32 = -3.0e38;
 /// The kernels, as operations of a backend.
 #[backend_extension(Cube, Fusion)]
 pub(in crate::ops) trait ScoreKernels: Backend {
-    /// `(weights, lse)`: the softmax of each row of `scores [batch, heads, queries, keys]`, of any
-    /// type, with its dropout, in place where nobody else holds them, and the logarithm of the
-    /// row's sum, `[batch, heads, queries]` in f32.
+    /// `(weights, lse)`: the softmax of each row of `scores [batch, kv_heads, group * queries,
+    /// keys]`, of any type, with its dropout, in place where nobody else holds them, and the
+    /// logarithm of the row's sum, `[batch, kv_heads, group * queries]` in f32.
     #[fusion(meta = |scores, _keys, _seed, _by| {
         (scores.clone(), floats([scores.shape[0], scores.shape[1], scores.shape[2]]))
     })]
@@ -228,9 +264,10 @@ impl ScoreKernels for CubeBackend {
     ) -> (CubeTensor, CubeTensor) {
         let (scores, pitch) = own_rows(scores);
         let [keys, seed] = [keys, seed].map(into_contiguous);
-        let [batch, heads, queries, columns] = sizes(&scores);
-        let lse = empty_in(&scores, [batch, heads, queries], DType::F32);
-        let (count, dim) = by_row(&scores, batch * heads * queries);
+        let [batch, kv_heads, of_group, columns] = sizes(&scores);
+        let lse = empty_in(&scores, [batch, kv_heads, of_group], DType::F32);
+        let rows = batch * by.heads * by.queries;
+        let (count, dim) = by_row(&scores, rows);
         // SAFETY: a cube reads and writes its own row, if there is one; where `padded`, `keys` has
         // a row for every sequence.
         unsafe {
@@ -243,12 +280,12 @@ impl ScoreKernels for CubeBackend {
                 buffer(&keys),
                 buffer(&seed),
                 buffer(&lse),
-                batch * heads * queries,
-                queries,
+                rows,
+                by.queries,
                 columns,
-                heads,
+                by.heads,
                 pitch,
-                by.first * heads * queries,
+                by.first * by.heads * by.queries,
                 by.scale,
                 threshold(by.dropout),
                 scale(by.dropout),
@@ -272,8 +309,9 @@ impl ScoreKernels for CubeBackend {
     ) -> (CubeTensor, CubeTensor) {
         let [(scores, pitch), (dweights, dpitch)] = [scores, dweights].map(own_rows);
         let [lse, keys, seed] = [lse, keys, seed].map(into_contiguous);
-        let [batch, heads, queries, columns] = sizes(&scores);
-        let (count, dim) = by_row(&scores, batch * heads * queries);
+        let [batch, _, _, columns] = sizes(&scores);
+        let rows = batch * by.heads * by.queries;
+        let (count, dim) = by_row(&scores, rows);
         // SAFETY: as in `attention_weights`.
         unsafe {
             weigh_backward_rows::launch_unchecked(
@@ -286,13 +324,13 @@ impl ScoreKernels for CubeBackend {
                 buffer(&lse),
                 buffer(&keys),
                 buffer(&seed),
-                batch * heads * queries,
-                queries,
+                rows,
+                by.queries,
                 columns,
-                heads,
+                by.heads,
                 pitch,
                 dpitch,
-                by.first * heads * queries,
+                by.first * by.heads * by.queries,
                 by.scale,
                 threshold(by.dropout),
                 scale(by.dropout),

@@ -29,7 +29,9 @@ pub enum Qkv {
     /// Side by side, `[batch * seq, 3 * heads * head_dim]`.
     Packed(Tensor<2>),
     /// Apart, `[batch * seq, heads * head_dim]` each; the query may be `[batch, heads * head_dim]`,
-    /// one a sequence, where no mask is causal.
+    /// one a sequence, where no mask is causal. Keys and values may have fewer heads, a number that
+    /// divides the queries': the width tells how many, and each is read by as many heads of queries,
+    /// one after the other.
     Separate {
         /// The queries.
         query: Tensor<2>,
@@ -207,7 +209,7 @@ pub(super) enum Rows {
 pub struct Attention<'a> {
     /// Number of sequences.
     pub batch: usize,
-    /// Number of heads; divides the width.
+    /// Number of heads of queries; divides their width.
     pub heads: usize,
     /// The factor of the scores, as a rule `1 / sqrt(head_dim)`.
     pub scale: f64,
@@ -221,9 +223,10 @@ pub struct Attention<'a> {
 }
 
 impl<'a> Attention<'a> {
-    /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017), softmax in f32, dropout on
-    /// its weights: as many rows as there are queries, `[batch * seq, heads * head_dim]` or what a
-    /// `mask` without padding shows. The form is the mask's.
+    /// `softmax(scale q k^T) v` for every head (Vaswani et al. 2017; with shared keys and values
+    /// Ainslie et al. 2023), softmax in f32, dropout on its weights: as many rows as there are
+    /// queries, `[batch * seq, heads * head_dim]` or what a `mask` without padding shows. The form
+    /// is the mask's.
     ///
     /// # Panics
     /// For sizes that do not fit together: those of the tensors, of the mask, and the fields of
@@ -267,11 +270,16 @@ impl<'a> Attention<'a> {
                 rows
             }
             Qkv::Separate { query, key, value } => {
-                let ([queries, width], [rows, _]) = (contract.matrix("query", query), key.dims());
+                let ([queries, width], [rows, kv_width]) = (contract.matrix("query", query), key.dims());
                 let expected = format_args!("a width that {heads} heads divide");
                 contract.ensure(width.is_multiple_of(heads), "query", expected, [queries, width]);
-                contract.floats("key", key, [rows, width], dtype);
-                contract.floats("value", value, [rows, width], dtype);
+                let head_dim = width / heads;
+                let kv_heads = kv_width / head_dim;
+                let is_shared = kv_heads > 0 && kv_width.is_multiple_of(head_dim) && heads.is_multiple_of(kv_heads);
+                let expected = format_args!("a width of {head_dim} times a number that divides {heads} heads");
+                contract.ensure(is_shared, "key", expected, [rows, kv_width]);
+                contract.floats("key", key, [rows, kv_width], dtype);
+                contract.floats("value", value, [rows, kv_width], dtype);
                 let one_each = queries == batch && !mask.is_causal;
                 let expected = format_args!("{rows} rows, as there are keys, or without a causal mask {batch}");
                 contract.ensure(queries == rows || one_each, "query", expected, [queries, width]);
@@ -289,16 +297,19 @@ impl<'a> Attention<'a> {
     }
 
     fn plain(self, qkv: Qkv, hidden: Option<Tensor<4, Bool>>, unseen: Option<(Unseen, Tensor<4, Bool>)>) -> Tensor<2> {
-        let split = |x: Tensor<2>| split_heads(x, self.batch, self.heads); // [batch, heads, seq, head_dim]
-        let (query, key, value) = match qkv {
-            Qkv::Separate { query, key, value } => (split(query), split(key), split(value)),
+        let [query, key, value] = match qkv {
+            Qkv::Separate { query, key, value } => [query, key, value],
             Qkv::Packed(qkv) => {
                 let [rows, width] = qkv.dims();
                 let d = width / 3;
-                let part = |i: usize| split(qkv.clone().slice([0..rows, i * d..(i + 1) * d]));
-                (part(0), part(1), part(2))
+                [0, 1, 2].map(|i| qkv.clone().slice([0..rows, i * d..(i + 1) * d]))
             }
         };
+        let head_dim = query.dims()[1] / self.heads;
+        let [query, key, value] = [query, key, value].map(|x| {
+            let heads = x.dims()[1] / head_dim;
+            split_heads(x, self.batch, heads) // [batch, heads, seq, head_dim]
+        });
         let (evenly, nothing) = match unseen {
             Some((Unseen::Nothing, queries)) => (None, Some(queries)),
             Some((Unseen::Earlier, queries)) => (Some(queries), None),

@@ -36,7 +36,11 @@ impl From<Tensor<4, Bool>> for Hidden {
 
 /// Scaled dot-product attention (Vaswani et al. 2017), softmax in f32.
 ///
-/// - `query`: `[batch, heads, seq, head_dim]`; `key`, `value`: `[batch, heads, keys, head_dim]`
+/// - `query`: `[batch, heads, seq, head_dim]`; `key`, `value`: `[batch, kv_heads, keys, head_dim]`,
+///   where `kv_heads` divides `heads`
+///
+/// Each head of keys is read by `heads / kv_heads` heads of queries, one after the other (Ainslie et
+/// al. 2023), whose rows are those of one matrix product: keys and values are not repeated.
 ///
 /// Hidden scores become the most negative finite number, as in `transformers`: a row in which every
 /// key is hidden is then uniform instead of NaN. Scores without a scale, as GPT-Neo's, can be
@@ -50,15 +54,22 @@ pub fn attention(
     dropout_p: f64,
     rng: DropoutRng<'_>,
 ) -> Tensor<4> {
-    let [batch, heads, seq, _] = query.dims();
-    let keys = key.dims()[2];
+    let [batch, heads, seq, head_dim] = query.dims();
+    let [_, kv_heads, keys, _] = key.dims();
+    let group = heads / kv_heads;
+    // [batch, heads, seq, n] <-> [batch, kv_heads, group * seq, n]
+    let grouped = |x: Tensor<4>, n: usize| {
+        if group == 1 { x } else { x.reshape([batch, kv_heads, group * seq, n]) }
+    };
+    let apart = |x: Tensor<4>, n: usize| if group == 1 { x } else { x.reshape([batch, heads, seq, n]) };
     let dtype = FloatDType::from(query.dtype());
     let (query, key) = if dtype == FloatDType::F16 && scale >= 1.0 {
         (query.cast(FloatDType::F32), key.cast(FloatDType::F32))
     } else {
         (query, key)
     };
-    let mut scores = (query * scale).matmul(key.swap_dims(2, 3)); // [batch, heads, seq, keys]
+    let scores = grouped(query * scale, head_dim).matmul(key.swap_dims(2, 3));
+    let mut scores = apart(scores, keys); // [batch, heads, seq, keys]
     if dtype != FloatDType::F32 {
         scores = scores.cast(FloatDType::F32);
     }
@@ -73,7 +84,7 @@ pub fn attention(
     if dtype != FloatDType::F32 {
         weights = weights.cast(dtype);
     }
-    dropout::plain(weights, dropout_p, rng).matmul(value)
+    apart(grouped(dropout::plain(weights, dropout_p, rng), keys).matmul(value), head_dim)
 }
 
 /// True where query `past + i` must not see key `j`, that is where `j > past + i`: `[1, 1, seq,

@@ -19,6 +19,8 @@ const ROUNDING: f64 = 4e-6;
 struct Case {
     batch: usize,
     heads: usize,
+    /// Heads of queries that share a head of keys.
+    group: usize,
     seq: usize,
     /// Queries of a sequence: `seq`, or 1.
     queries: usize,
@@ -32,6 +34,11 @@ struct Case {
 impl Case {
     fn width(&self) -> usize {
         self.heads * self.head_dim
+    }
+
+    /// Columns of keys, and of values.
+    fn kv_width(&self) -> usize {
+        self.width() / self.group
     }
 
     fn scale(&self) -> f64 {
@@ -53,8 +60,8 @@ impl Case {
         if self.packed {
             vec![input(rows, 3 * self.width(), 1.5, 1)]
         } else {
-            let rows = [self.batch * self.queries, rows, rows];
-            (1..=3).zip(rows).map(|(seed, rows)| input(rows, self.width(), 1.5, seed)).collect()
+            let queries = input(self.batch * self.queries, self.width(), 1.5, 1);
+            vec![queries, input(rows, self.kv_width(), 1.5, 2), input(rows, self.kv_width(), 1.5, 3)]
         }
     }
 
@@ -97,18 +104,20 @@ impl Case {
                 if self.packed {
                     values[0][row * 3 * width + which * width + column]
                 } else {
-                    values[which][row * width + column]
+                    values[which][row * if which == 0 { width } else { self.kv_width() } + column]
                 }
             };
+            // The first column of the keys and values of a head.
+            let of_keys = |head: usize| head / self.group * d;
             let keys = self.keys();
             let mut out = vec![0.0; self.batch * self.queries * width];
             let rows = |b: usize| (0..self.heads).flat_map(move |h| (0..self.queries).map(move |i| (b, h, i)));
             for (b, h, i) in (0..self.batch).flat_map(rows) {
                 let sees = |j: usize| (!self.causal || j <= i) && keys.as_ref().is_none_or(|k| k[b * self.seq + j]);
                 let score = |j: usize| {
-                    let column = |c: usize| h * d + c;
                     let (q, k) = (b * self.queries + i, b * self.seq + j);
-                    self.scale() * (0..d).map(|c| part(0, q, column(c)) * part(1, k, column(c))).sum::<f64>()
+                    let product = |c: usize| part(0, q, h * d + c) * part(1, k, of_keys(h) + c);
+                    self.scale() * (0..d).map(product).sum::<f64>()
                 };
                 let none = (0..self.seq).all(|j| !sees(j));
                 let weight = |j: usize| {
@@ -124,8 +133,9 @@ impl Case {
                 let total = weights.iter().sum::<f64>();
                 for (j, weight) in weights.iter().enumerate() {
                     let weight = weight / total * factor(b * self.heads + h, i, j);
-                    for c in h * d..(h + 1) * d {
-                        out[(b * self.queries + i) * width + c] += weight * part(2, b * self.seq + j, c);
+                    for c in 0..d {
+                        let value = part(2, b * self.seq + j, of_keys(h) + c);
+                        out[(b * self.queries + i) * width + h * d + c] += weight * value;
                     }
                 }
             }
@@ -139,7 +149,7 @@ fn cases(batch: usize, heads: usize, seq: usize, head_dim: usize) -> Vec<Case> {
     for packed in [true, false] {
         for causal in [true, false] {
             for padding in [None, Some(0), Some(1), Some(-1), Some(seq as isize)] {
-                let case = Case { batch, heads, seq, queries: seq, head_dim, causal, padding, packed };
+                let case = Case { batch, heads, group: 1, seq, queries: seq, head_dim, causal, padding, packed };
                 cases.push(case);
                 if !packed && !causal {
                     cases.push(Case { queries: 1, ..case });
@@ -148,6 +158,12 @@ fn cases(batch: usize, heads: usize, seq: usize, head_dim: usize) -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Cases of `kv_heads` heads of keys, each of which `group` heads of queries read.
+fn grouped([batch, kv_heads, group]: [usize; 3], seq: usize, head_dim: usize) -> Vec<Case> {
+    let cases = few(batch, kv_heads * group, seq, head_dim).into_iter().filter(|case| !case.packed);
+    cases.map(|case| Case { group, ..case }).collect()
 }
 
 /// [`cases`] without some of the paddings off the CPU: a device that is software tunes the products
@@ -159,8 +175,8 @@ fn few(batch: usize, heads: usize, seq: usize, head_dim: usize) -> Vec<Case> {
 }
 
 fn name(case: &Case) -> String {
-    let Case { batch, heads, seq, queries, head_dim, causal, padding, packed } = case;
-    let sizes = format!("[{batch}, {heads}, {seq}, {head_dim}], {queries} queries");
+    let Case { batch, heads, group, seq, queries, head_dim, causal, padding, packed } = case;
+    let sizes = format!("[{batch}, {heads} / {group}, {seq}, {head_dim}], {queries} queries");
     format!("{sizes}, causal {causal}, padding {padding:?}, packed {packed}")
 }
 
@@ -170,6 +186,43 @@ fn values_and_gradients() {
         for case in cases(batch, heads, seq, head_dim) {
             agrees_with_host(&name(&case), &case.inputs(), &case.op(0.0), &case.host(|_, _, _| 1.0), ROUNDING);
             agrees_with_plain(&name(&case), &case.inputs(), &case.op(0.0), ROUNDING);
+        }
+    }
+}
+
+#[test]
+fn heads_that_share_keys() {
+    for (sizes, seq, head_dim) in [([1, 1, 2], 1, 1), ([2, 1, 3], 5, 3), ([1, 2, 2], 7, 4), ([2, 2, 3], 3, 2)] {
+        for case in grouped(sizes, seq, head_dim) {
+            agrees_with_host(&name(&case), &case.inputs(), &case.op(0.0), &case.host(|_, _, _| 1.0), ROUNDING);
+            agrees_with_plain(&name(&case), &case.inputs(), &case.op(0.0), ROUNDING);
+        }
+    }
+    for (sizes, seq, head_dim) in [([2, 1, 3], 131, 17), ([1, 2, 4], 65, 63)] {
+        for case in grouped(sizes, seq, head_dim) {
+            agrees_with_plain(&name(&case), &case.inputs(), &case.op(0.0), 1e-5);
+        }
+    }
+}
+
+/// Heads that share keys compute what they do with a copy of the keys for each of them.
+#[test]
+fn shared_keys_are_those_of_a_copy_for_each_head() {
+    for case in grouped([2, 3, 2], 7, 5) {
+        let (d, width) = (case.head_dim, case.width());
+        let repeated = move |inputs: Vec<Tensor<2>>, ops: Ops| {
+            let each = |x: &Tensor<2>| {
+                let rows = x.dims()[0];
+                x.clone().reshape([rows, 3, 1, d]).expand([rows, 3, 2, d]).reshape([rows, width])
+            };
+            let inputs = vec![inputs[0].clone(), each(&inputs[1]), each(&inputs[2])];
+            Case { group: 1, ..case }.op(0.0)(inputs, ops)
+        };
+        let (expected, of_copies) = run(&case.inputs(), &repeated, Ops::Fused);
+        let (got, gradients) = run(&case.inputs(), &case.op(0.0), Ops::Fused);
+        close(&name(&case), &got, &wide(&expected), of_products(ROUNDING));
+        for (got, expected) in gradients.iter().zip(&of_copies) {
+            close(&name(&case), got, &wide(expected), of_products(ROUNDING));
         }
     }
 }
@@ -194,7 +247,8 @@ fn operands_of_products_are_rounded_to_bf16() {
         return skip!("cpu", "on other devices than the CPU operands have the type of the inputs");
     }
     for (batch, heads, seq, head_dim) in [(1, 1, 1, 1), (2, 3, 7, 5), (1, 2, 131, 8), (1, 1, 300, 17)] {
-        for case in cases(batch, heads, seq, head_dim) {
+        let shared = grouped([batch, heads, 2], seq, head_dim);
+        for case in cases(batch, heads, seq, head_dim).into_iter().chain(shared) {
             let mut inputs = case.inputs();
             let values = inputs.iter_mut().flat_map(|input| &mut input.values);
             values.for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
@@ -256,7 +310,7 @@ fn a_batch_of_more_scores_than_exist_at_a_time() {
     };
     let (batch, seq) = (3, (bytes as f64 / size_of::<f32>() as f64 / 2.5).sqrt() as usize | 1);
     for (causal, padding) in [(true, None), (false, Some(3))] {
-        let case = Case { batch, heads: 1, seq, queries: seq, head_dim: 3, causal, padding, packed: false };
+        let case = Case { batch, heads: 1, group: 1, seq, queries: seq, head_dim: 3, causal, padding, packed: false };
         let one_by_one = |inputs: Vec<Tensor<2>>, ops: Ops| {
             let one = |i: usize| {
                 let part = inputs.iter().map(|input| input.clone().slice(i * seq..(i + 1) * seq)).collect();
@@ -277,26 +331,29 @@ fn a_batch_of_more_scores_than_exist_at_a_time() {
 #[test]
 fn dropout_has_one_mask_forward_and_backward() {
     let _alone = generator();
-    for queries in [5, 1] {
-        dropout_of(queries);
+    for (queries, group) in [(5, 1), (1, 1), (5, 3)] {
+        dropout_of(queries, group);
     }
 }
 
 /// With all scores equal and values that are the unit matrix, the result is the mask itself.
-fn dropout_of(queries: usize) {
+fn dropout_of(queries: usize, group: usize) {
     let (batch, heads, seq, p, seed) = (2, 3, 5, 0.4, 23);
-    let case = Case { batch, heads, seq, queries, head_dim: seq, causal: false, padding: None, packed: false };
+    let (causal, padding, packed) = (false, None, false);
+    let case = Case { batch, heads, group, seq, queries, head_dim: seq, causal, padding, packed };
     let rows = batch * seq;
-    let zeros = |rows| Input { values: vec![0.0; rows * case.width()], shape: [rows, case.width()] };
-    let unit = |i: usize| f32::from(u8::from((i / case.width()) % seq == i % seq));
-    let units = Input { values: (0..rows * case.width()).map(unit).collect(), shape: [rows, case.width()] };
+    let zeros = |rows, width| Input { values: vec![0.0; rows * width], shape: [rows, width] };
+    let width = case.kv_width();
+    let unit = |i: usize| f32::from(u8::from((i / width) % seq == i % seq));
+    let units = Input { values: (0..rows * width).map(unit).collect(), shape: [rows, width] };
     let op = case.op(p);
     let seeded = move |inputs: Vec<Tensor<2>>, ops: Ops| {
         crate::device().seed(seed);
         op(inputs, ops)
     };
     let device = crate::device();
-    let probe = [zeros(batch * queries), zeros(rows), units].map(|input| tensor(&input, &device)).to_vec();
+    let probe = [zeros(batch * queries, case.width()), zeros(rows, width), units];
+    let probe = probe.map(|input| tensor(&input, &device)).to_vec();
     let mask = read(seeded(probe, Ops::Fused)); // [batch, queries, heads, seq] / seq
     let factor = |head: usize, row: usize, key: usize| {
         let (sequence, head) = (head / heads, head % heads);
@@ -329,6 +386,7 @@ fn narrow_operands_round_the_results_alone() {
             continue; // WGSL has no bf16
         }
         let cases = if crate::on_cpu() { [cases(2, 3, 7, 4), cases(1, 2, 5, 5)].concat() } else { few(2, 3, 7, 5) };
+        let cases = [cases, grouped([1, 2, 2], 5, 4)].concat();
         for case in cases {
             let mut inputs = case.inputs();
             // Numbers of 6 bits are themselves in both types.
@@ -355,7 +413,8 @@ fn narrow_operands_round_the_results_alone() {
 #[test]
 fn a_mask_is_not_seen_where_it_does_not_belong() {
     // The last key of the last sequence must not reach any other sequence's rows.
-    let case = Case { batch: 3, heads: 2, seq: 7, queries: 7, head_dim: 4, causal: true, padding: None, packed: true };
+    let (causal, padding, packed) = (true, None, true);
+    let case = Case { batch: 3, heads: 2, group: 1, seq: 7, queries: 7, head_dim: 4, causal, padding, packed };
     let inputs = case.inputs();
     let (before, _) = run(&inputs, &case.op(0.0), Ops::Fused);
     let mut changed = inputs.clone();

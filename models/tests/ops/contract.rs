@@ -15,6 +15,9 @@ use kiln_models::ops::layer_norm::layer_norm;
 use kiln_models::ops::linear::{FeedForward, feed_forward, linear};
 use kiln_models::ops::list::TensorList;
 use kiln_models::ops::products::Operands;
+use kiln_models::ops::rms_norm::rms_norm;
+use kiln_models::ops::rotary::rotary;
+use kiln_models::ops::swiglu::swiglu;
 use kiln_models::{Activation, Ops};
 
 use crate::{device, read};
@@ -101,6 +104,61 @@ fn layer_norm_asks() {
     }
     let weight = || vector(8).cast(FloatDType::F16);
     refused("layer_norm", "weight", || layer_norm(matrix([3, 8]), None, weight(), vector(8), 1e-5, Ops::Fused));
+}
+
+#[test]
+fn rms_norm_asks() {
+    for ops in FORMS {
+        let call = |x, weight| rms_norm(matrix(x), vector(weight), 1e-5, ops);
+        assert_eq!(call([3, 8], 8).dims(), [3, 8]);
+        assert_eq!(call([0, 8], 8).dims(), [0, 8]);
+        for weight in others(8) {
+            refused("rms_norm", "weight", || call([3, 8], weight));
+        }
+        refused("rms_norm", "x", || call([3, 0], 0));
+    }
+    let narrow = || matrix([3, 8]).cast(FloatDType::F16);
+    refused("rms_norm", "x", || rms_norm(narrow(), vector(8), 1e-5, Ops::Fused));
+}
+
+#[test]
+fn swiglu_asks() {
+    for ops in FORMS {
+        let call = |gate, up| swiglu(matrix(gate), matrix(up), ops);
+        assert_eq!(call([3, 8], [3, 8]).dims(), [3, 8]);
+        assert_eq!(call([0, 8], [0, 8]).dims(), [0, 8]);
+        for up in other_shapes([3, 8]) {
+            refused("swiglu", "up", || call([3, 8], up));
+        }
+        refused("swiglu", "gate", || call([3, 0], [3, 0]));
+    }
+    let narrow = || matrix([3, 8]).cast(FloatDType::F16);
+    refused("swiglu", "up", || swiglu(matrix([3, 8]), narrow(), Ops::Fused));
+}
+
+#[test]
+fn rotary_asks() {
+    for ops in FORMS {
+        let call = |x, cos, sin, heads| rotary(matrix(x), matrix(cos), matrix(sin), heads, ops);
+        for rows in [1, 2, 3, 6] {
+            assert_eq!(call([6, 8], [rows, 2], [rows, 2], 2).dims(), [6, 8]);
+        }
+        assert_eq!(call([0, 8], [3, 2], [3, 2], 2).dims(), [0, 8]);
+        for rows in [0, 4, 5, 7, 12] {
+            refused("rotary", "cos", || call([6, 8], [rows, 2], [rows, 2], 2));
+        }
+        for width in others(2) {
+            refused("rotary", "cos", || call([6, 8], [3, width], [3, width], 2));
+            refused("rotary", "sin", || call([6, 8], [3, 2], [3, width], 2));
+        }
+        refused("rotary", "sin", || call([6, 8], [3, 2], [6, 2], 2));
+        for heads in [0, 3, 5, 8, 16] {
+            refused("rotary", "x", || call([6, 8], [3, 2], [3, 2], heads));
+        }
+        refused("rotary", "x", || call([6, 0], [3, 0], [3, 0], 1));
+    }
+    let narrow = || matrix([3, 2]).cast(FloatDType::F16);
+    refused("rotary", "cos", || rotary(matrix([3, 4]), narrow(), matrix([3, 2]), 1, Ops::Fused));
 }
 
 #[test]
@@ -288,15 +346,20 @@ fn attention_asks() {
             assert_eq!(call(separate(right, right, right), &causal).dims(), [6, 4]);
             assert_eq!(call(separate([2, 4], right, right), &mask).dims(), [2, 4]);
             assert_eq!(call(Qkv::Packed(matrix([6, 12])), &mask).dims(), [6, 4]);
+            // A key of half the width has one head for both of the queries.
+            assert_eq!(call(separate(right, [6, 2], [6, 2]), &causal).dims(), [6, 4]);
+            assert_eq!(call(separate([6, 8], right, right), &mask).dims(), [6, 8]);
             for wrong in other_shapes(right) {
                 refused("attention", "value", || call(separate(right, right, wrong), &mask));
             }
-            for wrong in others(4) {
-                refused("attention", if wrong == 0 || wrong % 2 == 1 { "query" } else { "key" }, || {
-                    call(separate([6, wrong], right, right), &mask)
-                });
+            refused("attention", "value", || call(separate(right, [6, 2], right), &mask));
+            for wrong in [0, 1, 3, 5] {
+                refused("attention", "query", || call(separate([6, wrong], right, right), &mask));
                 refused("attention", "key", || call(separate(right, [6, wrong], [6, wrong]), &mask));
             }
+            // Four heads of keys, and three halves of a head.
+            refused("attention", "key", || call(separate(right, [6, 8], [6, 8]), &mask));
+            refused("attention", "key", || call(separate([6, 8], [6, 6], [6, 6]), &mask));
             for rows in [0, 1, 5, 7, 12] {
                 refused("attention", "query", || call(separate([rows, 4], right, right), &mask));
                 refused("attention", "key", || call(separate([rows, 4], [rows, 4], [rows, 4]), &mask));

@@ -13,6 +13,9 @@ use kiln_models::ops::embedding::embedding;
 use kiln_models::ops::gelu::bias_gelu;
 use kiln_models::ops::layer_norm::layer_norm;
 use kiln_models::ops::linear::linear;
+use kiln_models::ops::rms_norm::rms_norm;
+use kiln_models::ops::rotary::rotary;
+use kiln_models::ops::swiglu::swiglu;
 use kiln_models::ops::{Availability, DTYPES, FUSED, Form, Operator, Target};
 use kiln_models::{Activation, Compute, Ops};
 
@@ -32,9 +35,14 @@ fn call(operator: Operator, ops: Ops, factors: FloatDType, others: FloatDType) -
         Operator::Embedding => vector(embedding(wide, ids, None, ops)),
         Operator::Dropout => vector(dropout(wide, 0.0, DropoutRng::Device, ops)),
         Operator::LayerNorm => vector(layer_norm(wide, None, row_f32(3), row_f32(4), 1e-5, ops)),
+        Operator::RmsNorm => vector(rms_norm(wide, row_f32(3), 1e-5, ops)),
         Operator::Linear => {
             let weight = tensor(&input(6, 6, 1.0, 2), &device).cast(others);
             vector(linear(wide, weight, Some(row_f32(3)), factors, ops))
+        }
+        Operator::Rotary => {
+            let [cos, sin] = [3, 4].map(|seed| tensor(&input(2, 3, 1.0, seed), &device));
+            vector(rotary(wide, cos, sin, 1, ops))
         }
         Operator::Attention => {
             let of = Attention {
@@ -48,6 +56,7 @@ fn call(operator: Operator, ops: Ops, factors: FloatDType, others: FloatDType) -
             vector(of.forward(Qkv::Packed(narrow), &Mask::new(2, true, None, &device, ops)))
         }
         Operator::Gelu => vector(bias_gelu(wide, row(3), Activation::GeluErf, ops)),
+        Operator::Swiglu => vector(swiglu(wide, tensor(&input(4, 6, 1.0, 3), &device).cast(others), ops)),
         Operator::CrossEntropy => {
             let of = CrossEntropy {
                 x: narrow,

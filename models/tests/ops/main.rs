@@ -15,8 +15,11 @@ mod gelu;
 mod layer_norm;
 mod linear;
 mod operands;
+mod rms_norm;
+mod rotary;
 #[path = "../../../tests/common/skip.rs"]
 mod skip;
+mod swiglu;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_models::Ops;

@@ -36,6 +36,17 @@ fn feed_forward(operand: FloatDType, kind: Activation, mut inputs: Vec<Tensor<2>
     vector(linear(x, down, None, BF16, ops))
 }
 
+/// The gated feed-forward block of Llama, whose normalised input two products read.
+fn gated(operand: FloatDType, mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
+    let [x, weight, gate, up, down] = std::array::from_fn(|_| inputs.remove(0));
+    let x = Operand::rms_norm(x, vector(weight), 1e-6, ops).of_type(operand);
+    assert_eq!(FloatDType::from(x.dtype()), operand);
+    let [gate, up] = [gate, up].map(|weight| linear(x.clone(), weight, None, BF16, ops));
+    let x = Operand::swiglu(gate, up, ops).of_type(operand);
+    assert_eq!(FloatDType::from(x.dtype()), operand);
+    vector(linear(x, down, None, BF16, ops))
+}
+
 #[track_caller]
 fn same_bits(inputs: &[Input], op: impl Fn(FloatDType, Vec<Tensor<2>>, Ops) -> Tensor<1>) {
     let (wide, wide_gradients) = run(inputs, &|inputs, ops| op(FloatDType::F32, inputs, ops), Ops::Fused);
@@ -62,6 +73,16 @@ fn bf16_activations_give_the_bits_of_f32_ones() {
             input(width, width + 1, 0.5, 6),
         ];
         same_bits(&inputs, |operand, inputs, ops| attention(operand, [seq, heads], inputs, ops));
+    }
+    for (rows, width, inner) in [(1, 1, 1), (5, 31, 33), (1009, 17, 67)] {
+        let inputs = [
+            input(rows, width, 2.0, 1),
+            input(1, width, 1.0, 2),
+            input(width, inner, 1.0, 3),
+            input(width, inner, 1.0, 4),
+            input(inner, width, 1.0, 5),
+        ];
+        same_bits(&inputs, gated);
     }
     for kind in [Activation::GeluTanh, Activation::GeluErf] {
         for (rows, width, inner) in [(1, 1, 1), (5, 31, 33), (1009, 17, 67)] {

@@ -1,11 +1,14 @@
 //! A model that Kiln does not ship: a small Llama-like decoder (RMSNorm, rotary positions, SwiGLU)
-//! learns to continue progressions. Attention, cross-entropy, embedding, dropout and AdamW are
-//! Kiln's operators, which `compiled` fuses.
+//! learns to continue progressions. All but the sums of the residual stream are Kiln's operators,
+//! which `compiled` fuses.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Int, Tensor, activation::silu};
+use burn::tensor::{Device, Int, Tensor};
 use kiln_models::layers::{Embedding, Linear, uninitialized};
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
+use kiln_models::ops::rms_norm::rms_norm;
+use kiln_models::ops::rotary::rotary;
+use kiln_models::ops::swiglu::swiglu;
 use kiln_models::ops::{cross_entropy::CrossEntropy, dropout::dropout};
 use kiln_train::prelude::*;
 
@@ -31,42 +34,35 @@ pub(crate) struct Llama {
 }
 impl StateDict for Llama {}
 
-fn rms_norm(x: Tensor<2>, weight: &Param<Tensor<1>>) -> Tensor<2> {
-    x.clone() / (x.square().mean_dim(1) + 1e-6).sqrt() * weight.val().unsqueeze()
-}
-
-/// Rotates halves of each head of `[batch * seq, width]` by its position, as Llama does (Su et al.
-/// 2021).
-fn rotary(x: Tensor<2>, batch: usize) -> Tensor<2> {
-    let ([rows, width], device, half) = (x.dims(), x.device(), WIDTH / HEADS / 2);
-    let position = Tensor::<1, Int>::arange(0..(rows / batch) as i64, &device).float().reshape([1, rows / batch, 1, 1]);
-    let rate = (Tensor::<1, Int>::arange(0..half as i64, &device).float() * (-(1e4f64.ln()) / half as f64)).exp();
-    let angle = position * rate.reshape([1, 1, 1, half]);
-    let (cos, sin) = (angle.clone().cos(), angle.sin());
-    let x = x.reshape([batch, rows / batch, HEADS, 2 * half]);
-    let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
-    let rotated = vec![a.clone() * cos.clone() - b.clone() * sin.clone(), b * cos + a * sin];
-    Tensor::cat(rotated, 3).reshape([rows, width])
+/// The angles of the pairs of a head at each of `seq` positions (Su et al. 2021).
+fn angles(seq: usize, device: &Device) -> Tensor<2> {
+    let half = WIDTH / HEADS / 2;
+    let position = Tensor::<1, Int>::arange(0..seq as i64, device).float().reshape([seq, 1]);
+    let rate = (Tensor::<1, Int>::arange(0..half as i64, device).float() * (-(1e4f64.ln()) / half as f64)).exp();
+    position * rate.reshape([1, half])
 }
 
 impl Llama {
     fn forward(&self, ids: Tensor<2, Int>, pass: Pass<'_>) -> Tensor<2> {
         let [batch, seq] = ids.dims();
-        let mask = Mask::new(seq, true, None, &ids.device(), pass.ops());
-        let mut x = self.embed_tokens.forward(ids.reshape([batch * seq]), pass.ops());
+        let (device, ops) = (ids.device(), pass.ops());
+        let mask = Mask::new(seq, true, None, &device, ops);
+        let (cos, sin) = (angles(seq, &device).cos(), angles(seq, &device).sin());
+        let norm = |x: &Tensor<2>, weight: &Param<Tensor<1>>| rms_norm(x.clone(), weight.val(), 1e-6, ops);
+        let mut x = self.embed_tokens.forward(ids.reshape([batch * seq]), ops);
         for layer in &self.layers {
-            let qkv = layer.qkv.forward(rms_norm(x.clone(), &layer.norms[0]), pass);
+            let qkv = layer.qkv.forward(norm(&x, &layer.norms[0]), pass);
             let [query, key, value] = [0, 1, 2].map(|part| qkv.clone().narrow(1, part * WIDTH, WIDTH));
             let scale = (HEADS as f64 / WIDTH as f64).sqrt();
             let attention =
                 Attention { batch, heads: HEADS, scale, dropout: 0.1, rng: pass.rng, products: pass.compute.dtype() };
-            let (query, key) = (rotary(query, batch), rotary(key, batch));
+            let [query, key] = [query, key].map(|part| rotary(part, cos.clone(), sin.clone(), HEADS, ops));
             x = x + layer.out.forward(attention.forward(Qkv::Separate { query, key, value }, &mask), pass);
-            let h = layer.gate_up.forward(rms_norm(x.clone(), &layer.norms[1]), pass);
-            let h = silu(h.clone().narrow(1, 0, 2 * WIDTH)) * h.narrow(1, 2 * WIDTH, 2 * WIDTH);
-            x = x + dropout(layer.down.forward(h, pass), 0.1, pass.rng, pass.ops());
+            let h = layer.gate_up.forward(norm(&x, &layer.norms[1]), pass);
+            let h = swiglu(h.clone().narrow(1, 0, 2 * WIDTH), h.narrow(1, 2 * WIDTH, 2 * WIDTH), ops);
+            x = x + dropout(layer.down.forward(h, pass), 0.1, pass.rng, ops);
         }
-        rms_norm(x, &self.norm)
+        norm(&x, &self.norm)
     }
 }
 
