@@ -19,9 +19,9 @@
 //! of GPT-Neo, rows of several documents with padding between, a cache of keys) in either type.
 //! Scores, and the logits of fused cross-entropy, are f32 and never leave the operator. Fused
 //! LayerNorm, RMSNorm, GELU, SwiGLU and attention write bf16 where a product alone reads what they
-//! give: the values that it would round. Where linear layers and GELU are fused, the feed-forward block is one
-//! operator in bf16 (`ops::linear::feed_forward`): the argument of its activation is rounded for
-//! the backward pass alone, as autocast rounds it for both.
+//! give: the values that it would round. Where linear layers and GELU are fused, the feed-forward
+//! block is one operator in bf16 (`ops::linear::feed_forward`): the argument of its activation is
+//! rounded for the backward pass alone, as autocast rounds it for both.
 
 use std::fmt;
 

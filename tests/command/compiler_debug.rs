@@ -33,7 +33,10 @@ fn a_run_with_debug_tells_what_the_compiler_did_and_computes_the_same() {
         "a build for the CPU"
     );
     let operators = report["operators"].as_array().unwrap();
-    assert!(operators.len() == 8 && operators.iter().all(|of| of["form"] == "fused" && of["because"].is_null()));
+    assert!(
+        operators.len() == kiln_models::Operator::ALL.len()
+            && operators.iter().all(|of| of["form"] == "fused" && of["because"].is_null())
+    );
     let shapes = report["shapes"].as_array().unwrap();
     // 14 steps of two micro-batches, but for the one at the end of each epoch of 20 rows in batches
     // of 3: 4 steps an epoch.

@@ -46,9 +46,9 @@ struct Part {
     by: Scores,
 }
 
-/// Query, key and value as `[batch, kv_heads, rows, head_dim]`, where the rows of the query are those
-/// of all heads that share a head of keys; the mask of keys as numbers, and the sequences of each
-/// chunk.
+/// Query, key and value as `[batch, kv_heads, rows, head_dim]`, where the rows of the query are
+/// those of all heads that share a head of keys; the mask of keys as numbers, and the sequences of
+/// each chunk.
 struct Split {
     /// The query times [`query_scale`](Self::query_scale).
     qkv: [FusedTensor; 3],

@@ -30,8 +30,8 @@ pub enum Qkv {
     Packed(Tensor<2>),
     /// Apart, `[batch * seq, heads * head_dim]` each; the query may be `[batch, heads * head_dim]`,
     /// one a sequence, where no mask is causal. Keys and values may have fewer heads, a number that
-    /// divides the queries': the width tells how many, and each is read by as many heads of queries,
-    /// one after the other.
+    /// divides the queries': the width tells how many, and each is read by as many heads of
+    /// queries, one after the other.
     Separate {
         /// The queries.
         query: Tensor<2>,

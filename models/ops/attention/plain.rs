@@ -39,8 +39,8 @@ impl From<Tensor<4, Bool>> for Hidden {
 /// - `query`: `[batch, heads, seq, head_dim]`; `key`, `value`: `[batch, kv_heads, keys, head_dim]`,
 ///   where `kv_heads` divides `heads`
 ///
-/// Each head of keys is read by `heads / kv_heads` heads of queries, one after the other (Ainslie et
-/// al. 2023), whose rows are those of one matrix product: keys and values are not repeated.
+/// Each head of keys is read by `heads / kv_heads` heads of queries, one after the other (Ainslie
+/// et al. 2023), whose rows are those of one matrix product: keys and values are not repeated.
 ///
 /// Hidden scores become the most negative finite number, as in `transformers`: a row in which every
 /// key is hidden is then uniform instead of NaN. Scores without a scale, as GPT-Neo's, can be
