@@ -14,7 +14,7 @@ use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
-use super::file::{RunFile, RunSection};
+use super::file::RunFile;
 use super::hugging_face::place;
 use super::origin::{Place, Setting, full_key};
 use super::scripts;
@@ -22,7 +22,8 @@ use super::settings::keys_called;
 use super::toml_words::{plain_words, toml_error};
 use super::{
     BatchArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection, LearningRateScaling,
-    LoraSection, OptimArgs, RunConfig, SchedulerKwargs, TokenizerSection, TrainingArguments, TrainingCompilerConfig,
+    LoraSection, OptimArgs, RunConfig, RunSection, SchedulerKwargs, TokenizerSection, TrainingArguments,
+    TrainingCompilerConfig,
 };
 
 /// Keys that stand above the sections. In code their section is called "".

@@ -1,13 +1,11 @@
 //! The sections of a config file, in the order of the file: where the arguments of the Trainer
 //! stand in it.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 
 use super::{
     BatchArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection, LearningRateScaling,
-    LoraSection, ModelSection, OnExisting, Precision, RunConfig, TokenizerSection, TrainingArguments,
+    LoraSection, ModelSection, Precision, RunConfig, RunSection, TokenizerSection, TrainingArguments,
     TrainingCompilerConfig,
 };
 
@@ -40,57 +38,16 @@ pub(super) struct RunFile {
     generation: Option<GenerationSection>,
 }
 
-/// `[run]`: where the results go.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct RunSection {
-    /// The run folder. Default: `runs/NAME` for a config file `NAME.toml`; required without a file.
-    output_dir: PathBuf,
-    /// The treatment of a run folder that exists. It belongs to a call and not to the run, so that
-    /// plan.toml has the default. Default: `fail`.
-    on_existing: OnExisting,
-    /// A name for people, shown in the plan and by `kiln describe`. Default: none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    /// The checkpoint to continue from, with `on_existing = "resume"`, also `--resume-from`: one in
-    /// this run's folder, such as `runs/x/checkpoints/step-000100`, or for a run folder that does
-    /// not exist yet, one of another run, which is copied there. It belongs to a call and not to
-    /// the run, so that plan.toml does not repeat it. Default: the newest.
-    #[serde(skip_serializing)]
-    resume_from_checkpoint: Option<PathBuf>,
-}
-
-impl From<&TrainingArguments> for RunSection {
-    fn from(trainer: &TrainingArguments) -> Self {
-        Self {
-            output_dir: trainer.output_dir.clone(),
-            on_existing: trainer.on_existing,
-            name: trainer.run_name.clone(),
-            resume_from_checkpoint: trainer.resume_from_checkpoint.clone(),
-        }
-    }
-}
-
-impl Default for RunSection {
-    fn default() -> Self {
-        Self::from(&TrainingArguments::default())
-    }
-}
-
 impl From<RunFile> for RunConfig {
     fn from(file: RunFile) -> Self {
         let trainer = TrainingArguments {
-            output_dir: file.run.output_dir,
-            on_existing: file.run.on_existing,
-            run_name: file.run.name,
-            resume_from_checkpoint: file.run.resume_from_checkpoint,
             precision: file.precision,
             compiler: file.compiler,
             batch: file.batch,
             learning_rate_scaling: file.learning_rate,
             device: file.device,
             distributed: file.distributed,
-            ..file.trainer
+            ..file.run.laid_on(file.trainer)
         };
         Self {
             model: file.model,

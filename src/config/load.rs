@@ -106,8 +106,8 @@ impl RunConfig {
                 DataFormat::Parquet
             };
         }
-        let checked =
-            document.table.iter().try_for_each(|(name, value)| finite(name, value)).and_then(|()| check(&config));
+        let finite = document.table.iter().try_for_each(|(name, value)| finite(name, value));
+        let checked = finite.and_then(|()| check(&config).map(drop));
         checked.map_err(|complaint| document.locate(complaint))?;
         config.trainer.no_effect = document.unused.lines();
         config.included = document.included;

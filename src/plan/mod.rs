@@ -77,7 +77,7 @@ impl RunPlan {
     /// # Errors
     /// Settings that contradict one another or the facts.
     pub fn derive(config: &RunConfig, facts: &Facts) -> Result<Self> {
-        let train = TrainPlan::derive(&config.arguments(), &facts.train)?;
+        let train = TrainPlan::derive(&config.arguments().checked()?, &facts.train)?;
         train.check_evaluation()?;
         let data = &facts.train.data;
         let longest = data.train.max_len.max(data.validation.map_or(0, |split| split.max_len));

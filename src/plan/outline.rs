@@ -45,7 +45,7 @@ pub fn outline(config: &RunConfig, found: &Found) -> String {
         }
         (None, _) => text.line("model", format!("not known, for {}", config.data.task)),
     }
-    let batch = BatchPlan::of(trainer, None).ok();
+    let batch = trainer.clone().checked().ok().and_then(|trainer| BatchPlan::of(&trainer, None).ok());
     match &batch {
         Some(batch) => text.line("batch", batch.arithmetic()),
         None => text.line("batch", "depends on what fits into memory (trainer.per_device_train_batch_size = \"auto\")"),

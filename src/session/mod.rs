@@ -106,7 +106,7 @@ impl OpenSession for Session {
         metrics: Option<ComputeMetrics>,
         progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>,
     ) -> Result<Self> {
-        config.validate()?;
+        let arguments = config.checked()?;
         handover::settle(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
         let found = device::select(config.trainer.device.kind, config.trainer.device.index)?;
         let mut inputs = Inputs::open(&config, Use::Training, progress)?;
@@ -116,8 +116,7 @@ impl OpenSession for Session {
         }
         let facts = found.facts();
         let batch = batch_sizes::found(&config, &inputs, &facts)?;
-        let (train, validation, facts) = inputs.facts(&config, facts, batch)?;
-        let arguments = config.arguments();
+        let (train, validation, facts) = inputs.facts(&config, &arguments, facts, batch)?;
         let generation = sample_plan(&config, &facts)?;
         let training = facts.train.clone();
         let task = BuiltIn { described: Some(Arc::new(Described { config, facts, generation })), ..inputs.task };

@@ -97,6 +97,8 @@ impl Sources {
         let (mut doc, mut attributes) = (Vec::new(), String::new());
         // The struct or the enum whose lines these are.
         let mut of: Option<(bool, String)> = None;
+        // The section of that struct, with a dot behind it, where it is a section of `keys!`.
+        let mut section = String::new();
         for line in source.lines().map(str::trim) {
             if let Some(text) = line.strip_prefix("///") {
                 doc.push(text.trim());
@@ -115,6 +117,7 @@ impl Sources {
                     && line.ends_with('{') =>
                 {
                     let name = name(line.split_once("struct ").unwrap().1);
+                    section = line.split('"').nth(1).map_or_else(String::new, |section| format!("{section}."));
                     self.structs.insert(name.clone(), (about, Vec::new()));
                     of = Some((true, name));
                 }
@@ -123,13 +126,16 @@ impl Sources {
                 (Some((head, _)), None) if head.contains("(\"") && line.ends_with('{') => {
                     of = Some((false, name(line)))
                 }
-                (_, Some((true, of))) if line.ends_with([',', ';']) => {
+                (_, Some((true, of))) if line.ends_with([',', ';']) && line.contains(": ") => {
                     let line = line.strip_prefix("pub ").unwrap_or(line);
                     let (name, entry) = line.trim_end_matches([',', ';']).split_once(": ").unwrap();
                     // An entry of the macro `keys!` has a default behind the type, and an @ before
                     // another section of the file.
                     let kind_of = entry.split(" = ").next().unwrap();
-                    let skipped = attributes.contains("#[serde(skip)]") || entry.contains(" @ \"");
+                    let place = entry.split_once(" @ \"").and_then(|(_, place)| place.split('"').next());
+                    let here = place.map_or(Some(name), |place| place.strip_prefix(&section));
+                    let skipped = attributes.contains("#[serde(skip)]") || here.is_none();
+                    let name = here.unwrap_or(name);
                     let field = Field { name: name.into(), doc: about, kind: kind(kind_of), skipped };
                     self.structs.get_mut(of).unwrap().1.push(field);
                 }

@@ -121,11 +121,12 @@ fn arguments_out_of_range_have_no_plan() -> Result<()> {
     });
     refused(rate.err(), "trainer.learning_rate: expected a finite number, got NaN");
     let arguments = TrainingArguments { weight_decay: -0.1, ..session.arguments().clone() };
-    let plan = TrainPlan::derive(&arguments, session.facts());
-    refused(plan.err(), "trainer.weight_decay: expected a number of 0 or more, got -0.1");
+    refused(
+        arguments.checked().err().map(Error::from),
+        "trainer.weight_decay: expected a number of 0 or more, got -0.1",
+    );
     let arguments = TrainingArguments { output_dir: "".into(), ..session.arguments().clone() };
-    let plan = TrainPlan::derive(&arguments, session.facts());
-    refused(plan.err(), "run.output_dir: required: the folder that the run writes to");
+    refused(arguments.checked().err().map(Error::from), "run.output_dir: required: the folder that the run writes to");
     Ok(())
 }
 
@@ -140,7 +141,7 @@ fn a_model_that_is_not_kilns_has_a_plan() -> Result<()> {
     let mut facts = session.facts().clone();
     facts.model = ModelFacts::of("llama", &module);
     let mut arguments = config.arguments();
-    let plan = TrainPlan::derive(&arguments, &facts)?;
+    let plan = TrainPlan::derive(&arguments.clone().checked()?, &facts)?;
     assert!(plan.describe().contains("memory         not known"), "{}", plan.describe());
     // Its file is read where the plans of all runs are read.
     let run = Planned { arguments: &arguments, facts: &facts, plan: &plan };

@@ -48,11 +48,58 @@ impl Key {
 /// key and the value, such as those of [`ranges`](crate::ranges). `@ "section.key"` names another
 /// place of the key; an entry without `Resume` is no key.
 ///
+/// A second struct behind the first has keys that a program finds among the fields of the first,
+/// and a config file in a section of their own. Each of its entries names its place there, and is
+/// an entry of both structs; `From` takes the section out of the first struct, and `laid_on` puts
+/// it back. A field with another name in the section is renamed by serde.
+///
 /// The struct has a `Default`, the list `KEYS`, and the methods `check_ranges`, `given`,
 /// `first_given` and `without`. Where it is declared, serde's `Serialize` and `Deserialize` are in
 /// scope.
 #[macro_export]
 macro_rules! keys {
+    (
+        $(#[$meta:meta])* pub struct $name:ident in $section:literal { $($entries:tt)+ }
+        $(#[$part_meta:meta])* pub struct $part:ident in $part_section:literal {
+            $($(#[$field_meta:meta])* $field:ident: $type:ty = $default:expr,
+                $resume:ident $($hf:ident)? @ $place:literal $(, $range:expr)?;)+
+        }
+    ) => {
+        $crate::keys! {
+            $(#[$meta])* pub struct $name in $section {
+                $($entries)+
+                $(
+                    #[doc = concat!("`", $place, "` of a config file.")]
+                    #[serde(skip_serializing)]
+                    $field: $type = $default, $resume $($hf)? @ $place $(, $range)?;
+                )+
+            }
+        }
+
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        $(#[$part_meta])*
+        pub struct $part { $($(#[$field_meta])* pub $field: $type),+ }
+
+        impl From<&$name> for $part {
+            fn from(settings: &$name) -> Self {
+                Self { $($field: settings.$field.clone()),+ }
+            }
+        }
+
+        impl Default for $part {
+            fn default() -> Self {
+                Self::from(&$name::default())
+            }
+        }
+
+        impl $part {
+            /// `settings` with the values of this section.
+            #[must_use]
+            pub fn laid_on(self, settings: $name) -> $name {
+                $name { $($field: self.$field,)+ ..settings }
+            }
+        }
+    };
     ($(#[$meta:meta])* pub struct $name:ident in $section:literal {
         $($(#[$field_meta:meta])* $field:ident: $type:ty = $default:expr
             $(, $resume:ident $($hf:ident)? $(@ $place:literal)? $(, $range:expr)?)?;)+

@@ -57,6 +57,14 @@ pub fn whole<N: PartialOrd + Display + Copy, T: Copy + Into<Option<N>>>(
     }
 }
 
+/// Sections, or sections that may be left out, whose own values are in their ranges.
+pub fn section<S, T>(check: fn(&S) -> Checked) -> impl Fn(&str, &T) -> Checked
+where
+    for<'a> &'a T: Into<Option<&'a S>>,
+{
+    move |_, section| section.into().map_or(Ok(()), check)
+}
+
 /// A text that is not empty.
 ///
 /// # Errors

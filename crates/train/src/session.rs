@@ -12,7 +12,7 @@ use kiln_core::error::{Error, Result};
 use kiln_core::random::seed_for;
 use kiln_models::weights::LoadReport;
 
-use crate::arguments::{Samples, TrainBatchSize, TrainingArguments};
+use crate::arguments::{CheckedArguments, Samples, TrainBatchSize, TrainingArguments};
 use crate::description::{Description, Outcome, Planned, Weights};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::{device, handover};
@@ -35,7 +35,7 @@ pub struct Session<T: TrainingTask> {
     /// Validation data, if any.
     validation: Option<Arc<dyn Dataset<T::Example>>>,
     /// The arguments and the facts that the plan is derived from.
-    arguments: TrainingArguments,
+    arguments: CheckedArguments,
     facts: TrainFacts,
     weights: Weights,
 }
@@ -64,6 +64,7 @@ impl<T: TrainingTask> Session<T> {
     /// made.
     pub fn new(arguments: TrainingArguments, task: T, train: impl Dataset<T::Example>) -> Result<Self> {
         of_a_program::<T>(&arguments)?;
+        let arguments = arguments.checked()?;
         let batch = BatchPlan::of(&arguments, None)?;
         if arguments.sampler == Sampler::GroupByLength && train.max_len() == 0 {
             let message = "data.sampler = \"group_by_length\": the training data tells no lengths";
@@ -103,9 +104,9 @@ impl<T: TrainingTask> Session<T> {
     /// The run of `arguments` on what is open.
     ///
     /// # Errors
-    /// Arguments that contradict one another or the facts.
+    /// Arguments that contradict the facts.
     pub fn opened(
-        arguments: TrainingArguments,
+        arguments: CheckedArguments,
         facts: TrainFacts,
         task: T,
         device: Device,
@@ -177,12 +178,12 @@ impl<T: TrainingTask> Session<T> {
     /// # Errors
     /// Arguments that contradict one another or the facts.
     pub fn with(&self, change: impl FnOnce(&mut TrainingArguments)) -> Result<Self> {
-        self.derive(|arguments, facts| {
-            change(arguments);
-            let batch = BatchPlan::of(arguments, facts.batch.as_ref())?;
-            facts.data.batches = survey(&*self.train, batch.drawn(arguments));
-            Ok(())
-        })
+        let (mut arguments, mut facts) = (TrainingArguments::clone(&self.arguments), self.facts.clone());
+        change(&mut arguments);
+        let arguments = arguments.checked()?;
+        let batch = BatchPlan::of(&arguments, facts.batch.as_ref())?;
+        facts.data.batches = survey(&*self.train, batch.drawn(&arguments));
+        self.planned(arguments, facts)
     }
 
     /// The session of the same run with another cut of its steps, `batch`.
@@ -202,8 +203,12 @@ impl<T: TrainingTask> Session<T> {
     /// # Errors
     /// The error of `change`, and arguments that contradict one another or the facts.
     pub fn derive(&self, change: impl FnOnce(&mut TrainingArguments, &mut TrainFacts) -> Result<()>) -> Result<Self> {
-        let (mut arguments, mut facts) = (self.arguments.clone(), self.facts.clone());
+        let (mut arguments, mut facts) = (TrainingArguments::clone(&self.arguments), self.facts.clone());
         change(&mut arguments, &mut facts)?;
+        self.planned(arguments.checked()?, facts)
+    }
+
+    fn planned(&self, arguments: CheckedArguments, mut facts: TrainFacts) -> Result<Self> {
         facts.loss = self.task.loss_options(&arguments)?;
         let plan = TrainPlan::derive(&arguments, &facts)?;
         Ok(Self { task: self.task.planned(&plan), plan, arguments, facts, ..self.clone() })

@@ -61,7 +61,6 @@ pub(super) fn check(data: &DataSection) -> Checked {
         let message = format!("has no effect with format = \"{}\"", data.format);
         return Err(Complaint::new("data.errors", message).help("it belongs to `text`, `csv`, `tsv` and `jsonl`"));
     }
-    data.padding_rule().check()?;
     masking(data)?;
     squad(data)?;
     if data.format == DataFormat::Text && !data.task.is_language_model() {

@@ -7,6 +7,7 @@ mod data;
 use kiln_core::complaint::{Checked, Complaint, at_most, two_ways};
 use kiln_core::error::Result;
 use kiln_models::LoraConfig;
+use kiln_train::arguments::CheckedArguments;
 use toml::Value;
 
 use super::origin::full_key;
@@ -18,13 +19,21 @@ impl RunConfig {
     /// # Errors
     /// A config error that names the key, what is expected and what was given.
     pub fn validate(&self) -> Result<()> {
+        self.checked().map(drop)
+    }
+
+    /// The arguments of the Trainer, after a check of the whole config.
+    ///
+    /// # Errors
+    /// The error of [`validate`](Self::validate).
+    pub(crate) fn checked(&self) -> Result<CheckedArguments> {
         Ok(check(self)?)
     }
 }
 
-/// The first rule that `config` breaks.
-pub(super) fn check(config: &RunConfig) -> Checked {
-    config.trainer.check()?;
+/// The arguments of the Trainer, or the first rule that `config` breaks.
+pub(super) fn check(config: &RunConfig) -> std::result::Result<CheckedArguments, Complaint> {
+    let arguments = config.arguments().checked()?;
     config.check_places()?;
     model(config)?;
     config.lora.as_ref().map_or(Ok(()), |section| lora(section, config))?;
@@ -32,7 +41,8 @@ pub(super) fn check(config: &RunConfig) -> Checked {
     data::streaming(config)?;
     tokenizer(config)?;
     evaluation(config)?;
-    config.generation.as_ref().map_or(Ok(()), |section| generation(section, config))
+    config.generation.as_ref().map_or(Ok(()), |section| generation(section, config))?;
+    Ok(arguments)
 }
 
 /// Refuses NaN and infinities in the value of `key`.

@@ -13,6 +13,7 @@ use kiln_data::subset::Subset;
 use kiln_train::task::{TrainingTask, model_facts};
 
 use super::splits::Splits;
+use crate::arguments::CheckedArguments;
 use crate::config::{RunConfig, Task};
 use crate::engine::device::DeviceFacts;
 use crate::plan::{
@@ -51,7 +52,7 @@ fn resident() -> u64 {
 impl Inputs {
     /// The training data of these inputs without the examples that `config` does not want, the
     /// validation data likewise, and what a plan has to know of all inputs, of the `device` and of
-    /// this process. `batch` is a micro-batch that was found.
+    /// this process. `arguments` are those of `config`; `batch` is a micro-batch that was found.
     ///
     /// # Errors
     /// A batch that contradicts itself, a model that cannot be built, a prompt that cannot be
@@ -59,14 +60,15 @@ impl Inputs {
     pub(crate) fn facts(
         &self,
         config: &RunConfig,
+        arguments: &CheckedArguments,
         device: DeviceFacts,
         batch: Option<FoundBatch>,
     ) -> Result<(Data, Option<Data>, Facts)> {
-        let (inputs, arguments) = (self, config.arguments());
-        let of_batch = BatchPlan::of(&arguments, batch.as_ref())?;
+        let inputs = self;
+        let of_batch = BatchPlan::of(arguments, batch.as_ref())?;
         let train = inputs.train(config, of_batch.global)?;
         let validation = inputs.validation(config);
-        let drawn = of_batch.drawn(&arguments);
+        let drawn = of_batch.drawn(arguments);
         let data = DataFacts::new(&*train, validation.as_deref(), drawn);
         let tokenizer = inputs.task.tokenizer.as_ref().map(|tokenizer| {
             let prompts = config.generation.iter().flat_map(|generation| &generation.prompt);
@@ -109,7 +111,7 @@ impl Inputs {
                 device,
                 batch,
                 decision: None,
-                loss: inputs.task.loss_options(&arguments)?,
+                loss: inputs.task.loss_options(arguments)?,
             },
         };
         Ok((train, validation, facts))

@@ -2,6 +2,8 @@
 //! arguments that exclude or need each other. The range of an argument stands in its entry. Keys
 //! are those of a config file.
 
+use std::ops::Deref;
+
 use kiln_core::complaint::{Checked, Complaint, two_ways};
 
 use super::{
@@ -11,20 +13,34 @@ use super::{
 use crate::engine::settings::CompilerMode;
 use crate::optim::scheduler::SchedulerType;
 
+/// Arguments that keep the rules. A plan is derived from no others, and
+/// [`TrainingArguments::checked`] is the only way to them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CheckedArguments(TrainingArguments);
+
+impl Deref for CheckedArguments {
+    type Target = TrainingArguments;
+
+    fn deref(&self) -> &TrainingArguments {
+        &self.0
+    }
+}
+
 impl TrainingArguments {
-    /// The first rule that the arguments break.
+    /// These arguments, as far as they alone can tell whether a run can have them.
     ///
     /// # Errors
-    /// The rule, with the key.
-    pub fn check(&self) -> Checked {
+    /// The first rule that they break, with the key.
+    pub fn checked(self) -> Result<CheckedArguments, Complaint> {
         self.check_ranges()?;
         self.padding_rule().check()?;
-        run(self)?;
-        trainer(self)?;
-        batch(self)?;
-        learning_rate(self)?;
+        run(&self)?;
+        trainer(&self)?;
+        batch(&self)?;
+        learning_rate(&self)?;
         distributed(&self.distributed)?;
-        saving(self)
+        saving(&self)?;
+        Ok(CheckedArguments(self))
     }
 }
 
@@ -103,7 +119,6 @@ fn trainer(trainer: &TrainingArguments) -> Checked {
 fn batch(arguments: &TrainingArguments) -> Checked {
     let (batch, size) = (&arguments.batch, arguments.per_device_train_batch_size);
     let stated = batch.global_batch_size;
-    batch.check_ranges()?;
     if size == TrainBatchSize::Auto && arguments.compiler_mode() == CompilerMode::Auto {
         return Err(Complaint::new(
             "trainer.per_device_train_batch_size",
@@ -136,7 +151,6 @@ fn batch(arguments: &TrainingArguments) -> Checked {
 /// `[learning_rate]`.
 fn learning_rate(arguments: &TrainingArguments) -> Checked {
     let section = &arguments.learning_rate_scaling;
-    section.check_ranges()?;
     match (section.scaling, section.reference_batch) {
         (LrScaling::None, Some(_)) => {
             Err(Complaint::new("learning_rate.reference_batch", "has no effect with learning_rate.scaling = \"none\"")

@@ -15,12 +15,13 @@ mod values;
 use std::path::PathBuf;
 
 pub use batch::{BatchArguments, BatchScaling, BatchScope, LearningRateScaling, LrScaling, ScaledRate, TrainBatchSize};
+pub use check::CheckedArguments;
 pub use distributed::{DdpBackend, DistributedArguments};
 use kiln_core::complaint::MAX_BATCH;
 use kiln_core::dataset::{Buckets, PaddingRule, PaddingStrategy, Sampler};
 use kiln_core::error::Result;
 pub use kiln_core::keys::{Key, Resume};
-use kiln_core::ranges::{above_0, above_0_to_1, from_0, from_0_to_1, number, text, texts, whole};
+use kiln_core::ranges::{above_0, above_0_to_1, from_0, from_0_to_1, number, section, text, texts, whole};
 use kiln_core::values::{count, count_or_minus_one, number_or_minus_one, seed, some_count, strings};
 use kiln_core::variables;
 pub use names::{EvalStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy};
@@ -231,39 +232,27 @@ kiln_core::keys! {
         /// The schedule's own arguments. Default: none given.
         #[serde(skip_serializing_if = "SchedulerKwargs::is_empty")]
         lr_scheduler_kwargs: SchedulerKwargs = SchedulerKwargs::default(), Bound hf;
-        /// The run folder; `run.output_dir` of a config file.
-        #[serde(skip_serializing)]
-        output_dir: PathBuf = PathBuf::new(), Free hf @ "run.output_dir", folder;
-        /// The treatment of a run folder that exists; `run.on_existing` of a config file. Default:
-        /// `fail`.
-        #[serde(skip_serializing)]
-        on_existing: OnExisting = OnExisting::Fail, Free @ "run.on_existing";
-        /// A name for people; `run.name` of a config file. Default: none.
-        #[serde(skip_serializing)]
-        run_name: Option<String> = None, Free hf @ "run.name", line;
-        /// The checkpoint to continue from, with [`OnExisting::Resume`];
-        /// `run.resume_from_checkpoint` of a config file. Default: the newest.
-        #[serde(skip_serializing)]
-        resume_from_checkpoint: Option<PathBuf> = None, Free @ "run.resume_from_checkpoint";
         /// The type of matrix products, in training and evaluation; `precision` of a config file.
         /// Default: `f32`.
         #[serde(skip_serializing)]
         precision: Precision = Precision::default(), Derived @ "precision";
         /// The training compiler; `[compiler]` of a config file. Default: none, which is native.
         #[serde(skip_serializing)]
-        compiler: Option<TrainingCompilerConfig> = None, Free @ "compiler";
+        compiler: Option<TrainingCompilerConfig> = None, Free @ "compiler", section(TrainingCompilerConfig::check_ranges);
         /// The batch of an optimizer step; `[batch]` of a config file.
         #[serde(skip_serializing)]
-        batch: BatchArguments = BatchArguments::default(), Free @ "batch";
+        batch: BatchArguments = BatchArguments::default(), Free @ "batch", section(BatchArguments::check_ranges);
         /// How the learning rate follows the batch; `[learning_rate]` of a config file.
         #[serde(skip_serializing)]
-        learning_rate_scaling: LearningRateScaling = LearningRateScaling::default(), Derived @ "learning_rate";
+        learning_rate_scaling: LearningRateScaling = LearningRateScaling::default(), Derived @ "learning_rate",
+            section(LearningRateScaling::check_ranges);
         /// Where the run computes; `[device]` of a config file.
         #[serde(skip_serializing)]
-        device: DeviceArguments = DeviceArguments::default(), Derived @ "device";
+        device: DeviceArguments = DeviceArguments::default(), Derived @ "device", section(DeviceArguments::check_ranges);
         /// How the devices of a run share its work; `[distributed]` of a config file.
         #[serde(skip_serializing)]
-        distributed: DistributedArguments = DistributedArguments::default(), Free @ "distributed";
+        distributed: DistributedArguments = DistributedArguments::default(), Free @ "distributed",
+            section(DistributedArguments::check_ranges);
         /// The order of the training examples; in a config file it is a setting of the data, and
         /// `RunConfig::arguments` takes it from there. Default: `random`.
         #[serde(skip_serializing)]
@@ -292,6 +281,26 @@ kiln_core::keys! {
         /// The settings that have no effect, for people; the plan shows them.
         #[serde(skip)]
         no_effect: Vec<String> = Vec::new();
+    }
+
+    /// `[run]`: where the results go.
+    #[serde(default)]
+    pub struct RunSection in "run" {
+        /// The run folder. Default: `runs/NAME` for a config file `NAME.toml`; required without a
+        /// file.
+        output_dir: PathBuf = PathBuf::new(), Free hf @ "run.output_dir", folder;
+        /// The treatment of a run folder that exists. It belongs to a call and not to the run, so
+        /// that plan.toml has the default. Default: `fail`.
+        on_existing: OnExisting = OnExisting::Fail, Free @ "run.on_existing";
+        /// A name for people, shown in the plan and by `kiln describe`. Default: none.
+        #[serde(rename = "name", skip_serializing_if = "Option::is_none")]
+        run_name: Option<String> = None, Free hf @ "run.name", line;
+        /// The checkpoint to continue from, with `on_existing = "resume"`, also `--resume-from`:
+        /// one in this run's folder, such as `runs/x/checkpoints/step-000100`, or for a run folder
+        /// that does not exist yet, one of another run, which is copied there. It belongs to a call
+        /// and not to the run, so that plan.toml does not repeat it. Default: the newest.
+        #[serde(skip_serializing)]
+        resume_from_checkpoint: Option<PathBuf> = None, Free @ "run.resume_from_checkpoint";
     }
 }
 
@@ -335,14 +344,6 @@ impl TrainingArguments {
     /// The defaults, for a run in the folder `output_dir`.
     pub fn new(output_dir: impl Into<PathBuf>) -> Self {
         Self { output_dir: output_dir.into(), ..Self::default() }
-    }
-
-    /// Checks the values and how they go together, as far as the arguments alone can tell.
-    ///
-    /// # Errors
-    /// A config error that names the argument, what is expected and what was given.
-    pub fn validate(&self) -> Result<()> {
-        Ok(self.check()?)
     }
 
     /// The training of this run in the folder `output_dir` (new: [`OnExisting::Fail`]) and nothing

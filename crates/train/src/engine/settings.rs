@@ -107,15 +107,17 @@ fn precision_synonym(given: &str) -> Option<Result<Precision, Error>> {
     }
 }
 
-/// `[device]`: where the run computes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DeviceArguments {
-    /// The kind of device. Default: `auto`.
-    pub kind: DeviceKind,
-    /// Which one of several of that kind, from 0. Default: 0.
-    #[serde(deserialize_with = "count")]
-    pub index: usize,
+kiln_core::keys! {
+    /// `[device]`: where the run computes.
+    #[derive(Eq)]
+    #[serde(default, deny_unknown_fields)]
+    pub struct DeviceArguments in "device" {
+        /// The kind of device. Default: `auto`.
+        kind: DeviceKind = DeviceKind::Auto, Derived;
+        /// Which one of several of that kind, from 0. Default: 0.
+        #[serde(deserialize_with = "count")]
+        index: usize = 0, Free;
+    }
 }
 
 #[cfg(test)]

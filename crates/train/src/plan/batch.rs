@@ -6,7 +6,7 @@ use kiln_core::dataset::sampler::Order;
 use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::{BatchScaling, TrainBatchSize, TrainingArguments};
+use crate::arguments::{BatchScaling, CheckedArguments, TrainBatchSize, TrainingArguments};
 use crate::distributed::Devices;
 use crate::plan::FoundBatch;
 
@@ -30,14 +30,11 @@ pub struct BatchPlan {
 
 impl BatchPlan {
     /// The batch that `trainer` asks for, with the micro-batch `found` where it leaves that open;
-    /// `seq_len` is for the plan to fill in. No plan and no batch is made without this one, so that
-    /// it is here that the rules of the arguments are checked.
+    /// `seq_len` is for the plan to fill in.
     ///
     /// # Errors
-    /// A rule that the arguments break ([`TrainingArguments::check`]), a micro-batch that is not
-    /// known yet, or one that the global batch is no multiple of.
-    pub fn of(trainer: &TrainingArguments, found: Option<&FoundBatch>) -> Result<Self> {
-        trainer.check()?;
+    /// A micro-batch that is not known yet, or one that the global batch is no multiple of.
+    pub fn of(trainer: &CheckedArguments, found: Option<&FoundBatch>) -> Result<Self> {
         let (micro, note) = match (trainer.per_device_train_batch_size, found) {
             (TrainBatchSize::Size(micro), _) => (micro, None),
             (TrainBatchSize::Auto, Some(found)) => (found.micro, Some(found.because.clone())),
@@ -157,23 +154,26 @@ mod tests {
         }
     }
 
+    fn batch(arguments: &TrainingArguments) -> Result<BatchPlan> {
+        BatchPlan::of(&arguments.clone().checked()?, None)
+    }
+
     #[test]
     fn the_global_batch_is_stated_or_follows() {
-        let plan = BatchPlan::of(&config(12, 1, Some(480)), None).unwrap();
+        let plan = batch(&config(12, 1, Some(480))).unwrap();
         assert_eq!((plan.micro, plan.accumulation, plan.global), (12, 40, 480));
         assert_eq!(plan.arithmetic(), "480 = 12 x 40 micro-batches x 1 device");
         // plan.toml states all three.
-        assert_eq!(BatchPlan::of(&config(12, 40, Some(480)), None).unwrap(), plan);
-        let plan = BatchPlan::of(&config(8, 2, None), None).unwrap();
+        assert_eq!(batch(&config(12, 40, Some(480))).unwrap(), plan);
+        let plan = batch(&config(8, 2, None)).unwrap();
         assert_eq!((plan.micro, plan.accumulation, plan.global), (8, 2, 16));
-        assert_eq!(BatchPlan::of(&config(8, 1, None), None).unwrap().arithmetic(), "8 = 8 x 1 micro-batch x 1 device");
+        assert_eq!(batch(&config(8, 1, None)).unwrap().arithmetic(), "8 = 8 x 1 micro-batch x 1 device");
     }
 
     #[test]
     fn contradictions_are_refused_with_the_way_out() {
-        let refused = |micro, accumulation, global| {
-            BatchPlan::of(&config(micro, accumulation, Some(global)), None).unwrap_err().to_string()
-        };
+        let refused =
+            |micro, accumulation, global| batch(&config(micro, accumulation, Some(global))).unwrap_err().to_string();
         let error = refused(7, 1, 480);
         assert!(error.contains("480 is no multiple of trainer.per_device_train_batch_size = 7"), "{error}");
         assert!(error.contains("per_device_train_batch_size = 6, or batch.global_batch_size = 483"), "{error}");
@@ -184,12 +184,12 @@ mod tests {
         );
         let mut auto = config(1, 1, Some(480));
         auto.per_device_train_batch_size = TrainBatchSize::Auto;
-        assert!(BatchPlan::of(&auto, None).unwrap_err().to_string().contains("kiln tune-batch"));
+        assert!(batch(&auto).unwrap_err().to_string().contains("kiln tune-batch"));
     }
 
     #[test]
     fn halving_keeps_the_global_batch() {
-        let mut plan = BatchPlan::of(&config(12, 1, Some(480)), None).unwrap();
+        let mut plan = batch(&config(12, 1, Some(480))).unwrap();
         let mut seen = Vec::new();
         while let Some(half) = plan.halved() {
             assert_eq!((half.micro * half.accumulation, half.global), (480, 480));
@@ -199,7 +199,7 @@ mod tests {
             plan = half;
         }
         assert_eq!(seen, [6, 3, 1]);
-        let odd = BatchPlan::of(&config(9, 2, None), None).unwrap().halved().unwrap();
+        let odd = batch(&config(9, 2, None)).unwrap().halved().unwrap();
         assert_eq!((odd.micro, odd.accumulation), (3, 6));
     }
 
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(sizes, [1, 12, 40, 120], "each of 4 devices has 120 of 480 examples");
         for micro in sizes {
             trainer.per_device_train_batch_size = micro.into();
-            assert_eq!(BatchPlan::of(&trainer, None).unwrap().global, 480);
+            assert_eq!(batch(&trainer).unwrap().global, 480);
         }
         trainer.batch = BatchArguments { scaling: BatchScaling::Grow, global_batch_size: None };
         assert_eq!(micro_batch(&trainer, 13), 13);

@@ -28,8 +28,8 @@ pub use sections::{
 };
 
 use crate::arguments::{
-    BatchScaling, DdpBackend, EvalStrategy, Interval, LoggingStrategy, RunLength, SaveStrategy, StepSize,
-    TrainingArguments,
+    BatchScaling, CheckedArguments, DdpBackend, EvalStrategy, Interval, LoggingStrategy, RunLength, SaveStrategy,
+    StepSize, TrainingArguments,
 };
 use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::settings::TrainingCompilerConfig;
@@ -56,8 +56,8 @@ impl TrainPlan {
     /// the same plan.
     ///
     /// # Errors
-    /// Arguments that break a rule ([`TrainingArguments::check`]) or contradict the facts.
-    pub fn derive(trainer: &TrainingArguments, facts: &TrainFacts) -> Result<Self> {
+    /// Arguments that contradict the facts.
+    pub fn derive(trainer: &CheckedArguments, facts: &TrainFacts) -> Result<Self> {
         let mut batch = BatchPlan::of(trainer, facts.batch.as_ref())?;
         let groups = ParameterGroups::of(trainer, &facts.model.parameters)?;
         let update = optimizer(trainer, &facts.model)?;
