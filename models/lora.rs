@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use kiln_core::error::{Error, Result};
 use kiln_core::model_config::{Head, ModelType};
 use kiln_core::names::{Name, NameTable, Unknown};
+use kiln_core::schema::Schema;
 use kiln_core::words::json_words;
 use regex::Regex;
 use serde::de::{DeserializeOwned, Error as _};
@@ -156,6 +157,24 @@ pub enum LoraInit {
     Gaussian,
     /// `false`: both uniform, in `±1 / sqrt(in)` and `±1 / sqrt(r)`; for tests.
     Random,
+}
+
+impl<T: Schema> Schema for Patterns<T> {
+    fn schema() -> Value {
+        json!({ "type": "object", "additionalProperties": T::schema() })
+    }
+}
+
+impl Schema for LoraBias {
+    fn schema() -> Value {
+        json!({ "enum": [Self::None, Self::All, Self::LoraOnly] })
+    }
+}
+
+impl Schema for LoraInit {
+    fn schema() -> Value {
+        json!({ "enum": [Self::Zero, Self::Gaussian, Self::Random] })
+    }
 }
 
 impl Default for LoraConfig {

@@ -124,6 +124,11 @@ impl Argument {
         value.is_null() || self.switched(value).is_some() || self.kinds.iter().any(|kind| kind.has(value))
     }
 
+    /// Whether values of `kind` are among those that it takes.
+    pub(crate) fn takes_a(&self, kind: Kind) -> bool {
+        self.kinds.contains(&kind)
+    }
+
     /// The kinds that it takes, for a message.
     pub(crate) fn kinds(&self) -> String {
         self.kinds.iter().map(|kind| kind.as_str()).collect::<Vec<_>>().join(", or ")

@@ -1,7 +1,6 @@
 //! `[lora]`: adapters beside frozen weights. `kiln_models::lora` computes them.
 
-use kiln_core::complaint::Checked;
-use kiln_core::ranges::{above_0, number, texts, whole};
+use kiln_core::ranges::{ABOVE_0, number, texts, whole};
 use kiln_models::lora::MAX_RANK;
 use kiln_models::{LoraBias, LoraConfig, LoraInit, Patterns};
 use serde::{Deserialize, Serialize};
@@ -20,10 +19,10 @@ kiln_core::keys! {
         r: usize = LoraConfig::default().r, Bound, whole(1..=MAX_RANK);
         /// The product of the two matrices of an adapter is scaled by `lora_alpha / r`. `alpha` is
         /// an accepted spelling. Default: 8.0.
-        lora_alpha: f64 = LoraConfig::default().lora_alpha, Bound, above_0;
+        lora_alpha: f64 = LoraConfig::default().lora_alpha, Bound, ABOVE_0;
         /// The probability with which an element of the input of an adapter is dropped out in
         /// training. `dropout` is an accepted spelling. Default: 0.0.
-        lora_dropout: f64 = LoraConfig::default().lora_dropout, Bound, probability;
+        lora_dropout: f64 = LoraConfig::default().lora_dropout, Bound, number("a probability from 0 to below 1", 0.0..1.0);
         /// The linear layers that get an adapter, by their Hugging Face names or the last parts of
         /// them, one or a list: `["c_attn", "mlp.c_proj"]`; or `"all-linear"`: all but the layer of
         /// the output. Default: PEFT's, which are `c_attn` for GPT-2, `query` and `value` for BERT
@@ -72,9 +71,4 @@ kiln_core::keys! {
         #[serde(skip_serializing)]
         task_type: Option<String> = None, Bound;
     }
-}
-
-/// A probability that is not 1.
-fn probability(key: &str, value: &f64) -> Checked {
-    number("a probability from 0 to below 1", |value| (0.0..1.0).contains(&value))(key, value)
 }

@@ -18,6 +18,7 @@ mod load;
 mod lora;
 mod origin;
 mod run_config;
+mod schema;
 pub mod scripts;
 mod sections;
 pub mod settings;
@@ -37,6 +38,7 @@ pub use kiln_data::task::{DEFAULT_LABEL_COLUMN, DEFAULT_TEXT_COLUMN, Task};
 pub use load::read;
 pub use lora::LoraSection;
 pub use run_config::RunConfig;
+pub use schema::{SCHEMA_FILE, SCHEMA_LINE, json_schema};
 pub use sections::{DataSection, GenerationSection, ModelKind, ModelSection, TokenizerSection};
 pub use values::Validation;
 

@@ -1,12 +1,13 @@
 //! The sections of a config file except `[trainer]`: one struct each, one entry per key, as
 //! [`kiln_core::keys!`] has it.
 
+use std::ops::Bound;
 use std::path::Path;
 
 use kiln_core::choices;
 use kiln_core::choices::unknown_name;
 use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, not_empty};
-use kiln_core::ranges::{above_0, above_0_to_1, from_0, number, text, texts, whole};
+use kiln_core::ranges::{ABOVE_0, ABOVE_0_TO_1, FROM_0, number, text, texts, whole};
 use kiln_core::saved_dataset::is_saved;
 use kiln_core::values::{count, seed, some_count, strings};
 use kiln_core::variables::expand_text;
@@ -223,7 +224,7 @@ kiln_core::keys! {
         /// them as U+FFFD and counts them. Default: `strict`.
         errors: Errors = Errors::Strict, Bound;
         /// The share of tokens that the task `mlm` masks and predicts. Default: 0.15.
-        mlm_probability: f64 = 0.15, Bound, share;
+        mlm_probability: f64 = 0.15, Bound, number("a share above 0 and at most 1", SHARE);
         /// Masks all pieces of a word together, for the task `mlm`. Default: false.
         whole_word_mask: bool = false, Bound;
         /// Tokens that two neighbouring windows of a context share, for `squad`. Default: 128.
@@ -239,7 +240,7 @@ kiln_core::keys! {
         /// No answer is given when its score is more than this above the best answer's, for SQuAD
         /// 2.0. Default: 0.0.
         #[serde(skip_serializing_if = "Option::is_none")]
-        null_score_diff_threshold: Option<f64> = None, Bound, number("a number", |_| true);
+        null_score_diff_threshold: Option<f64> = None, Bound, number("a number", ..);
         /// Whether "no answer" may be the answer to every question, for `squad`. Files of SQuAD
         /// 2.0, and rows of which one has no answer, say so themselves. Default: false.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -333,9 +334,7 @@ impl DataSection {
 }
 
 /// A share that may be all.
-fn share(key: &str, value: &f64) -> Checked {
-    number("a share above 0 and at most 1", |value| value > 0.0 && value <= 1.0)(key, value)
-}
+const SHARE: (Bound<f64>, Bound<f64>) = (Bound::Excluded(0.0), Bound::Included(1.0));
 
 /// Validation data that are some of the training data and not all, or files.
 fn validation(key: &str, value: &Option<Validation>) -> Checked {
@@ -408,19 +407,19 @@ kiln_core::keys! {
         max_new_tokens: usize = 100, Free, whole(1..=usize::MAX);
         /// The divisor of the logits before sampling; 0 takes the most likely token always.
         /// Default: 1.0.
-        temperature: f64 = 1.0, Free, from_0;
+        temperature: f64 = 1.0, Free, FROM_0;
         /// Samples among this many most likely tokens; 0 means all. Default: 50.
         #[serde(deserialize_with = "count")]
         top_k: usize = 50, Free;
         /// Samples among the most likely tokens that have this much probability together; 1.0 means
         /// all. Default: 1.0.
-        top_p: f64 = 1.0, Free, above_0_to_1;
+        top_p: f64 = 1.0, Free, ABOVE_0_TO_1;
         /// Seed of the sampling. Every prompt draws as if it were alone. Default: 42.
         #[serde(with = "seed")]
         seed: u64 = 42, Free;
         /// Divides the logits of tokens that the text has where they are positive, and multiplies
         /// them where they are negative; above 1.0 the model repeats itself less. Default: 1.0.
-        repetition_penalty: f64 = 1.0, Free, above_0;
+        repetition_penalty: f64 = 1.0, Free, ABOVE_0;
         /// No sequence of so many tokens comes twice; 0 allows all. Default: 0.
         #[serde(deserialize_with = "count")]
         no_repeat_ngram_size: usize = 0, Free;

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use kiln_core::schema::{Schema, Value};
 use serde::de::{Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::json;
 
 /// Where validation data comes from.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +27,13 @@ impl Serialize for Validation {
             Self::First(percent) => serializer.serialize_str(&format!("train[:{percent}%]")),
             Self::Files(files) => files.serialize(serializer),
         }
+    }
+}
+
+impl Schema for Validation {
+    fn schema() -> Value {
+        let share = json!({ "type": "number", "minimum": 0, "maximum": 1, "not": { "enum": [0, 1] } });
+        json!({ "anyOf": [Vec::<String>::schema(), share] })
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use kiln::RunConfig;
 use kiln::config::{GenerationSection, LoraSection, TrainingArguments, TrainingCompilerConfig};
+use kiln_core::schema::unlinked;
 
 const CHAPTER: &str = "src/guide/config_reference.md";
 
@@ -41,28 +42,6 @@ type Values = Vec<(String, String)>;
 struct Sources {
     structs: BTreeMap<String, (String, Vec<Field>)>,
     enums: BTreeMap<String, Values>,
-}
-
-/// `text` with the words of links in place of the links. Sections such as `[run]` stand in code and
-/// stay.
-fn unlinked(text: &str) -> String {
-    let (mut out, mut rest) = (String::new(), text);
-    while let Some((before, after)) = rest.split_once('[') {
-        out += before;
-        let is_code = out.matches('`').count() % 2 == 1;
-        match after.split_once(']') {
-            Some((words, behind)) if !is_code => {
-                out += words;
-                let target = behind.strip_prefix('(').and_then(|target| target.split_once(')'));
-                rest = target.map_or(behind, |(_, behind)| behind);
-            }
-            _ => {
-                out.push('[');
-                rest = after;
-            }
-        }
-    }
-    out + rest
 }
 
 /// `usize` of `Option<usize>`, else the last name of the type.
@@ -141,7 +120,7 @@ impl Sources {
                 }
                 (_, Some((false, of))) if !line.is_empty() => {
                     let value = match line.split_once(" = \"") {
-                        Some((_, text)) => text.trim_end_matches(',').trim_end_matches('"').to_owned(),
+                        Some((_, text)) => text.split('"').next().unwrap().to_owned(),
                         None => kebab(line.trim_end_matches(',')),
                     };
                     self.enums.entry(of.clone()).or_default().push((value, about));

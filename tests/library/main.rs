@@ -18,6 +18,7 @@ mod own_model;
 mod parity;
 mod plan;
 mod saving;
+mod schema;
 mod snapshots;
 mod words;
 

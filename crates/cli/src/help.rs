@@ -24,7 +24,7 @@ const MOST: usize = 120;
 
 /// The commands by what they are for.
 const GROUPS: [(&str, &[&str]); 6] = [
-    ("Train", &["init", "plan", "train", "launch", "sweep", "tune-batch", "pretune"]),
+    ("Train", &["init", "schema", "plan", "train", "launch", "sweep", "tune-batch", "pretune"]),
     ("Look at runs", &["runs", "describe", "watch", "report", "metrics"]),
     ("Use a model", &["eval", "predict", "generate", "forward", "merge", "export"]),
     ("Compare and check", &["compare", "bench", "parity", "bisect", "verify-resume"]),

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use kiln::config::{DataFormat, Documents, Task, Validation, quoted};
+use kiln::config::{DataFormat, Documents, SCHEMA_LINE, Task, Validation, quoted};
 use kiln::inference::predict::format_of;
 use kiln::session::model_folder::read_config;
 use kiln_core::error::{Error, Result, one_line};
@@ -342,7 +342,8 @@ pub fn template(task: Task, name: &str, model: &str, positions: Option<usize>, d
     let rate = if is_random { "1e-3" } else { "5e-5" };
     let (data, trainer) = (data_keys(task, positions, data), trainer_keys(task).replace("5e-5", rate));
     format!(
-        "# {task} with {}. `kiln plan FILE` shows what it would do, `kiln train FILE` does it.
+        "{SCHEMA_LINE}
+# {task} with {}. `kiln plan FILE` shows what it would do, `kiln train FILE` does it.
 
 [run]
 output_dir = {output}

@@ -40,6 +40,7 @@ use job::JobArgs;
 use kiln::engine::handover::Engine;
 use kiln::engine::{device, operators};
 use kiln_core::error::{Error, ErrorKind, Result, printable};
+use kiln_core::files::json_text;
 use kiln_core::process;
 use kiln_measure::engines::Identity;
 use kiln_models::Ops;
@@ -167,6 +168,8 @@ enum Command {
     /// Look at what Kiln needs here, from the build to the cache, and say what mends what is
     /// missing
     Doctor,
+    /// Print the JSON Schema of config files, by which editors complete and check their keys
+    Schema,
     /// Print the help of a command, or a chapter of the guide
     Help(HelpArgs),
     /// Print the script that makes a shell complete kiln's commands
@@ -187,6 +190,7 @@ impl Cli {
         }
         match self.command {
             Command::Init(args) => training::run_init(args),
+            Command::Schema => say(json_text(&kiln::config::json_schema()).expect("a schema is JSON").trim_end()),
             Command::Train(args) => training::train(&args),
             Command::Launch(args) => ranks::run_launch(&args),
             Command::Plan(args) => training::plan(&args),
@@ -247,6 +251,7 @@ impl Command {
                     | Self::Launch(_)
                     | Self::Devices
                     | Self::Engine
+                    | Self::Schema
                     | Self::Help(_)
                     | Self::Completions(_)
             )

@@ -13,7 +13,9 @@ use clap::{Args, ValueEnum};
 use console::Term;
 use indicatif::HumanBytes;
 use kiln::Trainer;
-use kiln::config::{CompilerMode, DataFormat, OnExisting, Precision, RunConfig, Switch, Task, Validation};
+use kiln::config::{
+    CompilerMode, DataFormat, OnExisting, Precision, RunConfig, SCHEMA_FILE, Switch, Task, Validation, json_schema,
+};
 use kiln::distributed::World;
 use kiln::engine::compiler::decision::Decision;
 use kiln::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
@@ -29,7 +31,7 @@ use kiln::session::shortage::Shortage;
 use kiln::session::{OpenSession, Session, outline};
 use kiln::trainer::{Activity, StopAfter, TrainOutput};
 use kiln_core::error::{Error, ErrorKind, Result};
-use kiln_core::files::write_whole;
+use kiln_core::files::{write_json, write_whole};
 use kiln_core::process::{shell_quoted, this_program};
 use kiln_core::words::thousands;
 use kiln_core::{signals, variables};
@@ -384,8 +386,15 @@ pub(super) fn run_init(mut args: InitArgs) -> Result<()> {
         _ => Error::io(format!("write {}", path.display()), &error),
     })?;
     let next = if data.is_named { "" } else { "set [data], then " };
+    // The one that is there may belong to other config files.
+    let beside = path.with_file_name(SCHEMA_FILE);
+    let has_schema = beside.exists();
+    if !has_schema {
+        write_json(&beside, &json_schema())?;
+    }
+    let schema = if has_schema { "" } else { " and kiln.schema.json" };
     let (path, quoted) = (path.display(), shell_quoted(&path.display().to_string()).into_owned());
-    say(format!("wrote {path}; next: {next}`kiln plan {quoted}`, then `kiln train {quoted}`"))
+    say(format!("wrote {path}{schema}; next: {next}`kiln plan {quoted}`, then `kiln train {quoted}`"))
 }
 
 #[derive(Debug, Args)]

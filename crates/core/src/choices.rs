@@ -3,17 +3,18 @@
 
 use crate::error::{Error, nearest};
 
-/// Declares an enum whose values are names in a config file: `ALL`, `as_str`, `Display`, `FromStr`
-/// and serde, all from one list. The optional function sees names that are not in the list:
-/// synonyms it maps, names with a reason it refuses.
+/// Declares an enum whose values are names in a config file: `ALL`, `as_str`, `Display`, `FromStr`,
+/// serde, and a [`Schema`](crate::schema::Schema), all from one list. Other spellings of a name
+/// stand behind it, after `|`. The optional function sees names that are not in the list, and
+/// refuses those that it has a reason for.
 #[macro_export]
 macro_rules! choices {
     ($(#[$meta:meta])* $name:ident ($what:literal $(, $special:path)?) {
-        $($(#[$value_meta:meta])* $value:ident = $text:literal),+ $(,)?
+        $($(#[$($value_meta:tt)*])* $value:ident = $text:literal $(| $spelling:literal)*),+ $(,)?
     }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$value_meta])* $value),+ }
+        pub enum $name { $($(#[$($value_meta)*])* $value),+ }
 
         impl $name {
             /// Every value, in the order in which messages list them.
@@ -35,13 +36,21 @@ macro_rules! choices {
             type Err = $crate::error::Error;
 
             fn from_str(given: &str) -> $crate::error::Result<Self> {
-                if let Some(value) = Self::ALL.iter().find(|value| value.as_str() == given) {
-                    return Ok(*value);
+                match given {
+                    $($text $(| $spelling)* => return Ok(Self::$value),)+
+                    _ => {}
                 }
-                $(if let Some(special) = $special(given) {
-                    return special;
+                $(if let Some(refused) = $special(given) {
+                    return Err(refused);
                 })?
                 Err($crate::choices::unknown_name($what, given, Self::ALL.iter().map(|value| value.as_str())))
+            }
+        }
+
+        impl $crate::schema::Schema for $name {
+            fn schema() -> $crate::schema::Value {
+                let names = [$(($text, concat!($($crate::about!($($value_meta)*)),*))),+];
+                $crate::schema::choice(&names, &[$($($spelling,)*)+])
             }
         }
 

@@ -1,6 +1,8 @@
 //! One entry for each key of a section of settings: its documentation, its type, its default, the
 //! freedom of a resumed run, Hugging Face's name for it, and its range.
 
+use serde_json::Value;
+
 /// The freedom that a resumed run has with a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resume {
@@ -14,7 +16,7 @@ pub enum Resume {
 }
 
 /// A key of a config file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Key {
     /// The name with its section, or a whole section.
     pub name: &'static str,
@@ -26,6 +28,8 @@ pub struct Key {
     pub resume: Resume,
     /// Whether the name of the field is an argument of Hugging Face's `TrainingArguments`.
     pub is_hugging_face: bool,
+    /// The JSON Schema of its values: the type's in the range of the key.
+    pub schema: fn() -> Value,
 }
 
 impl Key {
@@ -44,32 +48,32 @@ impl Key {
 /// ```
 ///
 /// where `Resume` is one of the values of [`Resume`](crate::keys::Resume), with `hf` behind it for
-/// a name of Hugging Face's `TrainingArguments`. The range may be absent; it is a function of the
-/// key and the value, such as those of [`ranges`](crate::ranges). `@ "section.key"` names another
-/// place of the key; an entry without `Resume` is no key.
+/// a name of Hugging Face's `TrainingArguments`. The range, a [`Range`](crate::ranges::Range), may
+/// be absent. `@ "section.key"` names another place of the key; an entry without `Resume` is no
+/// key.
 ///
 /// A second struct behind the first has keys that a program finds among the fields of the first,
 /// and a config file in a section of their own. Each of its entries names its place there, and is
 /// an entry of both structs; `From` takes the section out of the first struct, and `laid_on` puts
 /// it back. A field with another name in the section is renamed by serde.
 ///
-/// The struct has a `Default`, the list `KEYS`, and the methods `check_ranges`, `given`,
-/// `first_given` and `without`. Where it is declared, serde's `Serialize` and `Deserialize` are in
-/// scope.
+/// The struct has a `Default`, a [`Schema`](crate::schema::Schema), the list `KEYS`, and the
+/// methods `check_ranges`, `given`, `first_given` and `without`. Where it is declared, serde's
+/// `Serialize` and `Deserialize` are in scope.
 #[macro_export]
 macro_rules! keys {
     (
-        $(#[$meta:meta])* pub struct $name:ident in $section:literal { $($entries:tt)+ }
-        $(#[$part_meta:meta])* pub struct $part:ident in $part_section:literal {
-            $($(#[$field_meta:meta])* $field:ident: $type:ty = $default:expr,
+        $(#[$($meta:tt)*])* pub struct $name:ident in $section:literal { $($entries:tt)+ }
+        $(#[$($part_meta:tt)*])* pub struct $part:ident in $part_section:literal {
+            $($(#[$($field_meta:tt)*])* $field:ident: $type:ty = $default:expr,
                 $resume:ident $($hf:ident)? @ $place:literal $(, $range:expr)?;)+
         }
     ) => {
         $crate::keys! {
-            $(#[$meta])* pub struct $name in $section {
+            $(#[$($meta)*])* pub struct $name in $section {
                 $($entries)+
                 $(
-                    #[doc = concat!("`", $place, "` of a config file.")]
+                    #[doc = concat!("`", $place, "` of a config file; see [`", stringify!($part), "`].")]
                     #[serde(skip_serializing)]
                     $field: $type = $default, $resume $($hf)? @ $place $(, $range)?;
                 )+
@@ -77,8 +81,8 @@ macro_rules! keys {
         }
 
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-        $(#[$part_meta])*
-        pub struct $part { $($(#[$field_meta])* pub $field: $type),+ }
+        $(#[$($part_meta)*])*
+        pub struct $part { $($(#[$($field_meta)*])* pub $field: $type),+ }
 
         impl From<&$name> for $part {
             fn from(settings: &$name) -> Self {
@@ -93,20 +97,29 @@ macro_rules! keys {
         }
 
         impl $part {
+            /// The keys.
+            pub const KEYS: &'static [$crate::keys::Key] = &[
+                $($crate::keys!(
+                    @key $part_section, $field: $type, $resume $($hf)? @ $place $(, $range)?
+                )),+
+            ];
+
             /// `settings` with the values of this section.
             #[must_use]
             pub fn laid_on(self, settings: $name) -> $name {
                 $name { $($field: self.$field,)+ ..settings }
             }
         }
+
+        $crate::keys!(@schema $part, $part_section, [$([$($part_meta)*])*] $([$([$($field_meta)*])*] $field)+);
     };
-    ($(#[$meta:meta])* pub struct $name:ident in $section:literal {
-        $($(#[$field_meta:meta])* $field:ident: $type:ty = $default:expr
+    ($(#[$($meta:tt)*])* pub struct $name:ident in $section:literal {
+        $($(#[$($field_meta:tt)*])* $field:ident: $type:ty = $default:expr
             $(, $resume:ident $($hf:ident)? $(@ $place:literal)? $(, $range:expr)?)?;)+
     }) => {
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-        $(#[$meta])*
-        pub struct $name { $($(#[$field_meta])* pub $field: $type),+ }
+        $(#[$($meta)*])*
+        pub struct $name { $($(#[$($field_meta)*])* pub $field: $type),+ }
 
         impl Default for $name {
             fn default() -> Self {
@@ -117,13 +130,9 @@ macro_rules! keys {
         impl $name {
             /// The keys.
             pub const KEYS: &'static [$crate::keys::Key] = &[
-                $($($crate::keys::Key {
-                    name: $crate::keys!(@name $section, $field $($place)?),
-                    field: stringify!($field),
-                    kind: stringify!($type),
-                    resume: $crate::keys::Resume::$resume,
-                    is_hugging_face: $crate::keys!(@is $($hf)?),
-                },)?)+
+                $($($crate::keys!(
+                    @key $section, $field: $type, $resume $($hf)? $(@ $place)? $(, $range)?
+                ),)?)+
             ];
 
             /// Whether every key has a value in its range.
@@ -163,11 +172,41 @@ macro_rules! keys {
                 self
             }
         }
+
+        $crate::keys!(@schema $name, $section, [$([$($meta)*])*] $([$([$($field_meta)*])*] $field)+);
+    };
+    (@key $section:literal, $field:ident: $type:ty,
+        $resume:ident $($hf:ident)? $(@ $place:literal)? $(, $range:expr)?) => {
+        $crate::keys::Key {
+            name: $crate::keys!(@name $section, $field $($place)?),
+            field: stringify!($field),
+            kind: stringify!($type),
+            resume: $crate::keys::Resume::$resume,
+            is_hugging_face: $crate::keys!(@is $($hf)?),
+            schema: || $crate::keys!(@bound $type $(, $range)?),
+        }
+    };
+    (@schema $name:ident, $section:literal, [$([$($meta:tt)*])*] $([$([$($field_meta:tt)*])*] $field:ident)+) => {
+        impl $crate::schema::Schema for $name {
+            fn schema() -> $crate::schema::Value {
+                let about = concat!($($crate::about!($($meta)*)),*);
+                let fields = [$((stringify!($field), concat!($($crate::about!($($field_meta)*)),*))),+];
+                let keys = Self::KEYS.iter().map(|key| {
+                    let about = fields.iter().find(|(field, _)| *field == key.field).map_or("", |(_, about)| about);
+                    (key.name, about, (key.schema)())
+                });
+                $crate::schema::of_section(about, $section, keys)
+            }
+        }
     };
     (@name $section:literal, $field:ident) => { concat!($section, ".", stringify!($field)) };
     (@name $section:literal, $field:ident $place:literal) => { $place };
     (@range $name:expr, $value:expr) => {};
-    (@range $name:expr, $value:expr, $range:expr) => { $range($name, &$value)? };
+    (@range $name:expr, $value:expr, $range:expr) => { $crate::ranges::Range::check(&$range, $name, &$value)? };
+    (@bound $type:ty) => { <$type as $crate::schema::Schema>::schema() };
+    (@bound $type:ty, $range:expr) => {
+        $crate::ranges::Range::<$type>::bound(&$range, <$type as $crate::schema::Schema>::schema())
+    };
     (@is) => { false };
     (@is hf) => { true };
 }

@@ -5,7 +5,9 @@ use std::fmt;
 use kiln_core::dataset::{BatchLabels, PaddedBatch, shifted, valid_labels};
 use kiln_core::error::{Error, Result};
 use kiln_core::model_config::Head;
+use kiln_core::schema::{Schema, Value};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// The column of tables that `text_column` names when it is left out.
 pub const DEFAULT_TEXT_COLUMN: &str = "text";
@@ -33,6 +35,12 @@ pub enum Task {
     MultiLabelClassification,
     /// Predict which of several continuations of a text is the right one.
     MultipleChoice,
+}
+
+impl Schema for Task {
+    fn schema() -> Value {
+        json!({ "enum": Self::ALL })
+    }
 }
 
 impl Task {

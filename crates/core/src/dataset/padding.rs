@@ -3,12 +3,14 @@
 //! positions that is padding.
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::sampler::Order;
 use super::{Dataset, Fingerprint};
 use crate::choices;
 use crate::complaint::{Checked, Complaint, MAX_BATCH, at_least, at_most};
 use crate::error::Error;
+use crate::schema::{self, Schema, Value};
 
 /// `buckets` chooses at most so many lengths, unless it is told how many.
 const BUCKETS: usize = 4;
@@ -36,10 +38,9 @@ choices! {
     }
 }
 
-fn no_padding(given: &str) -> Option<Result<PaddingStrategy, Error>> {
+fn no_padding(given: &str) -> Option<Error> {
     (given == "do_not_pad").then(|| {
-        Err(Error::config("`do_not_pad` is not available: the rows of a batch have one length")
-            .help("`longest` pads least"))
+        Error::config("`do_not_pad` is not available: the rows of a batch have one length").help("`longest` pads least")
     })
 }
 
@@ -51,6 +52,12 @@ pub enum Buckets {
     Number(usize),
     /// These lengths, ascending.
     Lengths(Vec<usize>),
+}
+
+impl Schema for Buckets {
+    fn schema() -> Value {
+        json!({ "anyOf": [schema::whole(), { "type": "array", "items": schema::whole() }] })
+    }
 }
 
 /// The lengths that are asked for.

@@ -213,6 +213,12 @@ impl ModelType {
         self.names().get(name).is_some()
     }
 
+    /// The names of the fields that the family [`knows`](Self::knows), and other spellings of them.
+    pub fn known_names(self) -> impl Iterator<Item = &'static str> {
+        let names = self.names().names.iter().map(|name| name.name);
+        names.chain(self.aliases().iter().map(|(alias, _)| *alias))
+    }
+
     /// Checks the type of the value of a field that the family [`knows`](Self::knows). Its
     /// agreement with other fields is checked by [`ModelConfig::from_fields`].
     ///

@@ -7,9 +7,11 @@
 use kiln_core::choices;
 use kiln_core::complaint::MAX_BATCH;
 use kiln_core::ranges::whole;
+use kiln_core::schema::{self, Schema, Value};
 use kiln_core::values::{CountReader, some_count};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::json;
 
 use crate::distributed::Devices;
 
@@ -161,6 +163,12 @@ impl Serialize for TrainBatchSize {
             Self::Size(size) => serializer.serialize_u64(*size as u64),
             Self::Auto => serializer.serialize_str("auto"),
         }
+    }
+}
+
+impl Schema for TrainBatchSize {
+    fn schema() -> Value {
+        json!({ "anyOf": [schema::whole(), { "enum": ["auto"] }] })
     }
 }
 

@@ -21,12 +21,16 @@ use kiln_core::complaint::MAX_BATCH;
 use kiln_core::dataset::{Buckets, PaddingRule, PaddingStrategy, Sampler};
 use kiln_core::error::Result;
 pub use kiln_core::keys::{Key, Resume};
-use kiln_core::ranges::{above_0, above_0_to_1, from_0, from_0_to_1, number, section, text, texts, whole};
+use kiln_core::ranges::{
+    ABOVE_0, ABOVE_0_TO_1, FROM_0, FROM_0_TO_1, Section, Spelled, any, number, text, texts, whole,
+};
+use kiln_core::schema::{Schema, Value};
 use kiln_core::values::{count, count_or_minus_one, number_or_minus_one, seed, some_count, strings};
 use kiln_core::variables;
 pub use names::{EvalStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy};
-use ranges::{duration, folder, interval, line, steps, weights, z_score};
+use ranges::{AtLeast, Steps, duration, folder, line, weights};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use values::integrations;
 pub use values::{ClassWeights, Interval, StepSize};
 
@@ -47,14 +51,14 @@ kiln_core::keys! {
         /// Length of the run in optimizer steps; -1 means not given, here and in the two below.
         /// Default: not given.
         #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
-        max_steps: Option<usize> = None, Derived hf, steps;
+        max_steps: Option<usize> = None, Derived hf, Spelled(Steps, minus_one);
         /// Length of the run in passes over the training data, with fractions; the length where no
         /// other one is given.
         #[serde(deserialize_with = "number_or_minus_one", skip_serializing_if = "Option::is_none")]
         num_train_epochs: Option<f64> = None, Derived hf, duration;
         /// Length of the run in training tokens. Default: not given.
         #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
-        max_tokens: Option<u64> = None, Derived, whole(1..=i64::MAX as u64);
+        max_tokens: Option<u64> = None, Derived, Spelled(whole(1..=i64::MAX as u64), minus_one);
         /// Stops the run after this many minutes, counted over all its continuations, if it has not
         /// ended by then; may join any length. The run is `Stopped` then and continues under a
         /// higher limit. The limit does not shape the schedule, so that the learning rate stays a
@@ -82,23 +86,23 @@ kiln_core::keys! {
         /// and is not halved when memory runs out. Default: `exact`.
         accumulation: Accumulation = Accumulation::Exact, Derived;
         /// Peak learning rate, which `[learning_rate]` may scale with the batch. Default: 5e-5.
-        learning_rate: f64 = 5e-5, Derived hf, above_0;
+        learning_rate: f64 = 5e-5, Derived hf, ABOVE_0;
         /// The schedule. Default: `linear`.
         lr_scheduler_type: SchedulerType = SchedulerType::Linear, Bound hf;
         /// Steps of warm-up, below 1 a ratio of the run (also written `"10%"`), or `"1000 samples"`
         /// or `"2e6 tokens"`; rounded up. The schedule `constant` has none. Default: 0.
-        warmup_steps: Interval = Interval::Steps(0), Derived hf, interval(0);
+        warmup_steps: Interval = Interval::Steps(0), Derived hf, AtLeast(0);
         /// Weight decay, not applied to biases and norms. Decoupled in every optimizer but `adam`
         /// and `sgd`, which add it to the gradient as PyTorch's do. Default: 0.0.
-        weight_decay: f64 = 0.0, Bound hf, from_0;
+        weight_decay: f64 = 0.0, Bound hf, FROM_0;
         /// Decay rate of the first moment: AdamW, Adam, LAMB; in Lion the weight of the past in the
         /// sign. Default: 0.9.
-        adam_beta1: f64 = 0.9, Bound hf, from_0_to_1;
+        adam_beta1: f64 = 0.9, Bound hf, FROM_0_TO_1;
         /// Decay rate of the second moment: AdamW, Adam, LAMB; in Lion that of the only one (its
         /// paper takes 0.99). Default: 0.999.
-        adam_beta2: f64 = 0.999, Bound hf, from_0_to_1;
+        adam_beta2: f64 = 0.999, Bound hf, FROM_0_TO_1;
         /// Added to the denominator by AdamW, Adam and LAMB. Default: 1e-8.
-        adam_epsilon: f64 = 1e-8, Bound hf, above_0;
+        adam_epsilon: f64 = 1e-8, Bound hf, ABOVE_0;
         /// Parameters that do not learn: patterns of Hugging Face's tensor names, such as
         /// `"*embeddings*"`; a list, or one string. A frozen word embedding is frozen as the output
         /// embedding too. Default: none.
@@ -112,26 +116,26 @@ kiln_core::keys! {
         /// head, the last LayerNorm and the pooler, this for the top layer, and so on down to the
         /// embeddings. Default: the same rate everywhere.
         #[serde(skip_serializing_if = "Option::is_none")]
-        layer_wise_lr_decay: Option<f64> = None, Bound, above_0_to_1;
+        layer_wise_lr_decay: Option<f64> = None, Bound, ABOVE_0_TO_1;
         /// Largest global gradient norm; 0 means no clipping. Default: 1.0.
-        max_grad_norm: f64 = 1.0, Bound hf, number("a number of 0 or more (0 means no clipping)", |norm| norm >= 0.0);
+        max_grad_norm: f64 = 1.0, Bound hf, number("a number of 0 or more (0 means no clipping)", 0.0..);
         /// A step is not applied where its loss has a z-score above this among the losses of the
         /// last 128 steps (`-sl` of llm.c); 0 applies all. A device that works asynchronously is
         /// read from in every step for it. Default: not given.
         #[serde(skip_serializing_if = "Option::is_none")]
-        skip_update_lossz: Option<f64> = None, Bound, z_score;
+        skip_update_lossz: Option<f64> = None, Bound, number("a number of 0 or more (0 applies all steps)", 0.0..);
         /// A step is not applied where its gradient norm before clipping has a z-score above this
         /// among those of the last 128 steps (`-sg` of llm.c); 0 applies all. Default: not given.
         #[serde(skip_serializing_if = "Option::is_none")]
-        skip_update_gradz: Option<f64> = None, Bound, z_score;
+        skip_update_gradz: Option<f64> = None, Bound, number("a number of 0 or more (0 applies all steps)", 0.0..);
         /// Part of a target's probability that is spread evenly over all classes, in training and
         /// in `eval_loss`: for language models and classification. Default: 0.0.
-        label_smoothing_factor: f64 = 0.0, Bound hf, from_0_to_1;
+        label_smoothing_factor: f64 = 0.0, Bound hf, FROM_0_TO_1;
         /// Noise on the output of the token embedding in training: drawn evenly from 0 to this
         /// number over the square root of a row's tokens times the width, either way (NEFTune).
         /// Default: none.
         #[serde(skip_serializing_if = "Option::is_none")]
-        neftune_noise_alpha: Option<f64> = None, Bound hf, from_0;
+        neftune_noise_alpha: Option<f64> = None, Bound hf, FROM_0;
         /// The weights of the classes in the loss of training: a list in the order of the label
         /// ids, or a table by the labels' names; for classification. Default: all 1.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -140,14 +144,14 @@ kiln_core::keys! {
         optim: OptimizerName = OptimizerName::AdamW, Bound hf;
         /// The optimizer's own arguments, a table or `"key=value,key=value"`. Default: none given.
         #[serde(skip_serializing_if = "OptimArgs::is_empty")]
-        optim_args: OptimArgs = OptimArgs::default(), Bound hf;
+        optim_args: OptimArgs = OptimArgs::default(), Bound hf, Spelled(any, String::schema);
         /// When to write a log row. Default: `steps`.
         logging_strategy: LoggingStrategy = LoggingStrategy::Steps, Free hf;
         /// With `logging_strategy = "steps"`: a log row every so many steps, or a ratio, samples or
         /// tokens as in `warmup_steps`. Default: chosen from the length of the run (at most Hugging
         /// Face's 500, and at least 20 rows).
         #[serde(skip_serializing_if = "Option::is_none")]
-        logging_steps: Option<Interval> = None, Free hf, interval(1);
+        logging_steps: Option<Interval> = None, Free hf, AtLeast(1);
         /// Logs step 1 too. Default: false.
         logging_first_step: bool = false, Free hf;
         /// How much `kiln train` says besides rows and errors.
@@ -155,23 +159,23 @@ kiln_core::keys! {
         /// Who is told of the rows besides `metrics.jsonl` and stdout: one name, a list, `all` or
         /// `none`. Default: `none`.
         #[serde(deserialize_with = "integrations", skip_serializing_if = "Vec::is_empty")]
-        report_to: Vec<Integration> = Vec::new(), Free hf;
+        report_to: Vec<Integration> = Vec::new(), Free hf, Spelled(any, all_or_none);
         /// When to evaluate. Default: `no`.
         eval_strategy: EvalStrategy = EvalStrategy::No, Free hf;
         /// With `eval_strategy = "steps"`: every so many steps, or a ratio, samples or tokens.
         /// Default: as `logging_steps`.
         #[serde(skip_serializing_if = "Option::is_none")]
-        eval_steps: Option<Interval> = None, Free hf, interval(1);
+        eval_steps: Option<Interval> = None, Free hf, AtLeast(1);
         /// No evaluation before so many steps (with `eval_strategy = "steps"`) or epochs (with
         /// `"epoch"`) are made. Default: 0.
-        eval_delay: f64 = 0.0, Free hf, from_0;
+        eval_delay: f64 = 0.0, Free hf, FROM_0;
         /// Evaluates before step 1 too. Default: false.
         eval_on_start: bool = false, Free hf;
         /// When to save a checkpoint, from which the run can be continued. Default: `steps`.
         save_strategy: SaveStrategy = SaveStrategy::Steps, Free hf;
         /// With `save_strategy = "steps"`: every so many steps, or a ratio, samples or tokens.
         /// Default: 500.
-        save_steps: Interval = Interval::Steps(500), Free hf, interval(1);
+        save_steps: Interval = Interval::Steps(500), Free hf, AtLeast(1);
         /// Checkpoints hold the model alone, without the optimizer: they are smaller, and no run
         /// continues from them. One that is saved because a signal or `max_minutes` ends the run is
         /// whole. Default: false.
@@ -198,7 +202,7 @@ kiln_core::keys! {
         early_stopping_patience: Option<usize> = None, Free, whole(1..=usize::MAX);
         /// By how much an evaluation must be better to count for `early_stopping_patience`.
         /// Default: 0.0.
-        early_stopping_threshold: f64 = 0.0, Free, from_0;
+        early_stopping_threshold: f64 = 0.0, Free, FROM_0;
         /// The results that the backward pass computes again to need less memory. Default: `none`.
         activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing::None, Bound;
         /// Seed of the weights, of dropout and of the order of samples; above 2^63 - 1 in quotes.
@@ -238,21 +242,21 @@ kiln_core::keys! {
         precision: Precision = Precision::default(), Derived @ "precision";
         /// The training compiler; `[compiler]` of a config file. Default: none, which is native.
         #[serde(skip_serializing)]
-        compiler: Option<TrainingCompilerConfig> = None, Free @ "compiler", section(TrainingCompilerConfig::check_ranges);
+        compiler: Option<TrainingCompilerConfig> = None, Free @ "compiler", Section(TrainingCompilerConfig::check_ranges);
         /// The batch of an optimizer step; `[batch]` of a config file.
         #[serde(skip_serializing)]
-        batch: BatchArguments = BatchArguments::default(), Free @ "batch", section(BatchArguments::check_ranges);
+        batch: BatchArguments = BatchArguments::default(), Free @ "batch", Section(BatchArguments::check_ranges);
         /// How the learning rate follows the batch; `[learning_rate]` of a config file.
         #[serde(skip_serializing)]
         learning_rate_scaling: LearningRateScaling = LearningRateScaling::default(), Derived @ "learning_rate",
-            section(LearningRateScaling::check_ranges);
+            Section(LearningRateScaling::check_ranges);
         /// Where the run computes; `[device]` of a config file.
         #[serde(skip_serializing)]
-        device: DeviceArguments = DeviceArguments::default(), Derived @ "device", section(DeviceArguments::check_ranges);
+        device: DeviceArguments = DeviceArguments::default(), Derived @ "device", Section(DeviceArguments::check_ranges);
         /// How the devices of a run share its work; `[distributed]` of a config file.
         #[serde(skip_serializing)]
         distributed: DistributedArguments = DistributedArguments::default(), Free @ "distributed",
-            section(DistributedArguments::check_ranges);
+            Section(DistributedArguments::check_ranges);
         /// The order of the training examples; in a config file it is a setting of the data, and
         /// `RunConfig::arguments` takes it from there. Default: `random`.
         #[serde(skip_serializing)]
@@ -304,6 +308,16 @@ kiln_core::keys! {
     }
 }
 
+/// No length, as Hugging Face writes it.
+fn minus_one() -> Value {
+    json!({ "enum": [-1] })
+}
+
+/// The names that stand for several integrations.
+fn all_or_none() -> Value {
+    json!({ "enum": ["all", "none"] })
+}
+
 /// When a model writes samples of text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Samples {
@@ -314,6 +328,13 @@ pub enum Samples {
     AtEnd,
     /// After every so many steps, and at the end.
     Every(usize),
+}
+
+impl Schema for Samples {
+    /// It is no value of a file: `[generation]` is.
+    fn schema() -> Value {
+        json!({})
+    }
 }
 
 impl Samples {
@@ -469,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_has_the_entry_of_its_key_its_table_or_its_section() {
+    fn a_setting_has_the_entry_of_its_key_its_table_or_its_Section() {
         for (setting, name, resume) in [
             ("trainer.optim", "trainer.optim", Resume::Bound),
             ("trainer.optim_args.momentum", "trainer.optim_args", Resume::Bound),

@@ -90,7 +90,7 @@ choices! {
 choices! {
     /// Who is told of the rows of a run, besides `metrics.jsonl` and stdout (Hugging Face's
     /// `report_to`).
-    Integration("integration", integration_synonym) {
+    Integration("integration", unsupported) {
         /// TensorBoard event files in `tensorboard/` in the run folder.
         TensorBoard = "tensorboard",
         /// The MLflow server at `MLFLOW_TRACKING_URI`.
@@ -113,10 +113,10 @@ pub const SERVICES: [&str; 11] = [
     "wandb",
 ];
 
-fn integration_synonym(given: &str) -> Option<Result<Integration, Error>> {
+fn unsupported(given: &str) -> Option<Error> {
     SERVICES.contains(&given).then(|| {
-        Err(Error::config(format!("Hugging Face's integration `{given}` is not supported by this version"))
-            .help("metrics.jsonl in the run folder has every row; or use \"tensorboard\" or \"mlflow\""))
+        Error::config(format!("Hugging Face's integration `{given}` is not supported by this version"))
+            .help("metrics.jsonl in the run folder has every row; or use \"tensorboard\" or \"mlflow\"")
     })
 }
 

@@ -3,39 +3,55 @@
 use std::path::Path;
 
 use kiln_core::complaint::{Checked, Complaint, MAX_STEPS, at_least, at_most};
-use kiln_core::ranges::{above_0, number, text, whole};
+use kiln_core::ranges::{ABOVE_0, Range, text, whole};
+use kiln_core::schema::Value;
+use serde_json::json;
 
 use super::{ClassWeights, Interval};
 
 /// Epochs or minutes: numbers above 0 that can be multiplied.
 pub(super) fn duration(key: &str, value: &Option<f64>) -> Checked {
-    above_0(key, value)?;
+    ABOVE_0.check(key, value)?;
     value.map_or(Ok(()), |value| at_most(key, value, MAX_STEPS as f64))
 }
 
-/// Limits of a z-score.
-pub(super) fn z_score(key: &str, value: &Option<f64>) -> Checked {
-    number("a number of 0 or more (0 applies all steps)", |value| value >= 0.0)(key, value)
-}
-
 /// Optimizer steps of a run.
-pub(super) fn steps(key: &str, steps: &Option<usize>) -> Checked {
-    let help = "-1, or no such key, leaves the length to num_train_epochs; with 0 transformers makes one idle step";
-    whole(1..=usize::MAX)(key, steps).map_err(|complaint| complaint.help(help))?;
-    whole(1..=MAX_STEPS)(key, steps)
+pub(super) struct Steps;
+
+impl Range<Option<usize>> for Steps {
+    fn check(&self, key: &str, steps: &Option<usize>) -> Checked {
+        let help = "-1, or no such key, leaves the length to num_train_epochs; with 0 transformers makes one idle step";
+        whole(1..=usize::MAX).check(key, steps).map_err(|complaint| complaint.help(help))?;
+        whole(1..=MAX_STEPS).check(key, steps)
+    }
+
+    fn bound(&self, of_type: Value) -> Value {
+        Range::<Option<usize>>::bound(&whole(1..=MAX_STEPS), of_type)
+    }
 }
 
 /// Intervals of at least so many steps.
-pub(super) fn interval<T: Copy + Into<Option<Interval>>>(least: usize) -> impl Fn(&str, &T) -> Checked {
-    move |key, value| match (*value).into() {
-        Some(Interval::Steps(steps)) => at_least(key, steps, least),
-        Some(interval @ (Interval::Samples(0) | Interval::Tokens(0))) if least > 0 => {
-            Err(Complaint::new(key, format!("expected more than {interval}")))
+pub(super) struct AtLeast(pub usize);
+
+impl<T: Copy + Into<Option<Interval>>> Range<T> for AtLeast {
+    fn check(&self, key: &str, value: &T) -> Checked {
+        match (*value).into() {
+            Some(Interval::Steps(steps)) => at_least(key, steps, self.0),
+            Some(interval @ (Interval::Samples(0) | Interval::Tokens(0))) if self.0 > 0 => {
+                Err(Complaint::new(key, format!("expected more than {interval}")))
+            }
+            Some(ratio) if !ratio.is_valid() => {
+                Err(Complaint::new(key, format!("expected a ratio between 0 and 1, got {ratio}")))
+            }
+            _ => Ok(()),
         }
-        Some(ratio) if !ratio.is_valid() => {
-            Err(Complaint::new(key, format!("expected a ratio between 0 and 1, got {ratio}")))
+    }
+
+    fn bound(&self, mut of_type: Value) -> Value {
+        if self.0 > 0 {
+            of_type["not"] = json!({ "enum": [0] });
         }
-        _ => Ok(()),
+        of_type
     }
 }
 
@@ -57,8 +73,8 @@ pub(super) fn line(key: &str, line: &Option<String>) -> Checked {
 }
 
 /// The folder of the run, which has no default.
-pub(super) fn folder(key: &str, folder: &Path) -> Checked {
-    if folder.as_os_str().is_empty() {
+pub(super) fn folder(key: &str, folder: &impl AsRef<Path>) -> Checked {
+    if folder.as_ref().as_os_str().is_empty() {
         return Err(Complaint::new(key, "required: the folder that the run writes to"));
     }
     Ok(())

@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use kiln_core::schema::{self, Schema, Value};
 use kiln_core::values::{CountReader, strings};
 use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::json;
 
 use super::names::Integration;
 
@@ -97,6 +99,14 @@ impl Serialize for Interval {
     }
 }
 
+impl Schema for Interval {
+    fn schema() -> Value {
+        let text = "^ *[0-9][0-9._eE+]* *(%| samples| tokens) *$";
+        let ratio = json!({ "type": "number", "minimum": 0, "maximum": 1 });
+        json!({ "anyOf": [schema::whole(), ratio, { "type": "string", "pattern": text }] })
+    }
+}
+
 impl<'de> Deserialize<'de> for Interval {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Reader;
@@ -159,6 +169,13 @@ pub enum ClassWeights {
     ById(Vec<f64>),
     /// By the names of the labels.
     ByName(BTreeMap<String, f64>),
+}
+
+impl Schema for ClassWeights {
+    fn schema() -> Value {
+        let number = f64::schema();
+        json!({ "type": ["array", "object"], "items": number, "additionalProperties": number })
+    }
 }
 
 impl ClassWeights {

@@ -66,15 +66,15 @@ choices! {
 choices! {
     /// The type of matrix products. Parameters, optimizer state, norms, softmax and losses are in
     /// f32 under all of them.
-    Precision("precision", precision_synonym) {
+    Precision("precision", unsupported) {
         /// The best that the device computes in itself, with the reason printed.
         Auto = "auto",
         /// 32 bits.
-        F32 = "f32",
+        F32 = "f32" | "fp32" | "float32" | "no",
         /// bfloat16: the range of f32 with 8 bits of precision.
-        Bf16 = "bf16",
+        Bf16 = "bf16" | "bfloat16",
         /// IEEE half precision, with a dynamic loss scale.
-        F16 = "f16",
+        F16 = "f16" | "fp16" | "float16",
     }
 }
 
@@ -92,17 +92,16 @@ impl Default for Precision {
     }
 }
 
-fn precision_synonym(given: &str) -> Option<Result<Precision, Error>> {
+fn unsupported(given: &str) -> Option<Error> {
     match given {
-        "fp32" | "float32" | "no" => Some(Ok(Precision::F32)),
-        "bfloat16" => Some(Ok(Precision::Bf16)),
-        "fp16" | "float16" => Some(Ok(Precision::F16)),
-        "tf32" => Some(Err(Error::config("`tf32` is no setting of Burn 0.22: it has no switch for it")
-            .help("with `f32`, CUDA's matrix products are in TF32 wherever such a kernel wins; the plan says so"))),
-        "fp8" | "int8" | "f64" | "float64" => {
-            Some(Err(Error::config(format!("the precision `{given}` is not supported by this version"))
-                .help("use f32, bf16, f16 or auto")))
-        }
+        "tf32" => Some(
+            Error::config("`tf32` is no setting of Burn 0.22: it has no switch for it")
+                .help("with `f32`, CUDA's matrix products are in TF32 wherever such a kernel wins; the plan says so"),
+        ),
+        "fp8" | "int8" | "f64" | "float64" => Some(
+            Error::config(format!("the precision `{given}` is not supported by this version"))
+                .help("use f32, bf16, f16 or auto"),
+        ),
         _ => None,
     }
 }

@@ -4,16 +4,16 @@
 use kiln_core::choices;
 use kiln_core::complaint::Complaint;
 use kiln_core::error::{Error, Result, nearest};
-use kiln_core::ranges::{above_0, from_0, from_0_to_1, number};
+use kiln_core::ranges::{ABOVE_0, FROM_0, FROM_0_TO_1, number};
 use kiln_core::values::some_count;
 use serde::{Deserialize, Serialize};
 
 choices! {
     /// The optimizer, by Hugging Face's name where it has one.
-    OptimizerName("optimizer", optimizer_synonym) {
+    OptimizerName("optimizer", unsupported) {
         /// AdamW by PyTorch's formula, decoupled weight decay. `adamw`, `adamw_torch_fused`,
         /// `adamw_torch_xla` and `adamw_torch_npu_fused` (the same formula) are accepted spellings.
-        AdamW = "adamw_torch",
+        AdamW = "adamw_torch" | "adamw" | "adamw_torch_fused" | "adamw_torch_xla" | "adamw_torch_npu_fused",
         /// Adam by PyTorch's formula: weight decay is added to the gradient.
         Adam = "adam",
         /// Stochastic gradient descent by PyTorch's formula, with momentum if `optim_args` says so.
@@ -22,7 +22,7 @@ choices! {
         Adafactor = "adafactor",
         /// Lion: the sign of an average of gradients. `lion` and `paged_lion_32bit` (the same
         /// optimizer with other memory) are accepted spellings.
-        Lion = "lion_32bit",
+        Lion = "lion_32bit" | "lion" | "paged_lion_32bit",
         /// RMSprop by PyTorch's formula: weight decay is added to the gradient.
         RmsProp = "rmsprop",
         /// Adagrad by PyTorch's formula: weight decay is added to the gradient.
@@ -34,7 +34,7 @@ choices! {
     }
 }
 
-fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName>> {
+fn unsupported(given: &str) -> Option<Error> {
     // The rest of transformers.training_args.OptimizerNames, by family.
     const FAMILIES: [&str; 9] =
         ["ademamix", "lion_8bit", "paged_", "rmsprop_", "galore_", "lomo", "adalomo", "grokadamw", "schedule_free_"];
@@ -49,21 +49,16 @@ fn optimizer_synonym(given: &str) -> Option<Result<OptimizerName>> {
         "apollo_adamw_layerwise",
         "stable_adamw",
     ];
-    match given {
-        // With kernels of other devices: torch_xla's `syncfree` and torch_npu's fused AdamW.
-        "adamw" | "adamw_torch_fused" | "adamw_torch_xla" | "adamw_torch_npu_fused" => Some(Ok(OptimizerName::AdamW)),
-        "lion" | "paged_lion_32bit" => Some(Ok(OptimizerName::Lion)),
-        _ if SINGLES.contains(&given) || FAMILIES.iter().any(|family| given.starts_with(family)) => {
-            let instead = match given {
-                _ if given.contains("lion") => OptimizerName::Lion,
-                _ if given.contains("rmsprop") => OptimizerName::RmsProp,
-                _ => OptimizerName::AdamW,
-            };
-            Some(Err(Error::config(format!("Hugging Face's optimizer `{given}` is not supported by this version"))
-                .help(format!("use `{instead}`"))))
-        }
-        _ => None,
+    if !SINGLES.contains(&given) && !FAMILIES.iter().any(|family| given.starts_with(family)) {
+        return None;
     }
+    let instead = match given {
+        _ if given.contains("lion") => OptimizerName::Lion,
+        _ if given.contains("rmsprop") => OptimizerName::RmsProp,
+        _ => OptimizerName::AdamW,
+    };
+    let message = format!("Hugging Face's optimizer `{given}` is not supported by this version");
+    Some(Error::config(message).help(format!("use `{instead}`")))
 }
 
 impl OptimizerName {
@@ -111,10 +106,10 @@ kiln_core::keys! {
     pub struct OptimArgs in "trainer.optim_args" {
         /// Momentum of `sgd` and `rmsprop` (default 0) and `muon` (default 0.95).
         #[serde(skip_serializing_if = "Option::is_none")]
-        momentum: Option<f64> = None, Bound, from_0_to_1;
+        momentum: Option<f64> = None, Bound, FROM_0_TO_1;
         /// How much of a new gradient `sgd` leaves out of its momentum (default 0).
         #[serde(skip_serializing_if = "Option::is_none")]
-        dampening: Option<f64> = None, Bound, number("a number from 0 to 1", |value| (0.0..=1.0).contains(&value));
+        dampening: Option<f64> = None, Bound, number("a number from 0 to 1", 0.0..=1.0);
         /// Nesterov's momentum, of `sgd` (default false) and `muon` (default true).
         #[serde(skip_serializing_if = "Option::is_none")]
         nesterov: Option<bool> = None, Bound;
@@ -125,29 +120,29 @@ kiln_core::keys! {
         /// Largest root mean square of an update of `adafactor`, before the learning rate (default
         /// 1).
         #[serde(skip_serializing_if = "Option::is_none")]
-        clip_threshold: Option<f64> = None, Bound, above_0;
+        clip_threshold: Option<f64> = None, Bound, ABOVE_0;
         /// Exponent of the step in `adafactor`'s second-moment decay, below 0 (default -0.8).
         #[serde(skip_serializing_if = "Option::is_none")]
-        decay_rate: Option<f64> = None, Bound, number("a number below 0", |value| value < 0.0);
+        decay_rate: Option<f64> = None, Bound, number("a number below 0", ..0.0);
         /// Decay of `adafactor`'s first moment (default: it keeps none).
         #[serde(skip_serializing_if = "Option::is_none")]
-        beta1: Option<f64> = None, Bound, from_0_to_1;
+        beta1: Option<f64> = None, Bound, FROM_0_TO_1;
         /// Newton-Schulz iterations of `muon` (default 5).
         #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
         ns_steps: Option<usize> = None, Bound;
         /// Decay of the average of squares of `rmsprop` (default 0.99).
         #[serde(skip_serializing_if = "Option::is_none")]
-        alpha: Option<f64> = None, Bound, from_0_to_1;
+        alpha: Option<f64> = None, Bound, FROM_0_TO_1;
         /// Number that `rmsprop` (default 1e-8) and `adagrad` (default 1e-10) add to the root of
         /// squares.
         #[serde(skip_serializing_if = "Option::is_none")]
-        eps: Option<f64> = None, Bound, from_0;
+        eps: Option<f64> = None, Bound, FROM_0;
         /// Whether `rmsprop` subtracts the square of the average gradient (default false).
         #[serde(skip_serializing_if = "Option::is_none")]
         centered: Option<bool> = None, Bound;
         /// The learning rate of `adagrad` is divided by `1 + (step - 1) lr_decay` (default 0).
         #[serde(skip_serializing_if = "Option::is_none")]
-        lr_decay: Option<f64> = None, Bound, from_0;
+        lr_decay: Option<f64> = None, Bound, FROM_0;
         /// How `muon`'s learning rate depends on the shape (default `match_rms_adamw`, since one
         /// `learning_rate` serves Muon and AdamW here; PyTorch's default is `original`).
         #[serde(skip_serializing_if = "Option::is_none")]

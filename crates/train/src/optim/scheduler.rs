@@ -2,9 +2,9 @@
 //! Face's. The values themselves come from [`schedule`](super::schedule).
 
 use kiln_core::choices;
-use kiln_core::complaint::{Checked, Complaint};
+use kiln_core::complaint::Complaint;
 use kiln_core::error::{Error, Result, nearest};
-use kiln_core::ranges::{above_0, number, whole};
+use kiln_core::ranges::{ABOVE_0, number, whole};
 use kiln_core::values::some_count;
 use serde::{Deserialize, Serialize};
 
@@ -35,13 +35,13 @@ choices! {
     }
 }
 
-fn needs_metrics(given: &str) -> Option<Result<SchedulerType>> {
+fn needs_metrics(given: &str) -> Option<Error> {
     matches!(given, "reduce_lr_on_plateau" | "greedy").then(|| {
-        Err(Error::config(format!(
+        Error::config(format!(
             "Hugging Face's schedule `{given}` is not supported: it changes the rate by what it measures on the way, and \
              Kiln's learning rate is a function of the step alone"
         ))
-        .help("use `cosine` or `warmup_stable_decay`"))
+        .help("use `cosine` or `warmup_stable_decay`")
     })
 }
 
@@ -82,24 +82,24 @@ kiln_core::keys! {
         /// Waves of the cosine: 0.5 is the fall from the peak to the end (the default); for
         /// `cosine_with_restarts` the number of restarts (default 1).
         #[serde(skip_serializing_if = "Option::is_none")]
-        num_cycles: Option<f64> = None, Bound, above_0;
+        num_cycles: Option<f64> = None, Bound, ABOVE_0;
         /// Degree of the polynomial (default 1).
         #[serde(skip_serializing_if = "Option::is_none")]
-        power: Option<f64> = None, Bound, above_0;
+        power: Option<f64> = None, Bound, ABOVE_0;
         /// Learning rate at the end of `polynomial` (default 1e-7).
         #[serde(skip_serializing_if = "Option::is_none")]
-        lr_end: Option<f64> = None, Bound, number("a number that is not negative", |value| value >= 0.0);
+        lr_end: Option<f64> = None, Bound, number("a number that is not negative", 0.0..);
         /// Learning rate at the end of the schedules with a minimum; this or `min_lr_rate` must be
         /// given.
         #[serde(skip_serializing_if = "Option::is_none")]
-        min_lr: Option<f64> = None, Bound, number("a number that is not negative", |value| value >= 0.0);
+        min_lr: Option<f64> = None, Bound, number("a number that is not negative", 0.0..);
         /// Learning rate at the end of the schedules with a minimum, as a part of `learning_rate`.
         #[serde(skip_serializing_if = "Option::is_none")]
-        min_lr_rate: Option<f64> = None, Bound, part;
+        min_lr_rate: Option<f64> = None, Bound, number(PART, 0.0..=1.0);
         /// Where the warm-up of `cosine_warmup_with_min_lr` starts, as a part of `learning_rate`
         /// (default one step's worth).
         #[serde(skip_serializing_if = "Option::is_none")]
-        warmup_lr_rate: Option<f64> = None, Bound, part;
+        warmup_lr_rate: Option<f64> = None, Bound, number(PART, 0.0..=1.0);
         /// Time scale of `inverse_sqrt` in steps (default `warmup_steps`, or 10,000 without
         /// warm-up).
         #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
@@ -118,14 +118,12 @@ kiln_core::keys! {
         decay_type: Option<Ramp> = None, Bound;
         /// Where its warm-up starts and its decay ends, as a part of `learning_rate` (default 0).
         #[serde(skip_serializing_if = "Option::is_none")]
-        min_lr_ratio: Option<f64> = None, Bound, part;
+        min_lr_ratio: Option<f64> = None, Bound, number(PART, 0.0..=1.0);
     }
 }
 
-/// A part of a whole.
-fn part(key: &str, value: &Option<f64>) -> Checked {
-    number("a number from 0 to 1", |value| (0.0..=1.0).contains(&value))(key, value)
-}
+/// The range of a part of a whole.
+const PART: &str = "a number from 0 to 1";
 
 impl SchedulerKwargs {
     /// Whether none is given.

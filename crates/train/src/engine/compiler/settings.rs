@@ -4,12 +4,14 @@
 
 use kiln_core::choices::unknown_name;
 use kiln_core::error::Error;
+use kiln_core::ranges::{Spelled, any};
+use kiln_core::schema::Schema;
 use kiln_core::values::some_count;
 use kiln_models::Operator;
 use serde::de::Error as _;
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::engine::settings::{AutotuneLevel, CompilerMode, Switch};
 
@@ -60,6 +62,13 @@ impl Serialize for FusedOps {
     }
 }
 
+impl Schema for FusedOps {
+    fn schema() -> Value {
+        let names = Operator::ALL.map(Operator::name);
+        json!({ "anyOf": [Switch::schema(), { "type": "array", "items": { "enum": names } }] })
+    }
+}
+
 impl<'de> Deserialize<'de> for FusedOps {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Value::deserialize(deserializer)? {
@@ -98,6 +107,12 @@ impl Serialize for Verify {
     }
 }
 
+impl Schema for Verify {
+    fn schema() -> Value {
+        json!({ "anyOf": [{ "enum": ["off", "start"] }, { "type": "integer", "minimum": 1 }] })
+    }
+}
+
 impl<'de> Deserialize<'de> for Verify {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match Value::deserialize(deserializer)? {
@@ -127,7 +142,7 @@ kiln_core::keys! {
         /// Whether the run is compiled: true, false, or `"auto"`, which finds out by a short trial.
         /// Default: true.
         #[serde(deserialize_with = "read_enabled", serialize_with = "write_enabled")]
-        enabled: CompilerMode = CompilerMode::Compiled, Free;
+        enabled: CompilerMode = CompilerMode::Compiled, Free, Spelled(any, bool::schema);
         /// Writes what the compiler did into `compiler/` of the run folder and shows a table of it
         /// at the end. Looking takes time, so the run's times are marked as not comparable.
         /// Default: false.
