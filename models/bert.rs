@@ -191,6 +191,12 @@ impl BertModel {
         self.encoder.num_layers
     }
 
+    /// Every embedding, that of the words first.
+    pub(crate) fn embeddings(&mut self) -> Vec<&mut Embedding> {
+        let BertEmbeddings { word_embeddings, position_embeddings, token_type_embeddings, .. } = &mut self.embeddings;
+        [word_embeddings, position_embeddings].into_iter().chain(token_type_embeddings).collect()
+    }
+
     /// Shows every linear layer to `each`.
     pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
         if let Some(project) = &mut self.embeddings_project {
@@ -259,10 +265,7 @@ impl BertEmbeddings {
         let words = self.noise.added(words, seq, pass);
         let x = match (&self.token_type_embeddings, token_type_ids) {
             (Some(table), Some(ids)) => words + table.forward(ids.reshape([batch * seq]), ops),
-            (Some(table), None) => {
-                let d = words.dims()[1];
-                words + table.weight.val().slice([0..1, 0..d])
-            }
+            (Some(table), None) => words + table.rows(0, 1),
             (None, _) => words,
         };
         let x = match self.position_padding {

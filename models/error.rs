@@ -38,12 +38,12 @@ pub enum Error {
         /// The tasks that the family has heads for.
         tasks: &'static str,
     },
-    /// A target of adapters that no linear layer has.
-    #[error("target_modules: the model has no linear layer called {target:?}; it has {known}")]
+    /// A target of adapters that no layer has.
+    #[error("target_modules: the model has no layer called {target:?}; it has {known}")]
     NoSuchTarget {
         /// The target.
         target: String,
-        /// The linear layers that the model has.
+        /// The layers that the model has.
         known: String,
     },
     /// A weight file that is missing, malformed or does not fit the model.

@@ -187,6 +187,11 @@ impl Gpt2Model {
         x
     }
 
+    /// Every embedding, that of the tokens first.
+    pub(crate) fn embeddings(&mut self) -> Vec<&mut Embedding> {
+        vec![&mut self.wte, &mut self.wpe]
+    }
+
     /// Shows every linear layer to `each`.
     pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
         for Gpt2Block { attn, mlp, .. } in &mut self.h {

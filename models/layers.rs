@@ -7,7 +7,7 @@
 //! (`ops`). Layers with a matrix product take the whole [`Pass`].
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, Distribution, FloatDType, Int, Shape, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, IndexingUpdateOp, Int, Shape, Tensor};
 use kiln_core::model_config::Activation;
 
 use crate::error::Result;
@@ -70,6 +70,30 @@ pub(crate) struct LinearParts<'a> {
 
 /// A function of every linear layer of a model.
 pub(crate) type EachLinear<'a> = dyn FnMut(LinearParts<'_>) + 'a;
+
+/// The adapter of one embedding, which drops nothing out. Its matrices lie as in files. Reference:
+/// `peft.tuners.lora.layer.Embedding`.
+#[derive(Module, Debug)]
+pub struct EmbeddingLora {
+    /// `[r, num_embeddings]`
+    lora_embedding_a: Param<Tensor<2>>,
+    /// `[features, r]`
+    lora_embedding_b: Param<Tensor<2>>,
+    /// The lengths of the columns of the table with the adapter, `[features]`, where they learn
+    /// (DoRA).
+    lora_magnitude_vector: Option<Param<Tensor<1>>>,
+    scaling: f64,
+}
+
+/// Rows of an embedding that learn, in place of those that it has. Reference:
+/// `peft.tuners.trainable_tokens.TrainableTokensLayer`.
+#[derive(Module, Debug)]
+pub struct TokenAdapter {
+    /// `[tokens, features]`
+    trainable_tokens_delta: Param<Tensor<2>>,
+    #[module(skip)]
+    rows: Vec<i64>,
+}
 
 /// `x W`, with the adapter where there is one, and with `bias` where it is given: `[n, in] -> [n,
 /// out]`
@@ -210,10 +234,42 @@ impl Lora {
 
     /// Where the lengths of the columns learn, they begin as those of `weight` with the adapter.
     pub(crate) fn begin(&mut self, weight: &Tensor<2>) {
-        if let Some(magnitude) = self.lora_magnitude_vector.take() {
-            let lengths = lengths(self.sum(weight.clone())).detach();
-            self.lora_magnitude_vector = Some(Param::initialized(magnitude.id, lengths.require_grad()));
-        }
+        let sum = self.lora_magnitude_vector.is_some().then(|| self.sum(weight.clone()));
+        begin_lengths(&mut self.lora_magnitude_vector, sum);
+    }
+
+    /// The factors `x' [n, k]`, `weight' [out, k]` and the bias of a product that is made later,
+    /// which computes `x weight^T` with the adapter: its narrow matrices are more columns of the
+    /// two factors. `weight` is frozen, `[out, in]`.
+    pub(crate) fn factors(
+        &self,
+        x: Tensor<2>,
+        weight: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        pass: Pass<'_>,
+    ) -> (Tensor<2>, Tensor<2>, Option<Tensor<1>>) {
+        let drops = self.dropout > 0.0 && pass.drops();
+        let dropped = ops::dropout::dropout(x.clone(), self.dropout, pass.rng, pass.ops());
+        let low = pass.linear(dropped.clone(), &self.lora_a.weight, None) * self.scaling;
+        let second = self.lora_b.weight.val().transpose(); // [out, r]
+        let bias = match (bias, &self.lora_b.bias) {
+            (Some(bias), Some(of_adapter)) => Some(bias + of_adapter.val() * self.scaling),
+            (bias, of_adapter) => bias.or(of_adapter.as_ref().map(|of_adapter| of_adapter.val() * self.scaling)),
+        };
+        let (x, weight) = match &self.lora_magnitude_vector {
+            None => (vec![x, low], vec![weight, second]),
+            Some(magnitude) => {
+                let lengths = lengths(self.sum(weight.clone().transpose())).detach();
+                let factors = (magnitude.val() / lengths).unsqueeze_dim::<2>(1); // [out, 1]
+                if drops {
+                    let of_base = weight.clone() * (factors.clone() - 1.0);
+                    (vec![x, dropped, low], vec![weight, of_base, second * factors])
+                } else {
+                    (vec![x, low], vec![weight * factors.clone(), second * factors])
+                }
+            }
+        };
+        (Tensor::cat(x, 1), Tensor::cat(weight, 1), bias)
     }
 
     /// `x W + b + s ((drop(x) A) B + b')` for the frozen `weight` and the `bias`, if any, of the
@@ -281,6 +337,94 @@ impl Lora {
     }
 }
 
+impl EmbeddingLora {
+    /// The adapter of the embedding `module` with a table `[num_embeddings, features]`: a second
+    /// matrix from `N(0, 1)`, and a first one of zeros but for tests.
+    pub(crate) fn new(config: &LoraConfig, module: &str, [num, features]: [usize; 2], device: &Device) -> Self {
+        let r = config.rank(module);
+        let drawn = |shape| normal(shape, 1.0, device);
+        Self {
+            lora_embedding_a: match config.init_lora_weights {
+                LoraInit::Random => drawn([r, num]),
+                LoraInit::Zero | LoraInit::Gaussian => {
+                    uninitialized([r, num], device, |shape, device| Tensor::zeros(shape, device))
+                }
+            },
+            lora_embedding_b: drawn([features, r]),
+            lora_magnitude_vector: config
+                .use_dora
+                .then(|| uninitialized([features], device, |shape, device| Tensor::ones(shape, device))),
+            scaling: config.scaling(module),
+        }
+    }
+
+    /// Where the lengths of the columns learn, they begin as those of `weight` with the adapter.
+    fn begin(&mut self, weight: &Tensor<2>) {
+        let sum = self.lora_magnitude_vector.is_some().then(|| self.sum(weight.clone()));
+        begin_lengths(&mut self.lora_magnitude_vector, sum);
+    }
+
+    /// `c (x + s a B)` for rows `x [n, features]` of the table `weight` and those `a [n, r]` of the
+    /// first matrix, in f32; `c` is 1 but where lengths of columns learn.
+    fn forward(&self, x: Tensor<2>, a: Tensor<2>, weight: &Param<Tensor<2>>) -> Tensor<2> {
+        let sum = x + a.matmul(self.lora_embedding_b.val().transpose()) * self.scaling;
+        match &self.lora_magnitude_vector {
+            Some(magnitude) => {
+                let lengths = lengths(self.sum(weight.val())).detach();
+                sum * (magnitude.val() / lengths).unsqueeze::<2>()
+            }
+            None => sum,
+        }
+    }
+
+    /// The first matrix with a row for each of the table: `[num_embeddings, r]`.
+    fn a(&self) -> Tensor<2> {
+        self.lora_embedding_a.val().transpose()
+    }
+
+    /// `W + s A B`, `[num_embeddings, features]`.
+    fn sum(&self, weight: Tensor<2>) -> Tensor<2> {
+        weight + self.a().matmul(self.lora_embedding_b.val().transpose()) * self.scaling
+    }
+}
+
+impl TokenAdapter {
+    /// The `rows` of a table with `features` columns, which begin as those that it has.
+    fn new(rows: &[usize], features: usize, device: &Device) -> Self {
+        let shape = [rows.len(), features];
+        Self {
+            trainable_tokens_delta: uninitialized(shape, device, |shape, device| Tensor::zeros(shape, device)),
+            rows: rows.iter().map(|row| *row as i64).collect(),
+        }
+    }
+
+    fn indices(&self, device: &Device) -> Tensor<1, Int> {
+        Tensor::from_ints(self.rows.as_slice(), device)
+    }
+
+    /// The rows begin as those of `weight`.
+    fn begin(&mut self, weight: &Tensor<2>) {
+        let rows = weight.clone().select(0, self.indices(&weight.device())).detach();
+        let id = self.trainable_tokens_delta.id;
+        self.trainable_tokens_delta = Param::initialized(id, rows.require_grad());
+    }
+
+    /// `weight` with these rows in place of its own, to the bit: a row less itself is zero.
+    fn replaced(&self, weight: Tensor<2>) -> Tensor<2> {
+        let rows = self.indices(&weight.device());
+        let own = weight.clone().select(0, rows.clone());
+        let without = weight.select_assign(0, rows.clone(), -own, IndexingUpdateOp::Add);
+        without.select_assign(0, rows, self.trainable_tokens_delta.val(), IndexingUpdateOp::Add)
+    }
+}
+
+/// Begins the lengths of columns that learn, if any, with those of `sum`.
+fn begin_lengths(magnitude: &mut Option<Param<Tensor<1>>>, sum: Option<Tensor<2>>) {
+    if let (Some(begun), Some(sum)) = (magnitude.take(), sum) {
+        *magnitude = Some(Param::initialized(begun.id, lengths(sum).detach().require_grad()));
+    }
+}
+
 /// The lengths of the columns of a matrix: `[in, out] -> [out]`.
 fn lengths(matrix: Tensor<2>) -> Tensor<1> {
     matrix.powf_scalar(2.0).sum_dim(0).sqrt().squeeze_dim(0)
@@ -326,6 +470,10 @@ pub struct Embedding {
     /// `[num_embeddings, features]`
     pub weight: Param<Tensor<2>>,
     padding_idx: Option<usize>,
+    /// The adapter that learns beside a frozen table, if there is one.
+    pub lora: Option<EmbeddingLora>,
+    /// The rows of a frozen table that learn, if there are any.
+    pub token_adapter: Option<TokenAdapter>,
 }
 
 impl Embedding {
@@ -338,13 +486,58 @@ impl Embedding {
                 None => table,
             }
         });
-        Self { weight, padding_idx }
+        Self { weight, padding_idx, lora: None, token_adapter: None }
+    }
+
+    /// Lets the `rows` of the table, which is frozen, learn.
+    pub(crate) fn adapt_rows(&mut self, rows: &[usize]) {
+        let ([_, features], device) = (self.weight.lazy_shape().dims(), self.weight.lazy_device());
+        self.token_adapter = Some(TokenAdapter::new(rows, features, &device));
+    }
+
+    /// Begins what learns beside the table, which is loaded.
+    pub(crate) fn begin(&mut self) {
+        if let Some(lora) = &mut self.lora {
+            lora.begin(&self.weight.val());
+        }
+        if let Some(tokens) = &mut self.token_adapter {
+            tokens.begin(&self.weight.val());
+        }
+    }
+
+    /// Takes what has learnt beside the table up into it.
+    pub(crate) fn merge(&mut self) {
+        let table = self.rows(0, self.weight.dims()[0]);
+        self.weight = Param::initialized(self.weight.id, table);
+        (self.lora, self.token_adapter) = (None, None);
+    }
+
+    /// The table with the rows that have learnt, without an adapter: `[num_embeddings, features]`.
+    pub(crate) fn table(&self) -> Tensor<2> {
+        match &self.token_adapter {
+            Some(tokens) => tokens.replaced(self.weight.val()),
+            None => self.weight.val(),
+        }
     }
 
     /// `[n] -> [n, features]`. The row `padding_idx` gets no gradient from being looked up, as in
     /// torch's `Embedding`.
     pub fn forward(&self, ids: Tensor<1, Int>, ops: Ops) -> Tensor<2> {
-        ops::embedding::embedding(self.weight.val(), ids, self.padding_idx, ops)
+        let lookup = |table, ids| ops::embedding::embedding(table, ids, self.padding_idx, ops);
+        let rows = lookup(self.table(), ids.clone());
+        match &self.lora {
+            Some(lora) => lora.forward(rows, lookup(lora.a(), ids), &self.weight),
+            None => rows,
+        }
+    }
+
+    /// The rows `from..to` of the table: `[to - from, features]`.
+    pub(crate) fn rows(&self, from: usize, to: usize) -> Tensor<2> {
+        let rows = self.table().slice_dim(0, from..to);
+        match &self.lora {
+            Some(lora) => lora.forward(rows, lora.a().slice_dim(0, from..to), &self.weight),
+            None => rows,
+        }
     }
 
     /// The first `seq` rows from `start`, repeated for every sequence of the batch: `[batch * seq,
@@ -353,7 +546,7 @@ impl Embedding {
     pub fn positions(&self, x: Tensor<2>, batch: usize, start: usize) -> Tensor<2> {
         let [rows, features] = x.dims();
         let seq = rows / batch;
-        let table = self.weight.val().slice([start..start + seq, 0..features]);
+        let table = self.rows(start, start + seq);
         (x.reshape([batch, seq, features]) + table.unsqueeze()).reshape([rows, features])
     }
 }

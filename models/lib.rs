@@ -46,7 +46,7 @@ pub use kiln_core::model_config::{
     Activation, BertConfig, BertVariant, Gpt2Config, Gpt2Variant, Head, ModelConfig, ModelType,
 };
 pub use kv_cache::KvCache;
-pub use lora::{ADAPTER_CONFIG_NAMES, LoraBias, LoraConfig, LoraInit, Patterns};
+pub use lora::{ADAPTER_CONFIG_NAMES, LoraBias, LoraConfig, LoraInit, Patterns, TokenIndices};
 pub use model::{Body, Model, ModelInput, VocabularyProjection};
 pub use ops::{Compute, Copies, Operator, Ops, Pass};
 pub use rows::Rows;

@@ -3,7 +3,7 @@
 //! which only these two learn. Names, defaults and files are those of `peft` (`LoraConfig`,
 //! `adapter_config.json`, `adapter_model.safetensors`, of version 0.21).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kiln_core::error::{Error, Result};
 use kiln_core::model_config::{Head, ModelType};
@@ -41,8 +41,8 @@ pub struct LoraConfig {
     pub lora_alpha: f64,
     /// Probability with which an element of the input of `A` is dropped out in training.
     pub lora_dropout: f64,
-    /// The linear layers with an adapter, by their Hugging Face names: whole, or the last parts of
-    /// them.
+    /// The linear layers, embeddings and outputs with an adapter, by their Hugging Face names:
+    /// whole, or the last parts of them.
     pub target_modules: Vec<String>,
     /// The biases that learn.
     pub bias: LoraBias,
@@ -65,8 +65,70 @@ pub struct LoraConfig {
     /// (DoRA, Liu et al. 2024).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub use_dora: bool,
+    /// The tokens whose rows of the embedding learn and are saved beside the adapters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trainable_token_indices: Option<TokenIndices>,
     /// `peft`'s name of the task; none for masked language models, for which it has none.
     pub task_type: Option<String>,
+}
+
+/// Ids of tokens, as `peft` takes them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TokenIndices {
+    /// Rows of the embedding of the input.
+    OfInput(Vec<usize>),
+    /// Rows of the modules whose names end so.
+    OfModules(BTreeMap<String, Vec<usize>>),
+}
+
+impl TokenIndices {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::OfInput(indices) => indices.len(),
+            Self::OfModules(modules) => modules.values().map(Vec::len).sum(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The rows of the embedding called `module`, in the order in which a file has them.
+    ///
+    /// # Errors
+    /// Another module, no row, a row of none of `rows` tokens, and one that stands there twice.
+    pub(crate) fn rows(&self, module: &str, rows: usize) -> Result<&[usize]> {
+        const NAME: &str = "trainable_token_indices";
+        let indices = match self {
+            Self::OfInput(indices) => indices,
+            Self::OfModules(modules) => {
+                if let Some(other) = modules.keys().find(|name| !names(name, module)) {
+                    let what = format!(
+                        "{NAME}: rows of {other:?} cannot learn alone: Kiln trains rows of the embedding of the input, {module}"
+                    );
+                    return Err(Error::config(what));
+                }
+                match modules.values().collect::<Vec<_>>()[..] {
+                    [indices] => indices,
+                    _ => return Err(Error::config(format!("{NAME}: expected one module, {module}, and its rows"))),
+                }
+            }
+        };
+        let mut seen = BTreeSet::new();
+        if indices.is_empty() {
+            return Err(Error::config(format!("{NAME}: expected the id of a token, got none")));
+        }
+        match indices.iter().find(|index| **index >= rows || !seen.insert(**index)) {
+            Some(index) if *index >= rows => {
+                Err(Error::config(format!("{NAME}: there is no token {index}: {module} has {rows} rows")))
+            }
+            Some(index) => Err(Error::config(format!("{NAME}: token {index} stands there twice"))),
+            None => Ok(indices),
+        }
+    }
 }
 
 /// Values of layers by patterns of their names, in the order of the file: regular expressions of
@@ -195,6 +257,7 @@ impl Default for LoraConfig {
             alpha_pattern: Patterns::default(),
             lora_bias: false,
             use_dora: false,
+            trainable_token_indices: None,
             task_type: None,
         }
     }
@@ -232,7 +295,10 @@ pub static ADAPTER_CONFIG_NAMES: NameTable = NameTable {
             "init_lora_weights",
             "`pissa`, `pissa_niter_N`, `olora`, `corda` and `loftq` change the base and are refused; the others do not",
         ),
-        Name::inert("ensure_weight_tying", "both tensors of a tied pair are then in the file, and Kiln reads both"),
+        Name::honoured(
+            "ensure_weight_tying",
+            "both tensors of a tied pair are then in the file, and Kiln reads both; one adapter for the pair is refused",
+        ),
         Name::inert("fan_in_fan_out", "Kiln knows how each layer stores its weight, and `peft` corrects the value"),
         Name::inert("inference_mode", "a command says whether it trains"),
         Name::inert("auto_mapping", "the base's `config.json` names the class"),
@@ -248,9 +314,13 @@ pub static ADAPTER_CONFIG_NAMES: NameTable = NameTable {
         Name::honoured("rank_pattern", "the ranks of layers that differ from `r`"),
         Name::honoured("alpha_pattern", "the values of layers that differ from `lora_alpha`"),
         Name::honoured("use_dora", "the decomposition of weights (DoRA)"),
+        Name::honoured(
+            "trainable_token_indices",
+            "the rows of the embedding of the input that learn; rows of other modules are refused, and so are those of a tied \
+             masked language model",
+        ),
         Name::honoured("lora_bias", "a bias of the second matrix"),
         Name::only("use_qalora", || json!(false), "adapters of quantised layers (QALoRA) are not implemented"),
-        Name::refused("trainable_token_indices", "single rows of an embedding are not implemented"),
         Name::refused("target_parameters", "adapters of tensors that are no layers are not implemented"),
         Name::refused("layer_replication", "a base with repeated layers is not implemented"),
         Name::refused("alora_invocation_tokens", "adapters that begin at a token (aLoRA) are not implemented"),
@@ -390,7 +460,7 @@ impl LoraConfig {
         ranks.chain(alphas).find(|(_, pattern)| is_idle(pattern))
     }
 
-    /// Whether the linear layer called `module` has an adapter.
+    /// Whether the layer called `module` has an adapter.
     pub fn adapts(&self, module: &str) -> bool {
         !self.saves_module(module) && self.target_modules.iter().any(|target| names(target, module))
     }
@@ -407,9 +477,14 @@ impl LoraConfig {
     pub(crate) fn saved_as(&self, name: &str) -> Option<String> {
         let (module, tensor) = name.rsplit_once('.').unwrap_or(("", name));
         let adapted = self.adapts(module);
-        let is_saved = is_of_adapter(name)
-            || self.saves_module(module)
-            || (tensor == "bias" && (self.bias == LoraBias::All || (self.bias == LoraBias::LoraOnly && adapted)));
+        // The modules of BERT's variants whose bias is that of their tied `decoder`.
+        const HEADS: [&str; 3] = ["cls.predictions", "lm_head", "predictions"];
+        let learns_bias = match self.bias {
+            LoraBias::None => false,
+            LoraBias::All => true,
+            LoraBias::LoraOnly => adapted || (HEADS.contains(&module) && self.adapts(&format!("{module}.decoder"))),
+        };
+        let is_saved = is_of_adapter(name) || self.saves_module(module) || (tensor == "bias" && learns_bias);
         is_saved.then(|| {
             if adapted && !is_of_adapter(name) {
                 format!("{PREFIX}{module}.base_layer.{tensor}")
@@ -429,14 +504,26 @@ impl LoraConfig {
         self
     }
 
-    /// The names of the linear layers among `tensors` that get an adapter.
+    /// The names of the layers that get an adapter: of the linear ones and the embeddings among
+    /// `tensors`, and of the `output` of a language model.
     ///
     /// # Errors
-    /// A target that no linear layer has, with those that there are.
-    pub(crate) fn targets(&self, tensors: &[Named<'_>]) -> crate::Result<BTreeSet<String>> {
-        let all = linear(tensors).collect::<Vec<_>>();
+    /// A target that no layer has, with those that there are.
+    pub(crate) fn targets(&self, tensors: &[Named<'_>], output: Option<&str>) -> crate::Result<BTreeSet<String>> {
+        let embeddings =
+            tensors.iter().filter_map(|(name, _)| name.strip_suffix(".weight").filter(|it| is_embedding(it)));
+        let all = linear(tensors).chain(embeddings).chain(output).collect::<BTreeSet<_>>();
         let free = || all.iter().filter(|module| !self.saves_module(module));
         for target in &self.target_modules {
+            if self.saves_module(target) {
+                let what =
+                    format!("target_modules: {target:?} learns whole and is saved whole, so that it gets no adapter");
+                return Err(Error::config(what).into());
+            }
+            if self.lora_bias && all.iter().any(|module| is_embedding(module) && names(target, module)) {
+                let what = format!("lora_bias: expected false with an adapter on the embedding {target:?}, as in PEFT");
+                return Err(Error::config(what).into());
+            }
             if !free().any(|module| names(target, module)) {
                 let known = free().map(|module| module.rsplit('.').next().unwrap_or(module)).collect::<BTreeSet<_>>();
                 let known = known.into_iter().collect::<Vec<_>>().join(", ");
@@ -484,6 +571,7 @@ impl LoraConfig {
             "revision": self.revision,
             "target_modules": self.target_modules,
             "task_type": self.task_type,
+            "trainable_token_indices": self.trainable_token_indices,
             "use_dora": self.use_dora,
             "use_rslora": self.use_rslora,
         })
@@ -537,6 +625,12 @@ impl LoraConfig {
                 Err(_) => Err(Error::config(format!("{name}: expected a list of names, got {value}"))),
             },
         };
+        if given("ensure_weight_tying") == Some(&json!(true))
+            && tensors.iter().any(|name| name.ends_with(".lora_embedding_A"))
+        {
+            let what = "ensure_weight_tying = true: an adapter that the embedding and its tied output share is not implemented";
+            return refused(what.into(), MERGE_WITH_PEFT);
+        }
         let default = Self::default();
         let r = match given("r") {
             None => default.r,
@@ -549,8 +643,11 @@ impl LoraConfig {
         let target_modules = match given("target_modules") {
             Some(Value::Array(_)) if !selects => list("target_modules")?.unwrap_or_default(),
             _ => {
-                let module =
-                    |name: &String| Some(name.strip_prefix(PREFIX)?.strip_suffix(".lora_A.weight")?.to_owned());
+                let module = |name: &String| {
+                    let name = name.strip_prefix(PREFIX)?;
+                    let of = name.strip_suffix(".lora_A.weight").or_else(|| name.strip_suffix(".lora_embedding_A"))?;
+                    Some(of.to_owned())
+                };
                 tensors.iter().filter_map(module).collect()
             }
         };
@@ -609,6 +706,17 @@ impl LoraConfig {
             alpha_pattern: patterns(given("alpha_pattern"), "alpha_pattern", "numbers")?,
             lora_bias: flag("lora_bias")?,
             use_dora: flag("use_dora")?,
+            trainable_token_indices: match given("trainable_token_indices") {
+                None => None,
+                Some(value) => match serde_json::from_value(value.clone()) {
+                    Ok(indices) => Some(indices),
+                    Err(_) => {
+                        return bad(format!(
+                            "trainable_token_indices: expected a list of ids of tokens, or one for each module, got {value}"
+                        ));
+                    }
+                },
+            },
             task_type,
         };
         config.check()?;
@@ -677,8 +785,14 @@ impl TryFrom<Value> for LoraInit {
     }
 }
 
-/// The names of the linear layers among `tensors`. The tied output layer of a language model is
-/// none: its weight is the embedding's.
+/// Whether the module called `name` is an embedding.
+fn is_embedding(name: &str) -> bool {
+    const EMBEDDINGS: [&str; 5] = ["wte", "wpe", "word_embeddings", "position_embeddings", "token_type_embeddings"];
+    EMBEDDINGS.iter().any(|embedding| names(embedding, name))
+}
+
+/// The names of the linear layers among `tensors`. The output of a language model is none: its
+/// weight may be the embedding's.
 fn linear<'a>(tensors: &[Named<'a>]) -> impl Iterator<Item = &'a str> {
     tensors.iter().filter(|(_, in_linear)| *in_linear).filter_map(|(name, _)| name.strip_suffix(".weight"))
 }
@@ -690,6 +804,14 @@ fn names(target: &str, module: &str) -> bool {
 
 /// Whether `name` is that of an adapter's own tensor.
 pub(crate) fn is_of_adapter(name: &str) -> bool {
-    const ENDS: [&str; 4] = [".lora_A.weight", ".lora_B.weight", ".lora_B.bias", ".lora_magnitude_vector"];
+    const ENDS: [&str; 7] = [
+        ".lora_A.weight",
+        ".lora_B.weight",
+        ".lora_B.bias",
+        ".lora_embedding_A",
+        ".lora_embedding_B",
+        ".lora_magnitude_vector",
+        ".trainable_tokens_delta",
+    ];
     ENDS.iter().any(|end| name.ends_with(end))
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use burn::module::{Module, Param};
-use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
+use burn::tensor::{Bool, Device, Distribution, Int, Shape, Tensor};
 use kiln_core::model_config::{
     Activation, BertConfig, BertVariant, ELECTRA_SUMMARY_DROPOUT, Gpt2Config, Gpt2Variant, Head, ModelConfig,
 };
@@ -15,7 +15,9 @@ use crate::bert::BertModel;
 use crate::error::{Error, Result};
 use crate::gpt2::{Gpt2Model, Positions};
 use crate::kv_cache::KvCache;
-use crate::layers::{EachLinear, EmbeddingNoise, LayerNorm, Linear, LinearParts, Lora, uninitialized};
+use crate::layers::{
+    EachLinear, Embedding, EmbeddingLora, EmbeddingNoise, LayerNorm, Linear, LinearParts, Lora, uninitialized,
+};
 use crate::lora::LoraConfig;
 use crate::ops::attention::Mask;
 use crate::ops::dropout::dropout;
@@ -100,19 +102,19 @@ pub struct VocabularyProjection {
     pub operands: Operands,
 }
 
-/// The head of a causal language model: it has parameters of its own where it is not tied.
-/// Reference: `GPT2LMHeadModel.lm_head`.
+/// The head of a causal language model. Reference: `GPT2LMHeadModel.lm_head`.
 #[derive(Module, Debug)]
 struct Gpt2LmHead {
-    lm_head: Option<OutputEmbedding>,
+    lm_head: OutputEmbedding,
 }
 
-/// The weight of the output of a language model where it is not that of the embedding. Reference:
-/// `get_output_embeddings`.
+/// The output of a language model. Reference: `get_output_embeddings`.
 #[derive(Module, Debug)]
 struct OutputEmbedding {
-    /// `[vocab_size, width]`
-    weight: Param<Tensor<2>>,
+    /// `[vocab_size, width]`; none where it is the weight of the embedding.
+    weight: Option<Param<Tensor<2>>>,
+    /// The adapter that learns beside a frozen weight, if there is one.
+    lora: Option<Lora>,
 }
 
 /// A linear classifier on the rightmost token that is not padding by its id. Reference:
@@ -141,7 +143,7 @@ struct BertOnlyMlmHead {
 #[derive(Module, Debug)]
 struct BertLmPredictionHead {
     transform: BertPredictionHeadTransform,
-    decoder: Option<OutputEmbedding>,
+    decoder: OutputEmbedding,
     bias: Param<Tensor<1>>,
 }
 
@@ -185,7 +187,7 @@ impl Model {
         let (body, head) = match (config, head) {
             (ModelConfig::Gpt2(config), Head::CausalLm) => {
                 let shape = [config.vocab_size, config.n_embd];
-                let lm_head = (!is_tied).then(|| OutputEmbedding::new(shape, config.initializer_range, device));
+                let lm_head = OutputEmbedding::new(is_tied, shape, config.initializer_range, device);
                 (Body::Gpt2(Gpt2Model::new(config, device)), HeadLayers::Gpt2Lm(Gpt2LmHead { lm_head }))
             }
             (ModelConfig::Gpt2(config), Head::SequenceClassification) => {
@@ -238,7 +240,7 @@ impl Model {
         config.settled(&all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>())
     }
 
-    /// The names of the linear layers that get an adapter by `config`.
+    /// The names of the layers that get an adapter by `config`.
     ///
     /// # Errors
     /// The errors of [`with_lora`](Self::with_lora).
@@ -246,20 +248,20 @@ impl Model {
         config.check()?;
         let all = parameters(self);
         let named = all.iter().map(|parameter| (parameter.name.as_str(), parameter.in_linear)).collect::<Vec<_>>();
-        config.targets(&named)
+        config.targets(&named, self.output_module().as_deref())
     }
 
-    /// This model with new adapters beside its linear layers, as `config` says. Only what learns is
-    /// saved of it: the adapters, and the modules that `config` names beside them. A language model
-    /// whose embedding or output is among them has an output of its own from then on, as `peft`
-    /// copies the module that it saves and leaves the other one.
+    /// This model with new adapters beside its layers, as `config` says. Only what learns is saved
+    /// of it: the adapters, and the modules and rows of the embedding that `config` names beside
+    /// them. A language model whose embedding or output is among these modules has an output of its
+    /// own from then on, as `peft` copies the module that it saves and leaves the other one.
     ///
     /// # Errors
     /// A target or a module to save that the model does not have, and what
     /// [`check`](LoraConfig::check) finds.
     pub fn with_lora(mut self, config: &LoraConfig) -> Result<Self> {
         if self.tied_pair().is_some_and(|pair| pair.iter().any(|module| config.saves_module(module))) {
-            self.untie();
+            self.untie(|shape, device| Tensor::zeros(shape, device)); // a file has its values
         }
         let targets = self.lora_targets(config)?;
         let module = |parameter: &crate::weights::Parameter| {
@@ -272,45 +274,129 @@ impl Model {
                 *lora = Some(Lora::new(config, module, weight.lazy_shape().dims(), &weight.lazy_device()));
             }
         });
+        for embedding in self.embeddings() {
+            let weight = &embedding.weight;
+            if let Some(module) = modules.get(&weight.id) {
+                let adapter = EmbeddingLora::new(config, module, weight.lazy_shape().dims(), &weight.lazy_device());
+                embedding.lora = Some(adapter);
+            }
+        }
+        if let Some(module) = self.output_module().filter(|module| targets.contains(module)) {
+            let [rows, width] = self.table().weight.lazy_shape().dims();
+            let adapter = Lora::new(config, &module, [width, rows], &self.table().weight.lazy_device());
+            if let Some(output) = self.output_mut() {
+                output.lora = Some(adapter);
+            }
+        }
+        self.adapt_rows(config)?;
         self.lora = Some(config.clone());
         Ok(self)
+    }
+
+    /// Lets the rows of the embedding learn that `config` names.
+    fn adapt_rows(&mut self, config: &LoraConfig) -> Result<()> {
+        let Some(indices) = &config.trainable_token_indices else { return Ok(()) };
+        let refused = |what: &str| Err(kiln_core::Error::config(format!("trainable_token_indices: {what}")).into());
+        let module = self.table_module();
+        let rows = indices.rows(&module, self.table().weight.lazy_shape().dims::<2>()[0])?;
+        if config.saves_module(&module) || config.adapts(&module) {
+            return refused(&format!("rows of {module} cannot learn beside the whole of it or an adapter on it"));
+        }
+        if self.tied_pair().is_some_and(|[_, output]| config.adapts(&output)) {
+            return refused(
+                "the output is the embedding again, and has an adapter of its own, which PEFT leaves out then",
+            );
+        }
+        if self.tied_pair().is_some() && matches!(self.head, HeadLayers::BertMlm(_)) {
+            return refused(
+                "PEFT leaves the bias of the tied output of a masked language model out, and Kiln does not",
+            );
+        }
+        self.table_mut().adapt_rows(rows);
+        Ok(())
+    }
+
+    /// The embedding of the tokens.
+    fn table(&self) -> &Embedding {
+        match &self.body {
+            Body::Gpt2(body) => &body.wte,
+            Body::Bert(body) => &body.embeddings.word_embeddings,
+        }
+    }
+
+    fn table_mut(&mut self) -> &mut Embedding {
+        match &mut self.body {
+            Body::Gpt2(body) => &mut body.wte,
+            Body::Bert(body) => &mut body.embeddings.word_embeddings,
+        }
+    }
+
+    /// Every embedding.
+    fn embeddings(&mut self) -> Vec<&mut Embedding> {
+        match &mut self.body {
+            Body::Gpt2(body) => body.embeddings(),
+            Body::Bert(body) => body.embeddings(),
+        }
+    }
+
+    /// The output of a language model.
+    fn output(&self) -> Option<&OutputEmbedding> {
+        match &self.head {
+            HeadLayers::Gpt2Lm(head) => Some(&head.lm_head),
+            HeadLayers::BertMlm(head) => Some(&head.cls.predictions.decoder),
+            _ => None,
+        }
+    }
+
+    fn output_mut(&mut self) -> Option<&mut OutputEmbedding> {
+        match &mut self.head {
+            HeadLayers::Gpt2Lm(head) => Some(&mut head.lm_head),
+            HeadLayers::BertMlm(head) => Some(&mut head.cls.predictions.decoder),
+            _ => None,
+        }
+    }
+
+    /// The Hugging Face name of the embedding of the tokens.
+    fn table_module(&self) -> String {
+        self.module_at(match &self.body {
+            Body::Gpt2(_) => "body.wte.",
+            Body::Bert(_) => "body.embeddings.word_embeddings.",
+        })
+    }
+
+    /// The Hugging Face name of the output of a language model.
+    fn output_module(&self) -> Option<String> {
+        match &self.head {
+            HeadLayers::Gpt2Lm(_) => Some(self.module_at("head.lm_head.")),
+            HeadLayers::BertMlm(_) => Some(self.module_at("head.cls.predictions.decoder.")),
+            _ => None,
+        }
+    }
+
+    /// The Hugging Face name of the module at `path`.
+    fn module_at(&self, path: &str) -> String {
+        self.key(format!("{path}weight")).trim_end_matches(".weight").to_owned()
     }
 
     /// The Hugging Face names of the modules of a language model whose output is the embedding
     /// again: the embedding, the output.
     fn tied_pair(&self) -> Option<[String; 2]> {
-        let [embedding, output] = match &self.head {
-            HeadLayers::Gpt2Lm(Gpt2LmHead { lm_head: None }) => ["body.wte.", "head.lm_head."],
-            HeadLayers::BertMlm(head) if head.cls.predictions.decoder.is_none() => {
-                ["body.embeddings.word_embeddings.", "head.cls.predictions.decoder."]
-            }
-            _ => return None,
-        };
-        let module = |path: &str| self.key(format!("{path}weight")).trim_end_matches(".weight").to_owned();
-        Some([module(embedding), module(output)])
+        let output = self.output_module().filter(|_| !self.has_own_output())?;
+        Some([self.table_module(), output])
     }
 
-    /// Gives a language model an output of its own, which takes its values from a file.
-    fn untie(&mut self) {
-        let embedding = match &self.body {
-            Body::Gpt2(body) => &body.wte.weight,
-            Body::Bert(body) => &body.embeddings.word_embeddings.weight,
-        };
-        let output = OutputEmbedding::new(embedding.lazy_shape().dims(), 0.0, &embedding.lazy_device());
-        match &mut self.head {
-            HeadLayers::Gpt2Lm(head) => head.lm_head = Some(output),
-            HeadLayers::BertMlm(head) => head.cls.predictions.decoder = Some(output),
-            _ => {}
+    /// Gives a language model an output of its own, with the values of `init`.
+    fn untie(&mut self, init: impl FnOnce(Shape, &Device) -> Tensor<2> + Send + Sync + 'static) {
+        let embedding = &self.table().weight;
+        let own = uninitialized(embedding.lazy_shape().dims::<2>(), &embedding.lazy_device(), init);
+        if let Some(output) = self.output_mut() {
+            output.weight = Some(own);
         }
     }
 
     /// Whether it is a language model with an output of its own.
     pub fn has_own_output(&self) -> bool {
-        match &self.head {
-            HeadLayers::Gpt2Lm(head) => head.lm_head.is_some(),
-            HeadLayers::BertMlm(head) => head.cls.predictions.decoder.is_some(),
-            _ => false,
-        }
+        self.output().is_some_and(|output| output.weight.is_some())
     }
 
     /// The settings of its adapters, if it has any.
@@ -319,11 +405,35 @@ impl Model {
     }
 
     /// This model with its adapters merged into its weights: it computes the same, up to rounding.
+    /// A language model with an adapter on its embedding or its output has an output of its own
+    /// from then on.
     ///
     /// # Errors
     /// An adapter that no weights without one compute.
     pub fn merged(mut self) -> Result<Self> {
         let mut merged = Ok(());
+        let is_adapted = self.table().lora.is_some() || self.output().is_some_and(|output| output.lora.is_some());
+        if is_adapted && self.tied_pair().is_some() {
+            let table = self.table().weight.val();
+            self.untie(move |_, _| table);
+        }
+        let (output, mut bias) = match &mut self.head {
+            HeadLayers::Gpt2Lm(head) => (Some(&mut head.lm_head), None),
+            HeadLayers::BertMlm(BertMlmHead { cls: BertOnlyMlmHead { predictions } }) => {
+                (Some(&mut predictions.decoder), Some(&mut predictions.bias))
+            }
+            _ => (None, None),
+        };
+        if let Some(OutputEmbedding { weight: Some(weight), lora }) = output
+            && let Some(lora) = lora.take()
+        {
+            let (sum, bias_sum) = lora.merged(weight.val().transpose(), bias.as_ref().map(|bias| bias.val()))?;
+            *weight = Param::initialized(weight.id, sum.transpose());
+            if let (Some(bias), Some(sum)) = (bias.as_mut(), bias_sum) {
+                **bias = Param::initialized(bias.id, sum);
+            }
+        }
+        self.embeddings().into_iter().for_each(Embedding::merge);
         self.each_linear(&mut |LinearParts { weight, bias, lora }| {
             let Some(lora) = lora.take() else { return };
             match lora.merged(weight.val(), bias.as_ref().map(|bias| bias.val())) {
@@ -341,9 +451,17 @@ impl Model {
     }
 
     /// Adapters that nobody has trained yet, beside weights that are loaded: with DoRA each begins
-    /// with the lengths of its layer's columns.
+    /// with the lengths of its layer's columns, and rows of the embedding that learn begin as they
+    /// are.
     #[must_use]
     pub fn with_begun_adapters(mut self) -> Self {
+        self.embeddings().into_iter().for_each(Embedding::begin);
+        if let Some(OutputEmbedding { weight, lora: Some(_) }) = self.output() {
+            let weight = weight.as_ref().unwrap_or(&self.table().weight).val().transpose();
+            if let Some(lora) = self.output_mut().and_then(|output| output.lora.as_mut()) {
+                lora.begin(&weight);
+            }
+        }
         self.each_linear(&mut |LinearParts { weight, lora, .. }| {
             if let Some(lora) = lora {
                 lora.begin(&weight.val());
@@ -526,15 +644,12 @@ impl Model {
     pub fn projection(&self, x: Tensor<2>, pass: Pass<'_>) -> Option<VocabularyProjection> {
         match (&self.body, &self.head) {
             (Body::Gpt2(body), HeadLayers::Gpt2Lm(head)) => {
-                let output = head.lm_head.as_ref().map_or(&body.wte.weight, |own| &own.weight);
-                let (x, weight, operands) = pass.factors(body.normalised(x, pass), output);
-                Some(VocabularyProjection { x, weight, bias: None, operands })
+                Some(head.lm_head.projection(body.normalised(x, pass), &body.wte, None, pass))
             }
             (Body::Bert(body), HeadLayers::BertMlm(head)) => {
-                let own = head.cls.predictions.decoder.as_ref();
-                let output = own.map_or(&body.embeddings.word_embeddings.weight, |own| &own.weight);
-                let (x, weight, operands) = pass.factors(head.cls.predictions.transformed(x, pass), output);
-                Some(VocabularyProjection { x, weight, bias: Some(head.cls.predictions.bias.val()), operands })
+                let predictions = &head.cls.predictions;
+                let (x, bias) = (predictions.transformed(x, pass), Some(predictions.bias.val()));
+                Some(predictions.decoder.projection(x, &body.embeddings.word_embeddings, bias, pass))
             }
             _ => None,
         }
@@ -616,8 +731,14 @@ impl Model {
 }
 
 /// Hugging Face's spelling of field names that Rust cannot have or would not have.
-const SPELLINGS: &[(&str, &str)] =
-    &[("layer_norm", "LayerNorm"), ("self_", "self"), ("lora_a", "lora_A"), ("lora_b", "lora_B")];
+const SPELLINGS: &[(&str, &str)] = &[
+    ("layer_norm", "LayerNorm"),
+    ("self_", "self"),
+    ("lora_a", "lora_A"),
+    ("lora_b", "lora_B"),
+    ("lora_embedding_a", "lora_embedding_A"),
+    ("lora_embedding_b", "lora_embedding_B"),
+];
 
 impl StateDict for Model {
     /// Some fields are spelled otherwise, the body's field is `transformer` or `bert`, the head's
@@ -701,13 +822,38 @@ impl Gpt2ClassificationHead {
 }
 
 impl OutputEmbedding {
-    /// Weights from `N(0, std)`.
-    fn new(shape: [usize; 2], std: f64, device: &Device) -> Self {
-        let draw = move |shape, device: &Device| match std {
-            0.0 => Tensor::zeros(shape, device),
-            std => Tensor::random(shape, Distribution::Normal(0.0, std), device),
+    /// Weights from `N(0, std)` where it is not tied to the embedding.
+    fn new(is_tied: bool, shape: [usize; 2], std: f64, device: &Device) -> Self {
+        let draw = move |shape, device: &Device| Tensor::random(shape, Distribution::Normal(0.0, std), device);
+        Self { weight: (!is_tied).then(|| uninitialized(shape, device, draw)), lora: None }
+    }
+
+    /// The factors of the logits of rows `x [n, width]`.
+    fn projection(
+        &self,
+        x: Tensor<2>,
+        embedding: &Embedding,
+        bias: Option<Tensor<1>>,
+        pass: Pass<'_>,
+    ) -> VocabularyProjection {
+        let weight = self.weight.as_ref().unwrap_or(&embedding.weight);
+        let has_rows = self.weight.is_none() && embedding.token_adapter.is_some();
+        let (x, weight, bias, operands) = match &self.lora {
+            Some(lora) => {
+                let (x, weight, bias) = lora.factors(x, weight.val(), bias, pass);
+                let (x, weight, operands) = pass.factors_of(x, weight);
+                (x, weight, bias, operands)
+            }
+            None if has_rows => {
+                let (x, weight, operands) = pass.factors_of(x, embedding.table());
+                (x, weight, bias, operands)
+            }
+            None => {
+                let (x, weight, operands) = pass.factors(x, weight);
+                (x, weight, bias, operands)
+            }
         };
-        Self { weight: uninitialized(shape, device, draw) }
+        VocabularyProjection { x, weight, bias, operands }
     }
 }
 
@@ -726,8 +872,12 @@ impl BertMlmHead {
                     }
                 },
             },
-            decoder: (!config.tie_word_embeddings)
-                .then(|| OutputEmbedding::new([config.vocab_size, embedding_size], config.initializer_range, device)),
+            decoder: OutputEmbedding::new(
+                config.tie_word_embeddings,
+                [config.vocab_size, embedding_size],
+                config.initializer_range,
+                device,
+            ),
             bias: uninitialized([config.vocab_size], device, |shape, device| Tensor::zeros(shape, device)),
         };
         Self { cls: BertOnlyMlmHead { predictions } }

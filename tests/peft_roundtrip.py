@@ -105,6 +105,12 @@ check("lora-roberta-classification", "sequence-classification", AutoModelForSequ
 check("lora-distilbert-classification", "sequence-classification", AutoModelForSequenceClassification, "lora_dropout = 0.2")
 check("lora-bert-qa", "question-answering", AutoModelForQuestionAnswering, 'target_modules = ["query", "dense"]')
 check("lora-bert-mlm", "mlm", AutoModelForMaskedLM, 'init_lora_weights = "gaussian"')
+check("lora-gpt2-lm", "clm", AutoModelForCausalLM, 'target_modules = ["wte", "wpe", "lm_head", "c_attn"]', "-pair")
+check("lora-gpt2-lm", "clm", AutoModelForCausalLM, 'target_modules = ["wte", "lm_head"]\nuse_dora = true', "-pair-dora")
+check("lora-gpt2-lm", "clm", AutoModelForCausalLM, "trainable_token_indices = [5, 6, 7, 8, 9, 10, 11, 12]", "-tokens")
+check("lora-bert-mlm", "mlm", AutoModelForMaskedLM, 'target_modules = ["word_embeddings", "decoder"]\nbias = "lora_only"', "-pair")
+check("lora-bert-classification", "sequence-classification", AutoModelForSequenceClassification,
+      'trainable_token_indices = { word_embeddings = [5, 6, 7, 8, 9, 10] }', "-tokens")
 for which in ("wte", "lm_head", "wte,lm_head"):
     saved = f"modules_to_save = {which.split(',')}".replace("'", '"')
     check("lora-gpt2-lm", "clm", AutoModelForCausalLM, saved, f"-{which}")

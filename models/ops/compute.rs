@@ -309,6 +309,11 @@ impl<'a> Pass<'a> {
         (x, factor, self.operands(&device, weight))
     }
 
+    /// [`factors`](Self::factors) of a weight that is computed anew in each pass, in f32.
+    pub(crate) fn factors_of(self, x: Tensor<2>, weight: Tensor<2>) -> (Tensor<2>, Tensor<2>, Operands) {
+        (self.compute.narrow(x), self.compute.narrow(weight), self.compute.dtype.into())
+    }
+
     /// `x W + b`, or `x W` without a bias, of a weight as it is stored, in the form of the linear
     /// operator: `[n, in]`, `[in, out]`, `[out]` -> `[n, out]`, f32. The bias, whose gradient is a
     /// sum over all rows, is added in f32. Of an [`activated`](Self::activated) layer it makes the

@@ -182,7 +182,15 @@ pub fn load_adapted<M: StateDict>(
     let held = in_adapter.map(|parameter| parameter.name).collect::<Vec<_>>();
     report.new.retain(|name| !held.contains(name));
     let loaded = report.loaded + of_adapter.loaded;
-    Ok((model, LoadReport { loaded, replaced: of_adapter.replaced, ..report }))
+    // `peft` writes the base's own values beside an adapter on the output.
+    let is_other = |name: &String| {
+        let values = |checkpoint: &Checkpoint, name: &str| {
+            find(checkpoint, name, &|_| ties).and_then(|source| checkpoint.read(&source).ok()).map(|values| values.data)
+        };
+        values(&whole, name) != values(&saved, &format!("{PREFIX}{name}"))
+    };
+    let replaced = of_adapter.replaced.into_iter().filter(is_other).collect();
+    Ok((model, LoadReport { loaded, replaced, ..report }))
 }
 
 /// The parameters whose values the file of an adapter holds, under their names there: those that
@@ -346,6 +354,11 @@ fn find(checkpoint: &Checkpoint, name: &str, is_alias: &dyn Fn(&str) -> bool) ->
     }
     // Where `peft` wraps a layer, its own tensors were once saved as if it did not.
     spellings.extend(name.contains(".base_layer.").then(|| name.replace(".base_layer.", ".")));
+    let wrapped = |spelling: &String| {
+        let (module, tensor) = spelling.strip_prefix(PREFIX)?.rsplit_once('.')?;
+        Some(format!("{PREFIX}{module}.base_layer.{tensor}"))
+    };
+    spellings.extend(spellings.iter().filter_map(wrapped).collect::<Vec<_>>());
     let bare = spellings
         .clone()
         .into_iter()
@@ -366,9 +379,11 @@ fn unused(checkpoint: &Checkpoint, sources: &[Option<String>], is_alias: &dyn Fn
     // A head with an output of its own computes with the bias of that, and files hold the other one
     // too.
     let tied = |name: &String| {
-        tied_to(name)
-            .filter(|_| is_alias(name) || name.ends_with("bias"))
-            .is_some_and(|other| used.iter().any(|used| **used == other || other.ends_with(&format!(".{used}"))))
+        let name = &name.replace(".base_layer.", ".");
+        tied_to(name).filter(|_| is_alias(name) || name.ends_with("bias")).is_some_and(|other| {
+            let is_other = |used: &str| used == other || other.ends_with(&format!(".{used}"));
+            used.iter().any(|used| is_other(&used.replace(".base_layer.", ".")))
+        })
     };
     let names = checkpoint.names().filter(|name| !used.contains(name) && !tied(name));
     names.filter(|name| !BUFFERS.iter().any(|buffer| name.ends_with(buffer))).cloned().collect()

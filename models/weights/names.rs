@@ -11,6 +11,9 @@ pub(crate) const TRANSPOSED: [&str; 2] = ["Struct:Linear", "Struct:LowRank"];
 /// Linear layers.
 const LINEAR: [&str; 2] = ["Struct:Linear", "Struct:Conv1D"];
 
+/// Other layers that may have an adapter.
+const ADAPTED: [&str; 2] = ["Struct:Embedding", "Struct:OutputEmbedding"];
+
 /// One parameter of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameter {
@@ -152,7 +155,8 @@ impl PathStack {
     /// adapter.
     fn name(&self) -> String {
         let is_part = |(name, container): &&(String, String)| {
-            let is_adapter = name == "lora" && LINEAR.contains(&container.as_str());
+            let has_adapter = |containers: &[&str]| containers.contains(&container.as_str());
+            let is_adapter = name == "lora" && (has_adapter(&LINEAR) || has_adapter(&ADAPTED));
             !container.starts_with("Enum:") && !is_adapter
         };
         let fields = self.segments.iter().filter(is_part);

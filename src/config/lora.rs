@@ -2,7 +2,7 @@
 
 use kiln_core::ranges::{ABOVE_0, number, texts, whole};
 use kiln_models::lora::MAX_RANK;
-use kiln_models::{LoraBias, LoraConfig, LoraInit, Patterns};
+use kiln_models::{LoraBias, LoraConfig, LoraInit, Patterns, TokenIndices};
 use serde::{Deserialize, Serialize};
 
 use kiln_core::values::{count, strings};
@@ -23,10 +23,11 @@ kiln_core::keys! {
         /// The probability with which an element of the input of an adapter is dropped out in
         /// training. `dropout` is an accepted spelling. Default: 0.0.
         lora_dropout: f64 = LoraConfig::default().lora_dropout, Bound, number("a probability from 0 to below 1", 0.0..1.0);
-        /// The linear layers that get an adapter, by their Hugging Face names or the last parts of
-        /// them, one or a list: `["c_attn", "mlp.c_proj"]`; or `"all-linear"`: all but the layer of
-        /// the output. Default: PEFT's, which are `c_attn` for GPT-2, `query` and `value` for BERT
-        /// and RoBERTa, `q_lin` and `v_lin` for DistilBERT.
+        /// The layers that get an adapter, by their Hugging Face names or the last parts of them,
+        /// one or a list: `["c_attn", "mlp.c_proj"]`; or `"all-linear"`: all linear layers but that
+        /// of the output. Embeddings (`wte`, `word_embeddings`) and the output of a language model
+        /// (`lm_head`, `decoder`) get one by their names. Default: PEFT's, which are `c_attn` for
+        /// GPT-2, `query` and `value` for BERT and RoBERTa, `q_lin` and `v_lin` for DistilBERT.
         #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
         target_modules: Vec<String> = Vec::new(), Bound, texts;
         /// The biases that learn, too: `"none"`, `"all"`, or `"lora_only"`, which are those of the
@@ -64,6 +65,11 @@ kiln_core::keys! {
         /// al. 2024). A step takes longer: the lengths are computed from the whole weight in each.
         /// Default: false.
         use_dora: bool = LoraConfig::default().use_dora, Bound;
+        /// Tokens whose rows of the embedding learn and are saved beside the adapters, by their
+        /// ids: `[50257, 50258]`, or with the module, which is the embedding of the input: `{ wte =
+        /// [50257] }`. An output that is the embedding again follows. Left out: none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        trainable_token_indices: Option<TokenIndices> = None, Bound;
         /// PEFT's statement of how weights are stored. It has no effect: Kiln knows each layer.
         #[serde(skip_serializing)]
         fan_in_fan_out: Option<bool> = None, Bound;

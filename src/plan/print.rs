@@ -110,7 +110,11 @@ impl Architecture {
             };
             let absent = LoraConfig::absent_head(self.config.model_type(), self.task.head());
             let saved = lora.modules_to_save.iter().map(String::as_str).filter(|module| *module != absent);
-            let whole = saved.chain(biases).collect::<Vec<_>>();
+            let tokens = lora.trainable_token_indices.as_ref().map(|tokens| match tokens.len() {
+                1 => "the row of one token".to_owned(),
+                tokens => format!("the rows of {tokens} tokens"),
+            });
+            let whole = saved.chain(biases).map(str::to_owned).chain(tokens).collect::<Vec<_>>();
             if !whole.is_empty() {
                 text.line("", format!("beside them learn {}", whole.join(", ")));
             }

@@ -91,8 +91,10 @@ impl Source {
             return read_config(&adapter.path);
         }
         let (mut config, unknown) = read_config(&self.base)?;
-        let tables = ["wte.weight", "word_embeddings.weight"];
-        let table = adapter.tensors.iter().find(|(name, _)| tables.iter().any(|end| name.ends_with(end)));
+        let tables = ["wte", "word_embeddings"]
+            .map(|module| [format!("{module}.weight"), format!("{module}.base_layer.weight")]);
+        let tables = tables.as_flattened();
+        let table = adapter.tensors.iter().find(|(name, _)| tables.iter().any(|end| name.ends_with(end.as_str())));
         if let Some([rows, _]) = table.map(|(_, shape)| shape.as_slice()) {
             // Tokens were added to the base before it got the adapter, and the file has all rows.
             config.set_vocab_size(*rows);
@@ -278,6 +280,7 @@ impl crate::config::LoraSection {
             alpha_pattern: self.alpha_pattern.clone(),
             lora_bias: self.lora_bias,
             use_dora: self.use_dora,
+            trainable_token_indices: self.trainable_token_indices.clone(),
             task_type: LoraConfig::task_type_of(task.head()).map(str::to_owned),
         }
     }

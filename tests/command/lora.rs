@@ -201,7 +201,11 @@ fn what_makes_no_sense_is_refused() {
         "lora.alpha=0",
         "lora.dropout=1",
         "lora.target_modules=query",
-        "lora.target_modules=[\"c_attn\", \"lm_head\"]",
+        "lora.target_modules=[\"c_attn\", \"ln_f\"]",
+        "lora.trainable_token_indices=[]",
+        "lora.trainable_token_indices=[1, 1]",
+        "lora.trainable_token_indices=[1, 4000]",
+        "lora.trainable_token_indices={ lm_head = [1] }",
         "lora.modules_to_save=scores",
         "lora.bias=some",
         "lora.rank=3",
@@ -216,6 +220,12 @@ fn what_makes_no_sense_is_refused() {
         assert!(!folder.path().join("run").exists(), "{set}");
     }
     let both = ["--set", "lora.use_dora=true", "--set", "lora.lora_bias=true"];
+    messages.fails(kiln(folder.path()).args(["train", "config.toml"]).args(both), 2);
+    for beside in ["lora.target_modules=wte", "lora.target_modules=lm_head", "lora.modules_to_save=wte"] {
+        let both = ["--set", "lora.trainable_token_indices=[1]", "--set", beside];
+        messages.fails(kiln(folder.path()).args(["train", "config.toml"]).args(both), 2);
+    }
+    let both = ["--set", "lora.target_modules=wte", "--set", "lora.lora_bias=true"];
     messages.fails(kiln(folder.path()).args(["train", "config.toml"]).args(both), 2);
     // The base has no head for the task, and its pooler would be random, frozen and lost.
     let other = std::fs::read_to_string(folder.path().join("config.toml")).unwrap();
@@ -289,6 +299,48 @@ fn dora_trains_from_a_base_resumes_and_merges() {
     succeeds(kiln(folder.path()).args(["merge", "run", "--out", "merged"]));
     let (adapted, merged) = (loss(eval("run")), loss(eval("merged")));
     assert!((adapted - merged).abs() < 1e-5 * adapted, "{adapted} and {merged}");
+}
+
+/// A new adapter on the embedding and on the output, or rows of the embedding, begin as the base.
+#[test]
+fn embeddings_outputs_and_rows_learn_from_a_base_resume_and_merge() {
+    for (set, learns) in [
+        (
+            "target_modules = [\"wte\", \"lm_head\", \"c_attn\"]\nlora_dropout = 0.1\nuse_dora = true",
+            "wte.lora_embedding_B",
+        ),
+        ("trainable_token_indices = [3, 5]", "wte.token_adapter.trainable_tokens_delta"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        with_base(folder.path(), "clm", &format!("r = 2\n{set}"));
+        let plan = succeeds(kiln(folder.path()).args(["plan", "config.toml"]));
+        assert_eq!(plan.contains("beside them learn the rows of 2 tokens"), set.starts_with("trainable"), "{plan}");
+        succeeds(kiln(folder.path()).args(["parity", "config.toml"]));
+        succeeds(kiln(folder.path()).args(["verify-resume", "config.toml"]));
+        let few = ["--set", "trainer.max_steps=2", "--set", "trainer.warmup_steps=0"];
+        succeeds(&mut train(folder.path(), "run", &few));
+        let saved = tensors(&folder.path().join("run/model/adapter_model.safetensors"));
+        let (shape, values) = &saved[&format!("base_model.model.transformer.{learns}")];
+        let base = &tensors(&folder.path().join("base/model/model.safetensors"))["transformer.wte.weight"];
+        if let [2, width] = shape[..] {
+            for (row, token) in [3, 5].into_iter().enumerate() {
+                let (now, was) = (&values[row * width..][..width], &base.1[token * width..][..width]);
+                let moved = now.iter().zip(was).map(|(now, was)| (now - was).abs()).fold(0.0, f32::max);
+                assert!(moved > 0.0 && moved < 0.1, "{token}: {moved}");
+            }
+        } else {
+            assert_eq!(shape[..], [base.0[1], 2]);
+        }
+        let eval = |model: &str| succeeds(kiln(folder.path()).args(["eval", "config.toml", "--model", model]));
+        let loss = |said: String| -> f64 {
+            said.split_once("'eval_loss': ").unwrap().1.split([',', '}']).next().unwrap().parse().unwrap()
+        };
+        succeeds(kiln(folder.path()).args(["merge", "run", "--out", "merged"]));
+        let (adapted, merged) = (loss(eval("run")), loss(eval("merged")));
+        assert!((adapted - merged).abs() < 1e-5 * adapted, "{adapted} and {merged}");
+        let config = crate::common::json(&folder.path().join("merged/config.json"));
+        assert_eq!(config["tie_word_embeddings"], set.starts_with("trainable"), "{config}");
+    }
 }
 
 #[test]
