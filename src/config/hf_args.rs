@@ -274,7 +274,17 @@ impl Document {
             if self.trainer(name).and_then(Value::as_bool) != Some(true) {
                 continue;
             }
-            let given = self.table.get("precision").and_then(Value::as_str).unwrap_or("f32");
+            let given = self.table.get("precision").and_then(Value::as_str).unwrap_or("f32").to_owned();
+            let layer = |place: &Place| place.order().0;
+            let full_eval = layer(&self.place_of(name));
+            let is_later = self.places.get("precision").is_some_and(|(place, _)| layer(place) > full_eval);
+            if given != precision && is_later {
+                self.take(name);
+                let because =
+                    format!("{name} = true: precision = {given:?}, which was given over it, holds for evaluation too");
+                self.unused.because.push(because);
+                continue;
+            }
             if given != precision {
                 let message = format!(
                     "evaluation computes as training does, here in `precision = \"{given}\"`, and not in {precision} alone"

@@ -19,7 +19,7 @@ use kiln_data::squad::{Prediction, Question, SpanLogits, SpanOptions, SquadData,
 use kiln_data::table::{Columns, Row, Table};
 use kiln_data::tokenizer::{Encoded, RowEncoder, Tokenizer};
 use kiln_data::{Dataset, Example, IGNORED, Label};
-use kiln_models::Copies;
+use kiln_models::{Copies, Pass};
 use serde_json::{Map, Value, json};
 
 use crate::config::{DataFormat, DataSection, Errors, Task};
@@ -61,6 +61,12 @@ pub struct PredictOptions {
 
 /// Tokens for a mask, as in the pipeline `fill-mask` of transformers.
 pub const DEFAULT_TOP_K: usize = 5;
+
+/// Tokens of a text whose logits, each as many as the vocabulary has tokens, are there at a time.
+const TOKENS_AT_A_TIME: usize = 128;
+
+/// The logits of so many tokens of a row, from one on.
+type LogitsOf<'a> = dyn Fn(usize, usize) -> Tensor<2> + 'a;
 
 impl PredictOptions {
     /// The rows of `input`, predicted as a run of `task` on `data` evaluates, in batches of
@@ -257,14 +263,21 @@ impl Predictor<'_> {
                     _ => Label::None,
                 },
             });
-            let logits = self.forward(&examples.collect::<Vec<_>>())?;
+            let batch = self.batch(&examples.collect::<Vec<_>>())?;
+            let pass = self.pass();
             if task.is_language_model() {
-                let tokens = logits.dims()[0] / rows.len();
+                let computed = folder.model.rows(&batch.input, pass);
+                let hidden = folder.model.hidden(&batch.input, &computed, pass);
+                let tokens = hidden.dims()[0] / rows.len();
                 for (at, (encoded, kept)) in encoded.iter().zip(kept.drain(..)).enumerate() {
-                    let own = logits.clone().narrow(0, at * tokens, encoded.ids.len());
+                    // A row of logits is as long as the vocabulary: few are there at a time.
+                    let logits = |from: usize, count: usize| {
+                        let own = hidden.clone().narrow(0, at * tokens + from, count);
+                        folder.model.head(own, &batch.input, &computed, pass)
+                    };
                     let prediction = match task {
-                        Task::Clm => self.score(written, &encoded.ids, own)?,
-                        _ => self.fill(written, &rows[at], encoded, own)?,
+                        Task::Clm => self.score(written, &encoded.ids, &logits)?,
+                        _ => self.fill(written, &rows[at], encoded, &logits)?,
                     };
                     write(&with(kept, prediction))?;
                     written += 1;
@@ -272,6 +285,7 @@ impl Predictor<'_> {
                 rows.clear();
                 return Ok(());
             }
+            let logits = folder.model.logits(&batch.input, pass);
             let width = logits.dims()[1];
             let values = read_values(logits)?;
             let of_row = values.len() / rows.len();
@@ -313,22 +327,23 @@ impl Predictor<'_> {
         Ok(written)
     }
 
-    /// The score of a text of the tokens `ids` by the `logits` of each.
-    fn score(&self, index: usize, ids: &[u32], logits: Tensor<2>) -> Result<Value> {
+    /// The score of a text of the tokens `ids` by the logits of each.
+    fn score(&self, index: usize, ids: &[u32], logits: &LogitsOf<'_>) -> Result<Value> {
         let targets = ids[1..].iter().map(|id| *id as i32).collect::<Vec<_>>();
-        if targets.is_empty() {
-            return Ok(scored(index, &[]));
+        let mut likelihoods = Vec::with_capacity(targets.len());
+        for targets in targets.chunks(TOKENS_AT_A_TIME) {
+            let logits = logits(likelihoods.len(), targets.len());
+            let targets = TensorData::new(targets.to_vec(), [targets.len(), 1]);
+            let targets = Tensor::<2, Int>::from_data(targets, self.device);
+            likelihoods.extend(read_values(log_softmax(logits, 1).gather(1, targets))?);
         }
-        let count = targets.len();
-        let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [count, 1]), self.device);
-        let likelihoods = read_values(log_softmax(logits.narrow(0, 0, count), 1).gather(1, targets))?;
         finite(&likelihoods, &format_args!("row {index}"))?;
         Ok(scored(index, &likelihoods))
     }
 
-    /// The most likely tokens for each mask of `row`, whose tokens are `encoded`, by the `logits`
-    /// of each token.
-    fn fill(&self, index: usize, row: &Row, encoded: &Encoded, logits: Tensor<2>) -> Result<Value> {
+    /// The most likely tokens for each mask of `row`, whose tokens are `encoded`, by the logits of
+    /// each token.
+    fn fill(&self, index: usize, row: &Row, encoded: &Encoded, logits: &LogitsOf<'_>) -> Result<Value> {
         let Some(mask) = self.tokenizer.mask_id() else {
             return Err(Error::config("the tokenizer has no token for a mask"));
         };
@@ -343,7 +358,7 @@ impl Predictor<'_> {
         }
         let masks = encoded.ids.iter().enumerate().filter(|(_, id)| **id == mask).map(|(at, _)| at);
         let fill = |at: usize| {
-            let logits = read_values(logits.clone().narrow(0, at, 1))?;
+            let logits = read_values(logits(at, 1))?;
             finite(&logits, &format_args!("row {index}"))?;
             let (_, probabilities) = softmax(&logits);
             let mut order = (0..probabilities.len()).collect::<Vec<_>>();
@@ -363,8 +378,12 @@ impl Predictor<'_> {
         Ok(filled(index, masks))
     }
 
-    /// The logits of a batch of examples.
-    fn forward(&self, examples: &[Example]) -> Result<Tensor<2>> {
+    fn pass(&self) -> Pass<'_> {
+        self.folder.model.pass(false).with_copies(&self.copies)
+    }
+
+    /// A batch of examples on the device.
+    fn batch(&self, examples: &[Example]) -> Result<DeviceBatch> {
         let Self { folder, task, device, .. } = *self;
         let vocabulary = folder.config.vocab_size();
         if let Some(&id) = examples.iter().flat_map(|example| &example.input_ids).find(|id| **id as usize >= vocabulary)
@@ -377,9 +396,7 @@ impl Predictor<'_> {
         }
         let pad_id = pad_id(&folder.config, &self.tokenizer);
         let batch = collate(examples, pad_id.unwrap_or(0), &Padding::default(), examples.len())?;
-        let batch = DeviceBatch::new(task, &batch, device)?;
-        let pass = folder.model.pass(false).with_copies(&self.copies);
-        Ok(folder.model.logits(&batch.input, pass))
+        DeviceBatch::new(task, &batch, device)
     }
 
     /// Answers to the questions of a file.
@@ -408,7 +425,7 @@ impl Predictor<'_> {
                 Ok(Example { label: Label::None, ..example })
             });
             let examples = examples.collect::<Result<Vec<_>>>()?;
-            let both = self.forward(&examples)?;
+            let both = folder.model.logits(&self.batch(&examples)?.input, self.pass());
             let column = |column| read_values(span_logits(both.clone(), examples.len(), column));
             let (start, end) = (column(0)?, column(1)?);
             finite(&start, &format_args!("a window from number {first} on"))

@@ -541,6 +541,16 @@ fn arguments_are_hyperparameters_as_a_script_takes_them() {
     std::fs::remove_dir_all(root.path("checkpoints")).unwrap();
     succeeds(&mut with(&["args.json"]));
     assert_eq!(root.config()["trainer"]["learning_rate"].as_float(), Some(1e-3));
+    // The options of `kiln train`; what stands beside a file of arguments wins over it.
+    std::fs::remove_dir_all(root.path("checkpoints")).unwrap();
+    let options = ["--hf-args", "args.json", "--learning_rate", "2e-3", "--compiler", "native", "--precision", "bf16"];
+    succeeds(&mut with(&options));
+    let config = root.config();
+    assert_eq!(config["trainer"]["learning_rate"].as_float(), Some(2e-3));
+    assert!(config["trainer"]["do_eval"].as_bool().unwrap(), "of the file");
+    assert_eq!((config["precision"].as_str(), config["compiler"]["enabled"].as_bool()), (Some("bf16"), Some(false)));
+    messages.fails(with(&["--hf-args", "args.json", "more.json"]), 2);
+    messages.fails(with(&["--compiler", "fast"]), 2);
 }
 
 /// A step of eight rows, whatever number of ranks shares it.

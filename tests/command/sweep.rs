@@ -227,6 +227,12 @@ fn a_trial_that_fails_is_left_and_mistakes_are_told_before_anything_is_trained()
         messages.fails(sweep(other.path(), &["--set", set]), 2);
         assert!(!other.path().join("search").exists(), "told before the first trial");
     }
+    // What is searched is set nowhere else.
+    let searched = "[sweep.parameters]\n\"precision\" = [\"f32\", \"bf16\"]\n\"trainer.seed\" = [1]";
+    messages.given("sweep.toml", searched);
+    for args in [["--precision", "bf16"], ["--set", "trainer.seed=2"]] {
+        messages.fails(sweep(place(searched).path(), &args), 2);
+    }
     // The file of a search is no config of one run.
     for command in ["plan", "train"] {
         messages.fails(kiln(folder.path()).args([command, "sweep.toml"]), 2);

@@ -27,6 +27,22 @@ fn fixture(release: &str, case: &str) -> Json {
     all["cases"][case].clone()
 }
 
+/// A precision that is given over the arguments holds for evaluation too.
+#[test]
+fn evaluation_follows_a_precision_that_is_given_over_the_arguments() {
+    let args = json!({ "bf16": true, "bf16_full_eval": true });
+    let config = laid("", &args, &["precision=f32"]).unwrap();
+    assert_eq!(config.trainer.precision, Precision::F32);
+    let no_effect = &config.trainer.no_effect;
+    assert!(
+        no_effect.iter().any(|line| line.starts_with("bf16_full_eval = true: precision = \"f32\"")),
+        "{no_effect:?}"
+    );
+    assert_eq!(laid("", &args, &[]).unwrap().trainer.precision, Precision::Bf16);
+    // Without one it would be a type of its own.
+    assert!(laid("", &json!({ "bf16_full_eval": true }), &[]).is_err());
+}
+
 #[test]
 fn neutral_and_harmless_values_are_taken_and_listed() {
     let config = parse(

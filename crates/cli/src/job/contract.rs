@@ -274,11 +274,7 @@ fn of_arguments(arguments: &[String]) -> Result<Vec<(String, Json)>> {
         && file.ends_with(".json")
         && !file.starts_with("--")
     {
-        let path = Path::new(file);
-        let pairs = read::<Pairs>(path)?.ok_or_else(|| {
-            Error::config(format!("{file}: no such file")).help("give a JSON file of hyperparameters")
-        })?;
-        return pairs.each_once(path);
+        return of_file(file);
     }
     let mut all = Vec::<(String, Vec<&str>)>::new();
     for argument in arguments {
@@ -304,7 +300,25 @@ fn of_arguments(arguments: &[String]) -> Result<Vec<(String, Json)>> {
         [one] => one.into(),
         _ => Json::from(values),
     };
-    Ok(all.into_iter().map(|(name, values)| (name, value(values))).collect())
+    let (files, named): (Vec<_>, Vec<_>) = all.into_iter().partition(|(name, _)| name.replace('-', "_") == "hf_args");
+    let mut read = named.into_iter().map(|(name, values)| (name, value(values))).collect::<Vec<_>>();
+    for (name, values) in files {
+        let [file] = values[..] else {
+            return Err(Error::config(format!("--{name}: expected one JSON file, got {}", values.len())));
+        };
+        // What stands beside the file wins over it, as with `kiln train`.
+        let of_file = of_file(file)?.into_iter().filter(|(name, _)| !read.iter().any(|(given, _)| given == name));
+        read.extend(of_file.collect::<Vec<_>>());
+    }
+    Ok(read)
+}
+
+/// The hyperparameters in the JSON file `file`.
+fn of_file(file: &str) -> Result<Vec<(String, Json)>> {
+    let path = Path::new(file);
+    let pairs = read::<Pairs>(path)?
+        .ok_or_else(|| Error::config(format!("{file}: no such file")).help("give a JSON file of hyperparameters"))?;
+    pairs.each_once(path)
 }
 
 /// The network interface by which the machines of a job on one machine talk.

@@ -52,8 +52,9 @@ pub(super) struct JobArgs {
     #[arg(long, value_name = "PRICE", allow_hyphen_values = true)]
     price_per_hour: Option<String>,
     /// Hyperparameters as a script takes them: --learning_rate 5e-5 --do_eval, or one file
-    /// args.json. Options of kiln stand before them; the word `train`, which platforms put behind
-    /// the entry point of a container, means nothing
+    /// args.json; --hf-args, --compiler and --precision are taken as by `kiln train`. Options of
+    /// kiln stand before them; the word `train`, which platforms put behind the entry point of a
+    /// container, means nothing
     #[arg(value_name = "ARGUMENTS", trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -41,6 +41,8 @@ pub(super) const NAMES: &[(&str, Means)] = &[
     // SageMaker's.
     ("sagemaker_training_compiler_enabled", More("")),
     ("sagemaker_training_compiler_debug_mode", More("")),
+    // An option of `kiln train`.
+    ("compiler", Key("compiler.enabled")),
     ("sagemaker_program", More("")),
     ("sagemaker_submit_directory", Nothing(PLATFORM)),
     ("sagemaker_container_log_level", Nothing(PLATFORM)),

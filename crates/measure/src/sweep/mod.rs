@@ -327,6 +327,19 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
     let out = options.out.clone().or_else(|| section.output_dir.clone());
     let out = out.unwrap_or_else(|| folder_of(&stem));
     let trials = section.parameters_of_trials().map_err(|error| error.at(options.file.display()))?;
+    for set in &options.set {
+        let key = set.split('=').next().unwrap_or_default().trim();
+        let spellings: &[&str] =
+            if key == "precision" { &["precision", "trainer.bf16", "trainer.fp16"] } else { &[key] };
+        if let Some(searched) = spellings.iter().find(|key| trials[0].contains_key(**key)) {
+            let given = match set.strip_prefix("precision=") {
+                Some(precision) => format!("--precision {precision}"),
+                None => format!("--set {set}"),
+            };
+            let message = format!("{given}: the search gives {searched} a value in each of its runs");
+            return Err(Error::config(message).help("leave it out, or take the key out of [sweep.parameters]"));
+        }
+    }
     // Every combination is a config that can be read: nothing is trained before a mistake in the
     // last one is found.
     let folder = scratch()?;

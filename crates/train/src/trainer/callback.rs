@@ -202,10 +202,11 @@ impl<M> Callback<M> for PrinterCallback {
     }
 }
 
-/// The figures of a row that people read, without those of single parts of the work, with four
-/// significant digits. metrics.jsonl has all of it.
+/// The figures of a row that people read, those that the Trainer of `transformers` logs among them,
+/// without those of single parts of the work, with four significant digits. metrics.jsonl has all
+/// of it.
 fn brief(row: &Record) -> Record {
-    const LEFT_OUT: [&str; 16] = [
+    const LEFT_OUT: [&str; 11] = [
         "samples",
         "tokens",
         "step_ms",
@@ -213,11 +214,6 @@ fn brief(row: &Record) -> Record {
         "reserved_mib",
         "communicate_ms",
         "eval_samples",
-        "eval_runtime",
-        "eval_samples_per_second",
-        "eval_steps_per_second",
-        "train_samples_per_second",
-        "train_steps_per_second",
         "steady_step_ms",
         "eval_seconds",
         "save_seconds",
@@ -257,5 +253,12 @@ mod tests {
         let expected = "{'step': 12345, 'epoch': 0.001482, 'loss': 5.689, 'learning_rate': 0.0004667, 'tokens_per_s': 8639.0, \
                         'peak_mib': None, 'grad_norm': nan}";
         assert_eq!(printed, expected);
+        // What transformers' PrinterCallback prints of an evaluation, and at the end.
+        for split in ["eval", "train"] {
+            let names =
+                ["loss", "runtime", "samples_per_second", "steps_per_second"].map(|name| format!("{split}_{name}"));
+            let row = names.iter().fold(Record::default(), |row, name| row.with(name, 0.5));
+            assert_eq!(brief(&row).to_dict(), row.to_dict());
+        }
     }
 }
