@@ -95,7 +95,31 @@ fn same(a: &Value, b: &Value) -> bool {
 #[test]
 fn a_comparison_is_measured_written_and_made_again() {
     let place = Place::new();
-    let out = succeeds(&mut place.compare(&["--ablate", "--compiled-batch", "5", "--price-per-hour", "3.6"]));
+    // A counter of energy that goes on, and begins again at its range.
+    let zone = place.path("powercap/intel-rapl:0");
+    std::fs::create_dir_all(&zone).unwrap();
+    for (file, text) in [("name", "package-0"), ("max_energy_range_uj", "200000"), ("energy_uj", "0")] {
+        std::fs::write(zone.join(file), text).unwrap();
+    }
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let out = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for tick in 0u64.. {
+                if is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    break;
+                }
+                // Whole at once, as the kernel's file is.
+                std::fs::write(zone.join("next"), (tick * 700 % 200_000).to_string()).unwrap();
+                std::fs::rename(zone.join("next"), zone.join("energy_uj")).unwrap();
+                std::thread::sleep(std::time::Duration::from_micros(200));
+            }
+        });
+        let mut command = place.compare(&["--ablate", "--compiled-batch", "5", "--price-per-hour", "3.6"]);
+        let output = command.env("KILN_POWERCAP", place.path("powercap")).output().unwrap();
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(output.status.success(), "{}", crate::common::text(&output));
+        String::from_utf8(output.stdout).unwrap()
+    });
     let parts = [
         "native-again",
         "compiled-large",
@@ -105,6 +129,8 @@ fn a_comparison_is_measured_written_and_made_again() {
         "passed",
         "noise:",
         "billable s, whole run",
+        "energy Wh, whole run",
+        "energy: that of processors and memory (RAPL) in the steps of each arm",
         "at step 10",
     ];
     for part in parts {
@@ -138,6 +164,10 @@ fn a_comparison_is_measured_written_and_made_again() {
         assert!(number("device_reads_per_step") >= 1.0, "every step is logged");
         let cost = number("billable_seconds") / 3600.0 * 3.6;
         assert!((number("cost") / cost - 1.0).abs() < 1e-9);
+        // At most what the counter can have counted in the time of the steps.
+        let (energy, joules) = (number("energy_wh"), number("joules_per_sample"));
+        let samples = report["whole"]["samples"].as_f64().unwrap();
+        assert!(joules > 0.0 && (energy / (joules * samples / 3600.0) - 1.0).abs() < 1e-9, "{name}: {energy} Wh");
         for (moment, key) in [("steps", "step"), ("tokens", "tokens"), ("seconds", "seconds")] {
             // The mean of the last 5 rows up to the moment.
             let until = report["derived"]["equal"][moment].as_f64().unwrap();
@@ -447,7 +477,10 @@ fn on_the_cpu_this_program_is_both_engines() {
     std::fs::write(&script, format!("#!/bin/sh\ntouch {}\nexit 3\n", place.path("ran").display())).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = place.compare(&["--arms", "native,compiled"]);
-    succeeds(command.env("KILN_COMPILED", &script).env("KILN_NATIVE", &script));
+    command.env("KILN_COMPILED", &script).env("KILN_NATIVE", &script);
+    let out = succeeds(command.env("KILN_POWERCAP", place.path("none")));
+    assert_eq!(out.matches("energy: not counted: ").count(), 1, "{out}");
+    assert!(out.contains("/none has no counter of a processor") && !out.contains("energy Wh"), "{out}");
     assert!(!place.path("ran").exists(), "a program that nobody has checked was run");
 }
 

@@ -53,6 +53,7 @@ const CRATES: [(&str, &[&str]); 5] = [
             "clock",
             "cache",
             "device_error",
+            "energy",
             "files",
             "host",
             "metrics",

@@ -35,6 +35,7 @@ mod caught;
 pub mod clock;
 pub mod cache;
 pub mod device_error;
+pub mod energy;
 pub mod files;
 pub mod host;
 pub mod metrics;

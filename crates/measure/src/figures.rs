@@ -24,6 +24,8 @@ pub struct Window {
     pub device_reads: Option<u64>,
     /// Kernel launches, where they are known.
     pub kernel_launches: Option<u64>,
+    /// Joules, where they were counted.
+    pub joules: Option<f64>,
 }
 
 impl Window {
@@ -38,6 +40,7 @@ impl Window {
             parts: Some(Parts::over(&steps.iter().map(StepTimes::parts).collect::<Vec<_>>(), mean)),
             device_reads: Some(sum(|step| step.device_reads)),
             kernel_launches: steps.iter().map(|step| step.kernel_launches).sum(),
+            joules: steps.iter().map(|step| step.joules).sum(),
         }
     }
 
@@ -116,6 +119,9 @@ pub struct SpeedFigures {
     /// Kernel launches in a step, mean; the kernels of a captured step count, though one call
     /// replays them all. 0 on the CPU, where an operation is a call.
     pub kernel_launches_per_step: Option<f64>,
+    /// Joules of the processors and their memory for an example, mean, where they were counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub joules_per_sample: Option<f64>,
 }
 
 impl SpeedFigures {
@@ -137,6 +143,11 @@ impl SpeedFigures {
             parts_ms: (!parts.is_empty()).then(|| Parts::over(&parts, median)),
             device_reads_per_step: a_step(|window| window.device_reads),
             kernel_launches_per_step: a_step(|window| window.kernel_launches),
+            joules_per_sample: {
+                let counted = windows.iter().filter_map(|window| Some((window.joules?, window.samples as f64)));
+                let (joules, samples) = counted.fold((0.0, 0.0), |sum, window| (sum.0 + window.0, sum.1 + window.1));
+                finite(joules / samples)
+            },
         }
     }
 }

@@ -269,6 +269,7 @@ fn windows_of_log(rows: &[LossRow]) -> Windows {
             parts: None,
             device_reads: None,
             kernel_launches: None,
+            joules: None,
         }
     });
     (windows.filter(|window| window.steps > 0 && window.samples > 0).collect(), first, 0)

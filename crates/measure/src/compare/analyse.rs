@@ -344,6 +344,10 @@ fn describe(arm: &MeasuredArm, experiment: &Experiment) -> ArmReport {
         last_loss: loss.last().map(|point| point.loss),
         loss_at_equal: None,
         billable_seconds,
+        energy_wh: figures
+            .joules_per_sample
+            .zip(experiment.whole.map(|whole| whole.samples).or_else(|| first.map(|run| run.samples)))
+            .map(|(joules, samples)| joules * samples as f64 / 3600.0),
         cost: billable_seconds.zip(experiment.price_per_hour).map(|(seconds, price)| seconds / 3600.0 * price),
         seconds_to_target: None,
         loss,

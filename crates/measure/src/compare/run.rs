@@ -9,6 +9,7 @@ use kiln::config::{CompilerMode, DeviceKind, EvalStrategy, RunConfig, SaveStrate
 use kiln::engine::device;
 use kiln::engine::handover::Engine;
 use kiln::plan::{RunPlan, TrainPlan};
+use kiln_core::energy::Counters;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_json;
 use kiln_core::process::scratch;
@@ -91,6 +92,7 @@ pub fn run(
     notes.push(note);
     notes.push("token cache: warm, the text was tokenised before the first run".into());
     notes.push(tuning_cache(is_cpu)?);
+    notes.push(energy(is_cpu));
     if arms.iter().any(|arm| arm.config.trainer.compiler_mode() == CompilerMode::Compiled) {
         verify(base)?;
     }
@@ -275,6 +277,16 @@ fn check_arms(
         }
     }
     Ok(expected)
+}
+
+/// The energy of the report, or why it has none.
+fn energy(is_cpu: bool) -> String {
+    match Counters::open() {
+        Err(why) => format!("energy: not counted: {why}"),
+        Ok(_) if !is_cpu => "energy: not counted: Kiln reads the counters of processors, and this is a GPU".into(),
+        Ok(_) => "energy: that of processors and memory (RAPL) in the steps of each arm, whatever else the machine did"
+            .into(),
+    }
 }
 
 /// Whether the first runs find what earlier ones have tuned.

@@ -419,6 +419,7 @@ fn table(report: &Report) -> Table {
     rows.number("s to the target loss", 1, |arm| arm.seconds_to_target);
     rows.number("billable s, whole run", 0, |arm| arm.billable_seconds);
     rows.number("cost, whole run", 4, |arm| arm.cost);
+    rows.number("energy Wh, whole run", 4, |arm| arm.energy_wh);
     rows.table(|arm| &arm.name)
 }
 

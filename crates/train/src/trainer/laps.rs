@@ -14,6 +14,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kiln_core::energy::Counters;
 use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +82,10 @@ pub struct StepTimes {
     pub held_up: bool,
     /// The device had finished all work of the step when the step ended.
     pub synced: bool,
+    /// Joules of the processors and their memory in the step, evaluation and saving included, where
+    /// they can be read and the step is computed there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joules: Option<f64>,
     /// The loss of the step, where it was read back; `steps.jsonl` does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
@@ -169,6 +174,7 @@ struct Open {
     shapes: BTreeSet<Shape>,
     kernels: NewKernels,
     before: (u64, u64),
+    energy: Option<Counters>,
     step: StepTimes,
 }
 
@@ -178,6 +184,8 @@ impl Laps {
         if let Some(open) = &mut self.0 {
             open.start += waited;
             open.step.held_up = waited >= HELD_UP;
+            // What others have taken meanwhile is no part of the step.
+            open.energy.as_mut().and_then(Counters::take);
         }
     }
 }
@@ -195,6 +203,7 @@ impl Observer for Laps {
             shapes: BTreeSet::new(),
             kernels: NewKernels::start(),
             before: (progress.samples, progress.tokens),
+            energy: Counters::open().ok().filter(|_| is_synchronous),
             step: StepTimes::default(),
         });
         Ok(())
@@ -227,6 +236,7 @@ impl Observer for Laps {
         let computing = step.forward_ms + step.backward_ms + step.update_ms;
         step.step_ms = step.data_ms + computing + step.communicate_ms + step.sync_ms;
         step.synced = open.is_synchronous || read;
+        step.joules = open.energy.as_mut().and_then(Counters::take);
         let line = serde_json::to_string(&step).map_err(|error| Error::data(format!("{STEP_TIMES}: {error}")))?;
         let written = writeln!(open.file, "{line}").and_then(|()| if read { open.file.flush() } else { Ok(()) });
         written.map_err(|error| Error::io(format!("write {}", open.path.display()), &error))
