@@ -82,6 +82,13 @@ pub enum TokenIndices {
     OfModules(BTreeMap<String, Vec<usize>>),
 }
 
+impl Schema for TokenIndices {
+    fn schema() -> Value {
+        let indices = json!({ "type": "array", "items": usize::schema() });
+        json!({ "anyOf": [indices, { "type": "object", "additionalProperties": indices }] })
+    }
+}
+
 impl TokenIndices {
     /// How many there are.
     pub fn len(&self) -> usize {

@@ -93,7 +93,15 @@ fn a_panic_that_is_caught_on_a_device_thread_stops_the_run() {
         report["shapes"][0],
         serde_json::json!({"rows": 1, "tokens": 3, "padded": false, "batches": 7, "first_step": 1})
     );
-    for file in ["plan.toml", "metrics.jsonl", "run.log"] {
+    // The choices by which the run computed.
+    let choices = &report["choices"];
+    assert!(choices["threads"].as_u64().unwrap() >= 1, "{choices}");
+    assert!(["f32", "avx512-bf16", "amx-bf16"].contains(&choices["bf16_products"].as_str().unwrap()), "{choices}");
+    let operators = choices["operators"].as_array().unwrap();
+    assert_eq!(operators.len(), 8, "{choices}");
+    assert!(operators.iter().all(|it| it["form"] == "plain" && it["because"].is_string()), "{choices}");
+    assert!(report["tunings"].is_null(), "a CPU tunes no kernels");
+    for file in ["plan.toml", "metrics.jsonl", "provenance.json", "run.log"] {
         assert!(run.join("fault").join(file).is_file(), "{file}");
     }
     assert!(std::fs::read_to_string(run.join("run.log")).unwrap().contains("marked as suspect: [6]"));

@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_has_the_entry_of_its_key_its_table_or_its_Section() {
+    fn a_setting_has_the_entry_of_its_key_its_table_or_its_section() {
         for (setting, name, resume) in [
             ("trainer.optim", "trainer.optim", Resume::Bound),
             ("trainer.optim_args.momentum", "trainer.optim_args", Resume::Bound),

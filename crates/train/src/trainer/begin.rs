@@ -26,6 +26,8 @@ use super::state::TrainState;
 use super::step_closures::StepClosures;
 use super::stopping::check_signals_at_start;
 use super::warmup::{self, Warmed};
+#[cfg(feature = "compiler")]
+use crate::engine::compiler::records::Session;
 use crate::engine::launches::NewKernels;
 use crate::engine::settings::DeviceKind;
 use crate::optim::scaler::{LossScaler, ScalerConfig};
@@ -108,6 +110,8 @@ impl<T: TrainingTask> Trainer<T> {
             }
         }
         self.verifying.verified = progress.step;
+        #[cfg(feature = "compiler")]
+        let is_gpu = self.session.plan().engine.device.kind != DeviceKind::Cpu;
         Ok(Training {
             progress,
             control,
@@ -123,6 +127,8 @@ impl<T: TrainingTask> Trainer<T> {
             shapes,
             kernels,
             closures: StepClosures::default(),
+            #[cfg(feature = "compiler")]
+            tunings: (is_gpu && watch.is_none()).then(Session::start),
             watch,
             history: History::default(),
         })

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{write_json, write_whole};
+use kiln_core::host;
 use kiln_core::words::duration;
 use kiln_models::Operator;
 use serde_json::{Value, json};
@@ -67,11 +68,7 @@ impl Watch {
             "device": plan.engine.device.describe(),
             "steps": step,
             "parts": plan.engine.parts,
-            "operators": operators.iter().map(|(operator, why)| json!({
-                "operator": operator.name(),
-                "form": if why.is_none() { "fused" } else { "plain" },
-                "because": why,
-            })).collect::<Value>(),
+            "operators": operators_to_json(&operators),
             "shapes": shapes.to_json(),
             "device_reads": reads.sites().iter().map(|(site, count)| json!({ "site": site, "reads": count })).collect::<Value>(),
             "burn": device,
@@ -90,6 +87,24 @@ impl Watch {
 fn operators(plan: &TrainPlan) -> Vec<(Operator, Option<String>)> {
     let why = |operator: Operator| plan.engine.plain_operators.get(operator.name()).cloned();
     Operator::ALL.into_iter().map(|operator| (operator, why(operator))).collect()
+}
+
+fn operators_to_json(operators: &[(Operator, Option<String>)]) -> Value {
+    let operator = |(operator, why): &(Operator, Option<String>)| {
+        let form = if why.is_none() { "fused" } else { "plain" };
+        json!({ "operator": operator.name(), "form": form, "because": why })
+    };
+    operators.iter().map(operator).collect()
+}
+
+/// The choices by which the run of `plan` computes: the form of each operator, and on a CPU the
+/// instructions of products in bf16 and the threads.
+pub(super) fn choices(plan: &TrainPlan) -> Value {
+    json!({
+        "operators": operators_to_json(&operators(plan)),
+        "bf16_products": plan.engine.device.bf16_products.map(|unit| unit.name()),
+        "threads": host::threads(),
+    })
 }
 
 /// Rows that are shown of what may have many; the file has all.

@@ -9,10 +9,14 @@ use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::write_json;
 use serde_json::json;
 
+use super::debug;
 use super::run::Training;
 use crate::engine::compiler;
+#[cfg(feature = "compiler")]
+use crate::engine::compiler::records::Session;
 use crate::engine::handover::Engine;
 use crate::plan::TrainPlan;
+use crate::provenance;
 use crate::run_folder::{FAULT, RUN_LOG, RunFolder, checkpoint};
 
 /// Whether a run that ends with `error` may have computed nonsense before it.
@@ -64,9 +68,13 @@ fn write_bundle(
     const REPORT: &str = "report.json";
     // The run of a program has no config.
     let planned = if folder.path().join("plan.toml").is_file() { "plan.toml" } else { crate::plan::FILE };
-    let copied = [planned, "metrics.jsonl", compiler::decision::FILE, RUN_LOG];
+    let copied = [planned, "metrics.jsonl", compiler::decision::FILE, provenance::FILE, RUN_LOG];
     folder.manifest.list(copied.iter().chain(&[REPORT]).map(|name| Path::new(FAULT).join(name)))?;
     fs::create_dir_all(&target).map_err(|error| io(&target, &error))?;
+    #[cfg(feature = "compiler")]
+    let tunings = run.tunings.as_ref().map(Session::read);
+    #[cfg(not(feature = "compiler"))]
+    let tunings = serde_json::Value::Null;
     let report = json!({
         "error": error.to_string(),
         "exit_code": error.exit_code(),
@@ -81,6 +89,8 @@ fn write_bundle(
             "engine": Engine::this(),
             "active": plan.engine.parts,
         },
+        "choices": debug::choices(plan),
+        "tunings": tunings,
         "data_position": run.position,
         "seed": plan.run.seed,
         "kiln_version": env!("CARGO_PKG_VERSION"),

@@ -19,6 +19,8 @@ use super::losses::Losses;
 use super::saver::Saver;
 use super::shapes::Shapes;
 use super::step_closures::StepClosures;
+#[cfg(feature = "compiler")]
+use crate::engine::compiler::records::Session;
 use crate::optim::scaler::Verdict;
 use crate::plan::TrainPlan;
 use crate::run_folder::{
@@ -49,6 +51,9 @@ pub(super) struct Training {
     pub(super) closures: StepClosures<'static>,
     /// Looks at the compiler, where `compiler.debug` asks for it.
     pub(super) watch: Option<Watch>,
+    /// Records of the tuning of kernels, for a fault; `watch` has its own.
+    #[cfg(feature = "compiler")]
+    pub(super) tunings: Option<Session>,
     /// `trainer_state.json`.
     pub(super) history: History,
 }
