@@ -12,6 +12,8 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops as Step, OpsKind};
 use burn::backend::tensor::FloatTensor;
 
+use super::trace;
+
 /// The state that an operator's forward leaves for its backward.
 pub(super) trait Differentiate<B: Backend>: Clone + Debug + Send + 'static {
     /// The gradients of the inputs, in the order in which [`Call::input`] took them, of the
@@ -65,7 +67,8 @@ fn recorded<B: Backend, C: CheckpointStrategy, S: Differentiate<B>, const N: usi
     state: S,
 ) -> FloatTensor<Autodiff<B, C>> {
     let inputs: [NodeGuard; N] = inputs.try_into().expect("`record` has counted them");
-    match Recorded(PhantomData::<fn() -> S>).prepare::<C>(inputs).compute_bound().stateful() {
+    let operator = trace::current().unwrap_or_default();
+    match (Recorded { operator, state: PhantomData::<fn() -> S> }).prepare::<C>(inputs).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => prepared.finish(state, output),
         OpsKind::UnTracked(prepared) => prepared.finish(output),
     }
@@ -73,12 +76,17 @@ fn recorded<B: Backend, C: CheckpointStrategy, S: Differentiate<B>, const N: usi
 
 /// A call of an operator whose backward starts from the state `S`.
 #[derive(Debug)]
-struct Recorded<S>(PhantomData<fn() -> S>);
+struct Recorded<S> {
+    /// Its name, where calls are timed.
+    operator: &'static str,
+    state: PhantomData<fn() -> S>,
+}
 
 impl<B: Backend, S: Differentiate<B>, const N: usize> Backward<B, N> for Recorded<S> {
     type State = S;
 
     fn backward(self, step: Step<S, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let _time = trace::backward(self.operator);
         let dy = grads.consume::<B>(&step.node);
         let tracked = step.parents.each_ref().map(Option::is_some);
         for (parent, grad) in step.parents.into_iter().zip(step.state.gradients(dy, &tracked)) {

@@ -57,6 +57,7 @@ pub mod rotary;
 mod simd;
 pub mod swiglu;
 pub mod threads;
+pub mod trace;
 
 use burn::tensor::Device;
 pub use compute::{Compute, Operand, Pass};

@@ -227,6 +227,77 @@ fn what_does_not_fit_is_refused() {
 }
 
 /// `--set trainer.NAME=VALUE` for each.
+/// The events of `trace.json` lie in one another, and the parts of a step add up to it.
+#[test]
+fn a_profile_of_some_steps_shows_parts_and_operators() {
+    for compiler in ["native", "compiled"] {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "clm");
+        let profile = ["--compiler", compiler, "--set", "trainer.profile_steps=[3, 4]"];
+        let said = succeeds(&mut train(folder.path(), "run", &profile));
+        assert!(said.contains("profile of steps 3 to 4: run/trace.json"), "{said}");
+        let trace = crate::common::json(&folder.path().join("run/trace.json"));
+        let events = trace["traceEvents"].as_array().unwrap();
+        // In whole nanoseconds.
+        let span = |event: &serde_json::Value| {
+            let nanos = |name: &str| (event[name].as_f64().unwrap() * 1e3).round() as i64;
+            (nanos("ts"), nanos("ts") + nanos("dur"))
+        };
+        let of = |category: &str| {
+            let of_category = events.iter().filter(|event| event["cat"] == category);
+            of_category.map(|event| (event["name"].as_str().unwrap(), span(event))).collect::<Vec<_>>()
+        };
+        let (steps, parts, calls) = (of("step"), of("part"), of("operator"));
+        assert_eq!(steps.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["step 3", "step 4"]);
+        let within = |(from, to): (i64, i64), (outer_from, outer_to): (i64, i64)| outer_from <= from && to <= outer_to;
+        let apart = |a: (i64, i64), b: (i64, i64)| a.1 <= b.0 || b.1 <= a.0;
+        let all = [&steps[..], &parts, &calls].concat();
+        for (index, (name, one)) in all.iter().enumerate() {
+            for (other_name, other) in &all[index + 1..] {
+                let nested = within(*one, *other) || within(*other, *one) || apart(*one, *other);
+                assert!(nested, "{name} {one:?} and {other_name} {other:?} overlap");
+            }
+        }
+        for (_, step) in &steps {
+            let inner = |spans: &[(&str, (i64, i64))]| {
+                spans
+                    .iter()
+                    .filter(|(_, span)| within(*span, *step))
+                    .map(|(name, span)| ((*name).to_owned(), *span))
+                    .collect::<Vec<_>>()
+            };
+            let (parts, calls) = (inner(&parts), inner(&calls));
+            for name in ["data", "forward", "backward", "update"] {
+                assert!(parts.iter().any(|(part, _)| part == name), "{name} of {parts:?}");
+            }
+            // Those that lie in no other one, and what lies between them, are the step.
+            let outer =
+                parts.iter().filter(|(_, span)| !parts.iter().any(|(_, other)| other != span && within(*span, *other)));
+            let sum = outer.map(|(_, (from, to))| to - from).sum::<i64>();
+            assert!(sum > 0 && sum <= step.1 - step.0, "{sum} of {step:?}");
+            // The plain loss is no operator of its own.
+            let loss = (compiler == "compiled").then_some("cross_entropy");
+            for name in ["embedding", "layer_norm", "linear", "attention"].into_iter().chain(loss) {
+                let call = calls.iter().find(|(call, _)| *call == name);
+                let (_, span) = call.unwrap_or_else(|| panic!("{name} of {calls:?}"));
+                assert!(parts.iter().any(|(_, part)| within(*span, *part)), "{name} lies in a part");
+            }
+        }
+        let backward = events.iter().filter(|event| event["args"]["pass"] == "backward").count();
+        assert_eq!(backward > 0, compiler == "compiled", "operators of the fused form have a backward of their own");
+        // Overwriting the run takes the file away with it.
+        succeeds(&mut train(folder.path(), "run", &["--set", "run.on_existing=overwrite"]));
+        assert!(!folder.path().join("run/trace.json").exists());
+    }
+    let messages = messages!();
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    for window in ["[4, 3]", "[0, 3]", "[1]"] {
+        let window = format!("trainer.profile_steps={window}");
+        messages.fails(train(folder.path(), "run", &["--set", &window]), 2);
+    }
+}
+
 fn set<'a>(settings: &[&'a str]) -> Vec<&'a str> {
     settings.iter().flat_map(|setting| ["--set", *setting]).collect()
 }

@@ -68,6 +68,12 @@ impl<T: Schema> Schema for Vec<T> {
     }
 }
 
+impl<T: Schema, const N: usize> Schema for [T; N] {
+    fn schema() -> Value {
+        json!({ "type": "array", "items": T::schema(), "minItems": N, "maxItems": N })
+    }
+}
+
 /// The schema of a choice among `names`, each with its documentation, or among other spellings of
 /// them.
 pub fn choice(names: &[(&str, &str)], spellings: &[&str]) -> Value {

@@ -13,12 +13,12 @@ use burn::backend::{Backend, Dispatch, ExtensionType, Flex, backend_extension};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use rayon::prelude::*;
 
-use super::Form;
 use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::list::TensorList;
 use super::simd::{fma, sum, vectorised};
+use super::{Form, trace};
 
 /// Elements in a block of work.
 const BLOCK: usize = 16_384;
@@ -122,6 +122,7 @@ impl Parameters {
     /// For a parameter whose kind has no update and a scale of another length, and on a device
     /// without fused kernels (see [`Ops::fused`](super::Ops::fused)).
     pub fn update(self, updates: &[Update], scale: &Tensor<1>) -> Updated {
+        let _time = trace::call("adamw");
         let factors = factors(updates, &scale.device());
         let State { values, exp_avgs, exp_avg_sqs } = <Dispatch as AdamWOp>::update(self.inputs(factors, scale));
         Updated(values.0.into_iter().zip(exp_avgs.0.into_iter().zip(exp_avg_sqs.0)).collect())

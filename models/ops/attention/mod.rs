@@ -19,7 +19,7 @@ use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::dropout::DropoutRng;
-use super::{Form as OpForm, Operator, Ops};
+use super::{Form as OpForm, Operator, Ops, trace};
 use plain::{causal_mask, local_mask, merge_heads, padding_mask, split_heads};
 
 /// Query, key and value, as the projections before the attention leave them.
@@ -237,6 +237,7 @@ impl<'a> Attention<'a> {
     }
 
     pub(super) fn written(self, dtype: FloatDType, qkv: Qkv, mask: &Mask) -> Tensor<2> {
+        let _time = trace::call("attention");
         let kernels = DeviceKernels::on(&self.check(&qkv, mask));
         match &mask.form {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone(), mask.unseen.clone()),

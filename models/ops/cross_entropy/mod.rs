@@ -29,7 +29,7 @@ use super::flex::{self, FlexTensor};
 use super::list::Optional;
 use super::products::{self, Factor, Matrix, Operands, Output, Rounding};
 use super::simd::{exp_shifted, max, sum, vectorised};
-use super::{Form, Operator, Ops};
+use super::{Form, Operator, Ops, trace};
 
 /// Projection onto the vocabulary and cross-entropy of the logits: its inputs.
 #[derive(Debug, Clone)]
@@ -64,6 +64,7 @@ impl CrossEntropy {
     /// tensors on different devices.
     pub fn sum(self, ops: Ops) -> Tensor<1> {
         let form = ops.form(Operator::CrossEntropy);
+        let _time = trace::call("cross_entropy");
         self.check(form);
         match form {
             Form::Plain => self.plain(),

@@ -24,7 +24,7 @@ use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::simd::{fma, vectorised};
-use super::{Form, Operator, Ops};
+use super::{Form, Operator, Ops, trace};
 use masks::Numbered;
 
 /// Where the dropout of a forward pass takes its random numbers from.
@@ -116,6 +116,7 @@ impl DropoutSeeds {
 /// f32.
 pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2> {
     let form = rng.form(ops.form(Operator::Dropout));
+    let _time = trace::call("dropout");
     let contract = Contract::new("dropout", form, x.device());
     let dims = contract.matrix("x", &x);
     contract.floats("x", &x, dims, DType::F32);
@@ -145,6 +146,7 @@ pub fn bias_dropout_residual(
     ops: Ops,
 ) -> Tensor<2> {
     let form = rng.form(ops.form(Operator::Dropout));
+    let _time = trace::call("bias_dropout_residual");
     let contract = Contract::new("bias_dropout_residual", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
     contract.floats("x", &x, [rows, width], DType::F32);

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
-use super::{Form, Operator, Ops};
+use super::{Form, Operator, Ops, trace};
 
 /// The rows of `table [num, features]` that `ids [n]` name: `[n, features]`. The row `padding_idx`
 /// gets no gradient from being looked up, as in torch's `Embedding`.
@@ -28,6 +28,7 @@ use super::{Form, Operator, Ops};
 /// different devices.
 pub fn embedding(table: Tensor<2>, ids: Tensor<1, Int>, padding_idx: Option<usize>, ops: Ops) -> Tensor<2> {
     let form = ops.form(Operator::Embedding);
+    let _time = trace::call("embedding");
     let contract = Contract::new("embedding", form, table.device());
     let [num, width] = contract.matrix("table", &table);
     contract.floats("table", &table, [num, width], DType::F32);

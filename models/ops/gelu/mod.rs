@@ -20,7 +20,7 @@ use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
-use super::{Form, Operator, Ops};
+use super::{Form, Operator, Ops, trace};
 
 /// Element-wise, any shape (Hendrycks & Gimpel 2016, both forms). Written out, because the
 /// derivative that Burn 0.22.1 uses by default for its own erf GELU is that of the tanh form.
@@ -56,6 +56,7 @@ pub(super) fn written(dtype: FloatDType, x: Tensor<2>, bias: Tensor<1>, kind: Ac
     if !has_kernel && dtype != x.dtype().into() {
         return bias_gelu(x, bias, kind, ops).cast(dtype);
     }
+    let _time = trace::call("gelu");
     let contract = Contract::new("bias_gelu", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
     let of_x = contract.operand("x", &x);

@@ -13,10 +13,10 @@ use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 
-use super::Form;
 use super::adamw::{self, Inputs, Parameters, State, Update};
 use super::contract::Contract;
 use super::list::TensorList;
+use super::{Form, trace};
 
 /// Tensors that were written to, to be held.
 pub struct Written(#[allow(dead_code)] Box<dyn Any>); // nobody looks at them: holding them is the use
@@ -98,6 +98,7 @@ impl DeviceUpdates {
 /// # Panics
 /// For a parameter whose kind has no update, and a scale of another length.
 pub fn update(parameters: Parameters, updates: &DeviceUpdates, scale: &Tensor<1>) -> Written {
+    let _time = trace::call("adamw");
     let written = <Dispatch as InPlaceOp>::adamw(parameters.inputs(updates.0.clone(), scale));
     Written(Box::new(written))
 }

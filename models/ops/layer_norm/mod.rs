@@ -23,7 +23,7 @@ use super::flex::{self, FlexTensor};
 use super::list::Optional;
 use super::products::Shared;
 use super::simd::{fma, sum, sum_pairs, vectorised};
-use super::{Form, Operator, Ops};
+use super::{Form, Operator, Ops, trace};
 
 /// Layer normalisation over the last dimension (Ba et al. 2016) of `x`, plus `residual` if there is
 /// one, statistics in f32 and the biased variance, as torch's.
@@ -72,6 +72,7 @@ fn normalised(
     ops: Ops,
 ) -> Tensor<2> {
     let form = ops.form(Operator::LayerNorm);
+    let _time = trace::call("layer_norm");
     let contract = Contract::new("layer_norm", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
     contract.floats("x", &x, [rows, width], DType::F32);

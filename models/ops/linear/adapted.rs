@@ -17,7 +17,7 @@ use crate::ops::contract::Contract;
 use crate::ops::dropout::{self, DropoutKernel, DropoutRng};
 use crate::ops::list::Optional;
 use crate::ops::products::Operands;
-use crate::ops::{Form, Ops};
+use crate::ops::{Form, Ops, trace};
 
 /// The layer: its weight and what stands beside it.
 #[derive(Debug, Clone)]
@@ -47,6 +47,7 @@ pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: Dropo
     let Adapted { weight, a, b, scaling, dropout, operands } = layer;
     let dtype = operands.dtype;
     let form = rng.form(super::form(dtype, &x, ops));
+    let _time = trace::call("lora");
     let contract = Contract::new("adapted", form, x.device());
     let width = super::factors(&contract, FloatDType::F32, &x, &weight);
     let ([_, inner], [_, rank]) = (x.dims(), contract.matrix("a", &a));

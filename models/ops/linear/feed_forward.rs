@@ -29,7 +29,7 @@ use crate::ops::gelu::{self, GeluKernel};
 use crate::ops::list::Optional;
 use crate::ops::products::{self, BLOCK_ROWS, Operands, Rounding, Shared, Sums};
 use crate::ops::simd::vectorised;
-use crate::ops::{Form, Operator, Ops};
+use crate::ops::{Form, Operator, Ops, trace};
 
 /// The block: two layers and the activation between them.
 #[derive(Debug, Clone)]
@@ -67,6 +67,7 @@ pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
     let FeedForward { weights: [first, second], inner_bias, bias, activation, operands } = block;
     let dtype = operands[0].dtype;
     let form = if is_fused(dtype, &x, ops) { Form::Fused } else { Form::Plain };
+    let _time = trace::call("feed_forward");
     let contract = Contract::new("feed_forward", form, x.device());
     contract.ensure(operands[1].dtype == dtype, "operands", "operands of one type", operands[1].dtype);
     let inner = super::factors(&contract, dtype, &x, &first);

@@ -22,7 +22,7 @@ use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::list::Optional;
 use super::products::{self, Operands, Output};
-use super::{Form, Operator, Ops};
+use super::{Form, Operator, Ops, trace};
 pub use adapted::{Adapted, adapted};
 pub use feed_forward::{FeedForward, feed_forward, is_fused};
 
@@ -44,6 +44,7 @@ pub fn linear(
     let operands = operands.into();
     let dtype = operands.dtype;
     let form = form(dtype, &x, ops);
+    let _time = trace::call("linear");
     let contract = Contract::new(if bias.is_some() { "linear" } else { "product" }, form, x.device());
     let width = factors(&contract, dtype, &x, &weight);
     if let Some(bias) = &bias {

@@ -28,7 +28,7 @@ use kiln_core::schema::{Schema, Value};
 use kiln_core::values::{count, count_or_minus_one, number_or_minus_one, seed, some_count, strings};
 use kiln_core::variables;
 pub use names::{EvalStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy};
-use ranges::{AtLeast, Steps, duration, folder, line, weights};
+use ranges::{AtLeast, Steps, duration, folder, line, weights, window};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use values::integrations;
@@ -160,6 +160,11 @@ kiln_core::keys! {
         /// `none`. Default: `none`.
         #[serde(deserialize_with = "integrations", skip_serializing_if = "Vec::is_empty")]
         report_to: Vec<Integration> = Vec::new(), Free hf, Spelled(any, all_or_none);
+        /// The first and the last step whose time is shown part by part and operator by operator in
+        /// `trace.json` of the run folder, for chrome://tracing or Perfetto: `[10, 12]`. Looking
+        /// takes a little time of these steps. Default: none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        profile_steps: Option<[u64; 2]> = None, Free, window;
         /// When to evaluate. Default: `no`.
         eval_strategy: EvalStrategy = EvalStrategy::No, Free hf;
         /// With `eval_strategy = "steps"`: every so many steps, or a ratio, samples or tokens.

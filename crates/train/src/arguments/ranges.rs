@@ -15,6 +15,19 @@ pub(super) fn duration(key: &str, value: &Option<f64>) -> Checked {
     value.map_or(Ok(()), |value| at_most(key, value, MAX_STEPS as f64))
 }
 
+/// A first and a last step.
+pub(super) fn window(key: &str, window: &Option<[u64; 2]>) -> Checked {
+    match window {
+        Some([first, last]) if *first == 0 || first > last => {
+            let message = format!(
+                "expected a first step of 1 or more and a last one that is not before it, got [{first}, {last}]"
+            );
+            Err(Complaint::new(key, message))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Optimizer steps of a run.
 pub(super) struct Steps;
 

@@ -383,6 +383,7 @@ fn work(trainer: &TrainingArguments, step_size: StepSize) -> Result<(EvaluationP
         steps: logging_steps,
         first_step: trainer.logging_first_step,
         report_to: trainer.report_to.clone(),
+        profile_steps: trainer.profile_steps,
     };
     Ok((evaluation, logging, SavingPlan::of(trainer, save_steps)))
 }

@@ -313,6 +313,9 @@ pub struct LoggingPlan {
     pub first_step: bool,
     /// Where else to.
     pub report_to: Vec<Integration>,
+    /// The first and the last step that a profile shows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile_steps: Option<[u64; 2]>,
 }
 
 /// When checkpoints are written, which of them stay, and which is the best.

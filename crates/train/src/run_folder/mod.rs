@@ -37,7 +37,7 @@ use self::checkpoint::{Checkpoint, State, keep};
 use self::manifest::{LOCK, Listed, MODEL, MODEL_ASIDE, Manifest};
 use self::names::EVENT_FILES;
 pub use self::names::{
-    COMPILER, COMPILER_FILES, FAULT, LOGS, MLFLOW, PREDICTIONS, RUN_LOG, STEP_TIMES, TENSORBOARD, log_of,
+    COMPILER, COMPILER_FILES, FAULT, LOGS, MLFLOW, PREDICTIONS, RUN_LOG, STEP_TIMES, TENSORBOARD, TRACE, log_of,
 };
 pub use self::page::{CONFUSION, ConfusionFile, PAGE, SAMPLES};
 pub use self::promise::Promise;
@@ -525,6 +525,7 @@ fn written_by(plan: &TrainPlan) -> Vec<PathBuf> {
     let mut files = FILES.map(PathBuf::from).to_vec();
     files.extend((1..plan.batch.devices.count).map(log_of));
     files.extend(plan.engine.decision.as_ref().map(|_| compiler::decision::FILE.into()));
+    files.extend(plan.logging.profile_steps.map(|_| TRACE.into()));
     if plan.engine.debug {
         files.extend(COMPILER_FILES.map(|name| Path::new(COMPILER).join(name)));
     }

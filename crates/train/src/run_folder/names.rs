@@ -16,6 +16,9 @@ pub fn log_of(rank: usize) -> PathBuf {
 /// The time of every step by part, one line a step.
 pub const STEP_TIMES: &str = "steps.jsonl";
 
+/// The profile of some steps.
+pub const TRACE: &str = "trace.json";
+
 /// The predictions of `trainer.do_predict`.
 pub const PREDICTIONS: &str = "predict_results.jsonl";
 

@@ -17,6 +17,7 @@ use super::kernels::Kernels;
 use super::logging::Logging;
 use super::losses::Losses;
 use super::observer::Part;
+use super::profile::Profile;
 use super::run::Training;
 use super::run_log::RunLog;
 use super::saver::Saver;
@@ -130,6 +131,7 @@ impl<T: TrainingTask> Trainer<T> {
             #[cfg(feature = "compiler")]
             tunings: (is_gpu && watch.is_none()).then(Session::start),
             watch,
+            profile: Profile::of(self.session.plan().logging.profile_steps),
             history: History::default(),
         })
     }

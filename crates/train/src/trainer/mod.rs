@@ -30,6 +30,7 @@ mod log;
 mod logging;
 mod losses;
 pub mod observer;
+mod profile;
 mod ranks;
 mod recover;
 mod run;

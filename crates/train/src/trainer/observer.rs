@@ -33,6 +33,22 @@ pub enum Part {
     Save,
 }
 
+impl Part {
+    /// Its name in `steps.jsonl` and in a profile.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Communicate => "communicate",
+            Self::Update => "update",
+            Self::Sync => "sync",
+            Self::Evaluation => "evaluation",
+            Self::Save => "save",
+        }
+    }
+}
+
 /// The time of a step by part, and what else of it is counted.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Spent {

@@ -16,6 +16,7 @@ use super::guard::Guard;
 use super::kernels::Kernels;
 use super::logging::Logging;
 use super::losses::Losses;
+use super::profile::Profile;
 use super::saver::Saver;
 use super::shapes::Shapes;
 use super::step_closures::StepClosures;
@@ -54,6 +55,8 @@ pub(super) struct Training {
     /// Records of the tuning of kernels, for a fault; `watch` has its own.
     #[cfg(feature = "compiler")]
     pub(super) tunings: Option<Session>,
+    /// Looks at some steps, where `trainer.profile_steps` asks for it.
+    pub(super) profile: Option<Profile>,
     /// `trainer_state.json`.
     pub(super) history: History,
 }

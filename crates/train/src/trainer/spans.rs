@@ -16,8 +16,10 @@ pub(super) struct Spans(Rc<RefCell<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// The parts of open spans, the innermost last.
-    open: Vec<Part>,
+    /// The parts of open spans and when they began, the innermost last.
+    open: Vec<(Part, Instant)>,
+    /// The spans that have ended, while they are [kept](Spans::keep).
+    kept: Option<Vec<Timed>>,
     /// Time up to here belongs to a part, or to no step.
     last: Instant,
     reads: u64,
@@ -26,6 +28,14 @@ struct State {
     step: Spent,
     /// Time of [`Part::Communicate`] since it was last taken.
     communicated: Duration,
+}
+
+/// A span that has ended, with all that lies within it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timed {
+    pub(super) part: Part,
+    pub(super) began: Instant,
+    pub(super) ended: Instant,
 }
 
 /// Spends time on a part until it is dropped.
@@ -38,7 +48,8 @@ impl Spans {
     pub(super) fn open(&self, part: Part) -> Span {
         let mut state = self.0.borrow_mut();
         state.charge();
-        state.open.push(part);
+        let began = state.last;
+        state.open.push((part, began));
         Span(Rc::clone(&self.0))
     }
 
@@ -50,6 +61,21 @@ impl Spans {
     /// The time since the last step, or since the last span, belongs to no step.
     pub(super) fn skip(&self) {
         self.0.borrow_mut().last = Instant::now();
+    }
+
+    /// Up to when time has been counted.
+    pub(super) fn counted_until(&self) -> Instant {
+        self.0.borrow().last
+    }
+
+    /// Keeps the spans that end from now on.
+    pub(super) fn keep(&self) {
+        self.0.borrow_mut().kept = Some(Vec::new());
+    }
+
+    /// Ends [`keep`](Self::keep): the spans since.
+    pub(super) fn take_kept(&self) -> Vec<Timed> {
+        self.0.borrow_mut().kept.take().unwrap_or_default()
     }
 
     /// Ends the step: what has been spent since the one before it.
@@ -70,7 +96,11 @@ impl Drop for Span {
     fn drop(&mut self) {
         let mut state = self.0.borrow_mut();
         state.charge();
-        state.open.pop();
+        let ended = state.last;
+        let span = state.open.pop().map(|(part, began)| Timed { part, began, ended });
+        if let Some(kept) = &mut state.kept {
+            kept.extend(span);
+        }
     }
 }
 
@@ -78,6 +108,7 @@ impl Default for State {
     fn default() -> Self {
         Self {
             open: Vec::new(),
+            kept: None,
             last: Instant::now(),
             reads: device_reads(),
             launches: kernel_launches(),
@@ -90,7 +121,7 @@ impl Default for State {
 impl State {
     /// Counts what has been spent since the last call as that of the innermost span.
     fn charge(&mut self) {
-        let part = self.open.last().copied().unwrap_or(Part::Sync);
+        let part = self.open.last().map_or(Part::Sync, |(part, _)| *part);
         let now = Instant::now();
         let time = now - std::mem::replace(&mut self.last, now);
         let reads = device_reads();

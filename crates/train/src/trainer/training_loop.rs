@@ -171,6 +171,10 @@ impl<T: TrainingTask> Trainer<T> {
 
         while run.goes_on() {
             self.begin_step(run);
+            let began = self.spans.counted_until();
+            if let Some(profile) = &run.profile {
+                profile.begin_step(run.progress.step + 1, &self.spans);
+            }
             // Forward and backward of the micro-batches, and the update.
             let stepped = self.step(&mut *executor, &mut loader, run)?;
             let after = self.end_step(run, stepped, loader.position())?;
@@ -201,6 +205,12 @@ impl<T: TrainingTask> Trainer<T> {
                 self.save(folder, run, &after, stopping)?;
             }
             self.observer.end_step(&run.progress, &self.spans.end_step(), logs)?;
+            let ends = !run.goes_on() || stopping.is_end();
+            if let Some(profile) = &mut run.profile
+                && let Some(notice) = profile.end_step(after.step, began, &self.spans, ends, folder.path())?
+            {
+                self.notice(&notice);
+            }
             stopping.check_signal(&self.world, run, self.purpose)?;
             (run.control.should_evaluate, run.control.should_save) = (false, false);
             if stopping.ends_early(run, folder, limit) {
