@@ -113,7 +113,11 @@ impl Document {
                 Value::Table(keys) => keys,
                 value => {
                     let message = format!("expected a section [{section}], got {}", shortened(&value));
-                    return Err(document.locate(Complaint::new(&section, message)));
+                    let complaint = Complaint::new(&section, message);
+                    let key = format!("trainer.{section}");
+                    let is_key = TrainingArguments::KEYS.iter().any(|known| known.name == key);
+                    let complaint = if is_key { complaint.help(format!("`{key}` is a key")) } else { complaint };
+                    return Err(document.locate(complaint));
                 }
             };
             document.table.entry(section.as_str()).or_insert_with(|| Value::Table(Table::new()));

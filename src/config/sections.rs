@@ -5,7 +5,7 @@ use std::ops::Bound;
 use std::path::Path;
 
 use kiln_core::choices;
-use kiln_core::choices::unknown_name;
+use kiln_core::choices::unknown_name_near;
 use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, not_empty};
 use kiln_core::ranges::{ABOVE_0, ABOVE_0_TO_1, FROM_0, number, text, texts, whole};
 use kiln_core::saved_dataset::is_saved;
@@ -356,9 +356,8 @@ fn validation(key: &str, value: &Option<Validation>) -> Checked {
 /// Reads a task by its name, with a suggestion for one that does not exist.
 fn task<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Task, D::Error> {
     let given = String::deserialize(deserializer)?;
-    let names = Task::ALL.map(|task| task.to_string());
-    let found = Task::ALL.into_iter().zip(&names).find_map(|(task, name)| (*name == given).then_some(task));
-    found.ok_or_else(|| serde::de::Error::custom(unknown_name("task", &given, names.iter().map(String::as_str))))
+    let unknown = || unknown_name_near("task", &given, &Task::ALL.map(Task::name), Task::nearest(&given));
+    Task::from_name(&given).map_err(|_| serde::de::Error::custom(unknown()))
 }
 
 kiln_core::keys! {

@@ -463,8 +463,10 @@ fn a_plan_without_its_inputs_says_what_it_can() {
         &["model          not known, for clm", "no-model", "no-tokenizer", "nowhere", "optimizer  "],
     );
     // An error of another kind has no outline.
-    let output = place.config("plan", "rows.toml", &["trainer.warmup_steps=9"]).output().unwrap();
-    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+    for set in ["trainer.warmup_steps=9", "model.n_head=3"] {
+        let output = place.config("plan", "rows.toml", &[set]).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{set}");
+    }
 }
 
 #[test]

@@ -71,6 +71,14 @@ fn a_config_that_includes_others_is_searched() {
         |run: &Path| crate::common::rows(run).iter().filter_map(|row| row["loss"].as_f64()).collect::<Vec<_>>();
     let found = losses(&path.join("search/trials/001-native"));
     assert_eq!((found.len(), losses(&again.join("run"))), (4, found));
+    // The folder of a search is that of no run, and its trials are runs.
+    let listed = succeeds(kiln(path).args(["runs", "search"]));
+    assert!(listed.contains("search/trials/001-native"), "{listed}");
+    fails(
+        kiln(path).args(["describe", "search"]),
+        3,
+        &["search: expected the folder of a run, got that of a search", "kiln runs search"],
+    );
 }
 
 #[test]
@@ -211,6 +219,8 @@ fn a_trial_that_fails_is_left_and_mistakes_are_told_before_anything_is_trained()
         "[sweep.parameters]\n\"trainer.learning_rat\" = [1.0]",
         "[sweep.parameters]\n\"trainer.learning_rate\" = [1e-3, -1.0]",
         "methods = \"grid\"\n[sweep.parameters]\n\"a.b\" = [1]",
+        "[sweep.grid]\n\"trainer.learning_rate\" = [1e-3]",
+        "[sweep.parameters]\n\"a.b\" = [1]\n[sweep.asha]\nsteps = 2",
         "[sweep.parameters]\n\"trainer.save_strategy\" = [\"no\"]\n[sweep.asha]\nmin_steps = 2",
     ] {
         messages.given("sweep.toml", text);

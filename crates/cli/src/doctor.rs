@@ -274,8 +274,12 @@ fn hub() -> Option<Line> {
     // Settings that cannot be read are told by the line of the Hub's cache.
     let settings = HubSettings::from_env().ok()?;
     let token = if settings.token.is_some() { "with a token" } else { "without a token" };
-    let offline = if settings.offline { ", and HF_HUB_OFFLINE keeps Kiln from asking it" } else { "" };
-    Some(Line::ok("hub", format!("{}, {token}{offline}", settings.shown_endpoint())))
+    let asked = if settings.offline {
+        ", and HF_HUB_OFFLINE keeps Kiln from asking it"
+    } else {
+        "; the settings are checked, and the Hub is not asked"
+    };
+    Some(Line::ok("hub", format!("{}, {token}{asked}", settings.shown_endpoint())))
 }
 
 /// The Python that `KILN_PYTHON` names, or else `python3`, with transformers.

@@ -6,6 +6,7 @@ use clap::Subcommand;
 use kiln::engine::device;
 use kiln::run_folder::runs::{self, Run};
 use kiln_core::error::{Error, Result};
+use kiln_core::process::shell_quoted;
 use kiln_data::cache;
 
 use super::kernel_archive::{self as archive, Manifest};
@@ -40,6 +41,9 @@ pub(super) fn runs(folder: &Path, json: bool) -> Result<()> {
         return Err(Error::data(format!("{}: there is no such folder, so there are no runs", folder.display()))
             .help("`kiln runs FOLDER` lists the runs in a folder; `kiln train FILE` makes the first one"));
     }
+    // The trials of a search are its runs.
+    let trials = folder.join("trials");
+    let folder = if folder.join("sweep.json").is_file() && trials.is_dir() { &trials } else { folder };
     let mut runs = runs::list(folder)?;
     #[cfg(unix)]
     for (path, run) in &mut runs {
@@ -62,6 +66,13 @@ fn no_run(folder: &Path) -> Result<Run> {
     if folder.is_file() {
         return Err(Error::data(format!("{}: expected the folder of a run, got a file", folder.display()))
             .help("`kiln runs FOLDER` lists the runs in a folder; `kiln plan FILE` describes a config"));
+    }
+    if folder.join("sweep.json").is_file() {
+        let shown = folder.display();
+        return Err(Error::data(format!("{shown}: expected the folder of a run, got that of a search")).help(format!(
+            "`kiln runs {0}` lists its trials, and `kiln report {0}` compares them",
+            shell_quoted(&shown.to_string())
+        )));
     }
     Err(Error::data(format!("{}: there is no run of Kiln's in this folder", folder.display()))
         .help("`kiln runs FOLDER` lists the runs in a folder"))

@@ -70,8 +70,14 @@ macro_rules! choices {
 /// The error for a name that is not among `known`: lists them and suggests the nearest.
 pub fn unknown_name<'a>(what: &str, given: &str, known: impl Iterator<Item = &'a str>) -> Error {
     let known: Vec<&str> = known.collect();
+    let near = nearest(given, known.iter().copied());
+    unknown_name_near(what, given, &known, near)
+}
+
+/// [`unknown_name`] where the name `near` is suggested.
+pub fn unknown_name_near(what: &str, given: &str, known: &[&str], near: Option<&str>) -> Error {
     let error = Error::config(format!("unknown {what} `{given}`: expected one of {}", known.join(", ")));
-    match nearest(given, known) {
+    match near {
         Some(name) => error.help(format!("did you mean `{name}`?")),
         None => error,
     }

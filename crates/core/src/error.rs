@@ -306,9 +306,14 @@ pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -
     candidates
         .into_iter()
         .map(|candidate| {
-            // Jaro and Winkler think little of one slip in a short name: `cvs` for `csv`.
-            let slip = candidate.len() > 2 && strsim::osa_distance(given, candidate) == 1;
-            (if slip { 1.0 } else { strsim::jaro_winkler(given, candidate) }, candidate)
+            // Jaro and Winkler think little of one slip in a short name: `cvs` for `csv`. The name
+            // itself is nearer: what is wrong then stands beside it, such as the ending of a file.
+            let score = match strsim::osa_distance(given, candidate) {
+                _ if given.eq_ignore_ascii_case(candidate) => 2.0,
+                1 if candidate.len() > 2 => 1.0,
+                _ => strsim::jaro_winkler(given, candidate),
+            };
+            (score, candidate)
         })
         .filter(|(score, _)| *score > 0.75)
         .max_by(|a, b| a.0.total_cmp(&b.0))
@@ -369,6 +374,13 @@ mod tests {
         let json = serde_json::json!({ "answer": hostile }).to_string();
         let read = serde_json::from_str::<serde_json::Value>(&printable(&json));
         assert_eq!(read.expect("still JSON")["answer"], hostile);
+    }
+
+    #[test]
+    fn the_nearest_name_is_the_name_itself_then_one_with_a_slip() {
+        assert_eq!(nearest("lm", ["classes", "lm", "lma"]), Some("lm"));
+        assert_eq!(nearest("cvs", ["vs", "csv"]), Some("csv"));
+        assert_eq!(nearest("other", ["csv", "tsv"]), None);
     }
 
     #[test]

@@ -37,7 +37,11 @@ pub fn serde_words(message: &str, map: &str) -> String {
         .or_else(|| between("invalid value: "))
         .and_then(|text| text.rsplit_once(", expected "))
     {
-        return format!("expected {}, got {}", expected_words(expected, map), found_words(got, map));
+        let expected = expected_words(expected, map);
+        let quoted = got.strip_prefix("string \"").and_then(|text| text.strip_suffix('"'));
+        let is_number = expected.contains("number") && quoted.is_some_and(|text| text.parse::<f64>().is_ok());
+        let advice = if is_number { "; leave out the quotes" } else { "" };
+        return format!("expected {expected}, got {}{advice}", found_words(got, map));
     }
     if let Some((got, expected)) = between("invalid length ").and_then(|text| text.split_once(", expected ")) {
         return format!("expected {}, got {got} elements", expected_words(expected, map));
@@ -170,6 +174,10 @@ mod tests {
             ("", "line 1: the JSON ends before a value"),
             ("{\"count\": 1", "line 1, column 11: the JSON ends within an object"),
             ("{\"count\": 1,}", "line 1, column 13: expected no comma before a closing bracket"),
+            (
+                "{\"count\": \"3\"}",
+                "line 1, column 13: expected a whole number that is not negative, got string \"3\"; leave out the quotes",
+            ),
             ("{\n\"count\": -1}", "line 2, column 11: expected a whole number that is not negative, got integer `-1`"),
             ("{\"count\": x}", "line 1, column 11: expected a value: a text in double quotes, a number"),
             ("{\"count\": 1} x", "line 1, column 14: expected the end, got more after the value"),

@@ -5,7 +5,7 @@
 //! `datasets`.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
@@ -38,16 +38,22 @@ pub fn resolve(patterns: &[String], format: DataFormat) -> Result<Vec<PathBuf>> 
     if files.is_empty() { Err(Error::config("expected at least one file, got an empty list")) } else { Ok(files) }
 }
 
-/// The path beside `path` with its ending whose name is nearest to its own.
+/// The path beside `path` that is nearest to it: one of its name whose ending is near, else one of
+/// its ending whose name is near.
 fn near(path: &Path) -> Option<String> {
+    type Part = fn(&Path) -> Option<&OsStr>;
+    let text = |part: Part, path: &Path| part(path).unwrap_or_default().to_string_lossy().into_owned();
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let beside = fs::read_dir(folder).ok()?.flatten().map(|entry| path.with_file_name(entry.file_name()));
-    let beside = beside.filter(|other| other.extension() == path.extension()).collect::<BTreeSet<_>>();
-    // Without the ending, which all of them share.
-    let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    let stems = beside.iter().map(|other| stem(other)).collect::<Vec<_>>();
-    let near = nearest(&stem(path), stems.iter().map(String::as_str))?;
-    beside.iter().find(|other| stem(other) == near).map(|other| other.display().to_string())
+    let beside = beside.collect::<BTreeSet<_>>();
+    let nearest_by = |differs: Part, shared: Part| {
+        let alike = beside.iter().filter(|other| shared(other) == shared(path)).collect::<Vec<_>>();
+        let parts = alike.iter().map(|other| text(differs, other)).collect::<Vec<_>>();
+        let near = nearest(&text(differs, path), parts.iter().map(String::as_str))?;
+        alike.into_iter().find(|other| text(differs, other) == near)
+    };
+    let near = nearest_by(Path::extension, Path::file_stem).or_else(|| nearest_by(Path::file_stem, Path::extension))?;
+    Some(near.display().to_string())
 }
 
 fn matching(pattern: &str, format: DataFormat) -> Result<Vec<PathBuf>> {
@@ -71,6 +77,11 @@ fn matching(pattern: &str, format: DataFormat) -> Result<Vec<PathBuf>> {
         if path.exists() {
             return Err(Error::config(format!("{shown}: expected a regular file, got a pipe or a device"))
                 .help("data are read more than once: write them to a file"));
+        }
+        if let Err(error) = path.metadata()
+            && error.kind() == std::io::ErrorKind::PermissionDenied
+        {
+            return Err(Error::io(format!("read {shown}"), &error));
         }
         let near = near(&path).map_or_else(String::new, |near| format!("did you mean {near}? "));
         return Err(Error::config(format!("{shown}: no such file"))
@@ -290,7 +301,8 @@ mod tests {
         };
         let near = format!("did you mean {}? ", folder.path().join("tickets.csv").display());
         assert!(help("tikets.csv").starts_with(&near), "{}", help("tikets.csv"));
-        assert!(!help("other.csv").contains("did you mean") && !help("tickets.tsv").contains("did you mean"));
+        assert!(help("tickets.cvs").starts_with(&near), "{}", help("tickets.cvs"));
+        assert!(!help("other.csv").contains("did you mean") && !help("tickets.parquet").contains("did you mean"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use kiln_core::dataset::{BatchLabels, PaddedBatch, shifted, valid_labels};
-use kiln_core::error::{Error, Result};
+use kiln_core::error::{Error, Result, nearest};
 use kiln_core::model_config::Head;
 use kiln_core::schema::{Schema, Value};
 use serde::{Deserialize, Serialize};
@@ -144,10 +144,25 @@ impl Task {
     pub fn from_name(name: &str) -> Result<Self> {
         Self::ALL.into_iter().find(|task| task.name() == name).ok_or_else(|| {
             let names = Self::ALL.map(Self::name);
-            let near =
-                kiln_core::error::nearest(name, names).map_or_else(String::new, |n| format!("did you mean {n:?}? "));
+            let near = Self::nearest(name).map_or_else(String::new, |near| format!("did you mean {near:?}? "));
             Error::config(format!("unknown task {name:?}")).help(format!("{near}expected one of {}", names.join(", ")))
         })
+    }
+
+    /// The name of the task that `name`, which is none, is likely to mean: by the words that
+    /// transformers has for tasks in `pipeline` and in its scripts, else the nearest one.
+    pub fn nearest(name: &str) -> Option<&'static str> {
+        let words = name.to_ascii_lowercase().replace(['_', ' '], "-");
+        let meant = match words.as_str() {
+            "classification" | "text-classification" | "sentiment-analysis" => Self::SequenceClassification,
+            "ner" | "tagging" => Self::TokenClassification,
+            "text-generation" | "language-modeling" | "causal-lm" | "lm" => Self::Clm,
+            "fill-mask" | "masked-lm" => Self::Mlm,
+            "qa" | "squad" => Self::QuestionAnswering,
+            "swag" => Self::MultipleChoice,
+            _ => return nearest(name, Self::ALL.map(Self::name)),
+        };
+        Some(meant.name())
     }
 }
 

@@ -53,7 +53,7 @@ fn unknown_keys_and_sections() {
         "[compiler]\nfused_ops = [\"gellu\"]",
         "[compiler]\nenable = true",
     ]);
-    refused.file(&["precison = \"bf16\"", "run = 3"]);
+    refused.file(&["precison = \"bf16\"", "run = 3", "learning_rate = 1e-3"]);
     refused.lines(&["[device]\nkinds = \"cpu\"", "lr_scheduler_kwargs = { pwer = 2 }"]);
     refused.file(&["[run]\noutput = 1", "[tokenizer]\nvocab = 1", "[data]\nwords = 1", "[generation]\nprompts = 1"]);
     refused.add(
@@ -128,6 +128,7 @@ fn wrong_types() {
     refused.lines(&[
         "max_steps = \"many\"",
         "learning_rate = \"fast\"",
+        "learning_rate = \"2e-5\"",
         "learning_rate = true",
         "eval_on_start = 2",
         "seed = [1]",
@@ -150,7 +151,14 @@ fn unknown_names() {
         "optim_args = \"momentum\"",
         "adafactor = 2",
     ]);
-    refused.set(&["data.task=clmm", "model.kind=gpt3", "data.format=cvs", "run.on_existing=resum", "device.kind=gpu"]);
+    refused.set(&[
+        "data.task=clmm",
+        "data.task=classification",
+        "model.kind=gpt3",
+        "data.format=cvs",
+        "run.on_existing=resum",
+        "device.kind=gpu",
+    ]);
 }
 
 #[test]

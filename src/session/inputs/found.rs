@@ -1,6 +1,6 @@
 //! The inputs of a config that exist, for the plan of a run whose data may not be there.
 
-use kiln_core::error::Error;
+use kiln_core::error::{Error, ErrorKind};
 use kiln_core::model_config::Labels;
 use kiln_data::labels::LabelNames;
 use kiln_data::paths;
@@ -18,7 +18,14 @@ use crate::session::adapter::Adapters;
 pub fn found(config: &RunConfig) -> Found {
     let mut found = Found::default();
     let mut lacks = |key: &str, error: Error| found.lacks.push(error.at(key).message().to_owned());
-    let model = model_config(config).map_err(|error| lacks("model", error)).ok();
+    // A mistake in [model] is nothing that lacks: it ends the plan by itself.
+    let model = model_config(config)
+        .map_err(|error| {
+            if error.kind() != ErrorKind::Config {
+                lacks("model", error)
+            }
+        })
+        .ok();
     let from = model.as_ref().and_then(|(_, from, _)| from.clone());
     let tokenizer = optional_tokenizer(config, from.as_ref()).map_err(|error| lacks("tokenizer", error)).ok().flatten();
     let resolve = |patterns: &[String]| paths::resolve(patterns, config.data.format).map(drop);

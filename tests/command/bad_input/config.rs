@@ -153,6 +153,7 @@ fn unknown_names_get_a_suggestion() {
         "trainer.lr_scheduler_type=cosin",
         "trainer.optim=adamw_troch",
         "data.task=clmm",
+        "data.task=classification",
         "data.task=sequence-clasification",
         "model.kind=gpt3",
         "device.kind=cuda0",

@@ -83,19 +83,31 @@ fn local(spec: &str, wanted: &Wanted) -> Result<Option<PathBuf>> {
             Some(_) if wanted.missing_in(&path.join("model")).is_ok_and(|missing| missing.is_none()) => {
                 Ok(Some(path.join("model")))
             }
-            Some(missing) => Err(Error::data(format!("the folder {} has no {missing}", path.display())).help(format!(
-                "{} folder holds {}",
-                wanted.named(),
-                wanted.describe()
-            ))),
+            Some(missing) => {
+                let newest =
+                    newest_checkpoint(&path).filter(|newest| wanted.missing_in(newest).is_ok_and(|it| it.is_none()));
+                let help = match newest {
+                    // A run that has not come to its end.
+                    Some(newest) => {
+                        format!("the run in it has no model/ yet; its newest checkpoint is {}", newest.display())
+                    }
+                    None => format!("{} folder holds {}", wanted.named(), wanted.describe()),
+                };
+                Err(Error::data(format!("the folder {} has no {missing}", path.display())).help(help))
+            }
         };
     }
     if path.exists() {
         return if wanted.accepts_file {
             Ok(Some(path))
         } else {
+            let help = if path.extension().is_some_and(|ending| ending == "toml") {
+                "give the run folder of the config, its run.output_dir"
+            } else {
+                "give the folder that holds the file"
+            };
             Err(Error::data(format!("{} is a file, expected a folder with {}", path.display(), wanted.describe()))
-                .help("give the folder that holds the file"))
+                .help(help))
         };
     }
     let parent_exists = path.parent().is_some_and(|parent| !parent.as_os_str().is_empty() && parent.is_dir());
@@ -114,6 +126,16 @@ fn local(spec: &str, wanted: &Wanted) -> Result<Option<PathBuf>> {
         )));
     }
     Ok(None)
+}
+
+/// The newest of the checkpoints of the run in `folder`; none for another folder.
+fn newest_checkpoint(folder: &Path) -> Option<PathBuf> {
+    let checkpoints = folder.join("checkpoints");
+    let names =
+        std::fs::read_dir(&checkpoints).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    // The names end in the step, with zeroes before it where it is short.
+    let newest = names.filter(|name| name.starts_with("step-")).max_by_key(|name| (name.len(), name.clone()))?;
+    Some(checkpoints.join(newest))
 }
 
 /// Splits `id[@revision]`.
@@ -400,5 +422,18 @@ mod tests {
         let file = file.to_str().unwrap();
         messages.refused(file, local(file, &Wanted::MODEL));
         assert_eq!(local(file, &Wanted::TOKENIZER).unwrap().unwrap().to_str().unwrap(), file);
+        // People take for a model: a config, and the folder of a run that was stopped.
+        let config = folder.path().join("run.toml");
+        std::fs::write(&config, "").unwrap();
+        messages.refused("run.toml", local(config.to_str().unwrap(), &Wanted::MODEL));
+        let run = folder.path().join("run");
+        for step in ["step-000009", "step-000010", ".step-000011.part"] {
+            let checkpoint = run.join("checkpoints").join(step);
+            std::fs::create_dir_all(&checkpoint).unwrap();
+            for name in ["config.json", "model.safetensors"] {
+                std::fs::write(checkpoint.join(name), "").unwrap();
+            }
+        }
+        messages.refused("run", local(run.to_str().unwrap(), &Wanted::MODEL));
     }
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use halving::Standing;
-use kiln::config::toml_words::{plain_words, toml_error};
+use kiln::config::toml_words::toml_error;
 use kiln::config::{CompilerMode, RunConfig, SaveStrategy, movable};
 use kiln::run_folder::{RunStatus, Status};
 use kiln_core::error::{Error, ErrorKind, Result, nearest};
@@ -272,6 +272,12 @@ impl Sweep {
     }
 }
 
+/// A file with a search. Its other sections are those of a config.
+#[derive(Deserialize)]
+struct Searching {
+    sweep: SweepSection,
+}
+
 /// The section `[sweep]` of `file`, and the text of the config that it searches.
 fn read(file: &Path) -> Result<(SweepSection, String)> {
     let text = |path: &Path| {
@@ -287,13 +293,22 @@ fn read(file: &Path) -> Result<(SweepSection, String)> {
     let at = |error: &dyn std::fmt::Display| Error::config(format!("{}: {error}", file.display()));
     let whole = text(file)?;
     let mut document: toml::Table = whole.parse().map_err(|error| toml_error(file.display(), &whole, &error))?;
-    let Some(section) = document.remove("sweep") else {
+    if document.remove("sweep").is_none() {
         return Err(at(&"the section [sweep] is missing")
             .help("for example: [sweep] and [sweep.parameters] with \"trainer.learning_rate\" = [1e-4, 1e-3]"));
-    };
-    let section: SweepSection = section
-        .try_into()
-        .map_err(|error: toml::de::Error| at(&format!("[sweep]: {}", plain_words(error.message()))))?;
+    }
+    // Read from the text, whose places an error names.
+    let Searching { sweep: section } = toml::from_str(&whole).map_err(|error: toml::de::Error| {
+        let told = toml_error(file.display(), &whole, &error);
+        // The list of what [sweep] has is that of no section in it.
+        if error.message().starts_with("unknown field") && error.message().contains("`parameters`") {
+            return told.help(
+                "[sweep.parameters] has the values of each key, as in \"trainer.learning_rate\" = [1e-4, 1e-3], and \
+                 sweep.method is \"grid\" or \"random\"",
+            );
+        }
+        told
+    })?;
     let config = match &section.config {
         None => movable(toml::to_string(&document).map_err(|error| at(&error))?, file)?,
         Some(path) if document.is_empty() => movable(text(path)?, path)?,

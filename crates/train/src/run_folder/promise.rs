@@ -235,13 +235,13 @@ impl Promise {
             )
         });
         let length = (batch.is_none() && self.differs(now, LENGTH)).then(|| {
-            format!(
-                "the run was to end after {} steps and is to end after {}: from step {} on the learning rate follows the schedule \
-                 of the new length",
-                value(self, LENGTH),
-                value(now, LENGTH),
-                step + 1
-            )
+            let (was, is) = (value(self, LENGTH), value(now, LENGTH));
+            let rest = if now.settings.get(LENGTH).and_then(Value::as_u64) == Some(step) {
+                ", which it has made".to_owned()
+            } else {
+                format!(": from step {} on the learning rate follows the schedule of the new length", step + 1)
+            };
+            format!("the run was to end after {was} steps and is to end after {is}{rest}")
         });
         [validation, batch, length].into_iter().flatten().collect()
     }
@@ -445,6 +445,7 @@ mod tests {
         assert!(error.contains("examples in an optimizer step was 8 and is 16 (data.sampler = "), "{error}");
         assert!(was.notices(&was, 4).is_empty());
         assert!(was.notices(&of(20, 8, 2, 0.1), 4)[0].contains("after 9 steps and is to end after 20: from step 5 on"));
+        assert!(was.notices(&of(4, 8, 2, 0.1), 4)[0].ends_with("is to end after 4, which it has made"));
         assert!(was.notices(&of(5, 16, 1, 0.1), 4)[0].contains("with 16 examples in an optimizer step, which were 8"));
     }
 

@@ -20,9 +20,13 @@ fn read_enabled<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CompilerMo
     match Value::deserialize(deserializer)? {
         Value::Bool(true) => Ok(CompilerMode::Compiled),
         Value::Bool(false) => Ok(CompilerMode::Native),
-        Value::String(given) => given.parse().map_err(D::Error::custom),
-        other => Err(D::Error::custom(format!("expected true, false or \"auto\", got {other}"))),
+        Value::String(given) => given.parse().map_err(|_| D::Error::custom(not_enabled(&given.into()))),
+        other => Err(D::Error::custom(not_enabled(&other))),
     }
+}
+
+fn not_enabled(given: &Value) -> String {
+    format!("expected true, false or \"auto\", got {given}")
 }
 
 /// Writes `enabled` as it is read.
