@@ -57,6 +57,9 @@ pub struct PredictOptions {
     pub spans: SpanOptions,
     /// So many tokens stand for a mask.
     pub top_k: usize,
+    /// Rows whose text has no token are left out, and the others keep their index; else such a row
+    /// is an error.
+    pub skip_empty: bool,
 }
 
 /// Tokens for a mask, as in the pipeline `fill-mask` of transformers.
@@ -85,6 +88,7 @@ impl PredictOptions {
             doc_stride: data.doc_stride,
             spans: span_options(data),
             top_k: DEFAULT_TOP_K,
+            skip_empty: false,
         }
     }
 }
@@ -204,8 +208,17 @@ pub fn format_of(path: &Path) -> Result<DataFormat> {
         Some("arrow") => Ok(DataFormat::Arrow),
         Some("json") => Ok(DataFormat::Squad),
         _ => Err(Error::config(format!("{}: the ending tells no format", path.display()))
-            .help("give --format csv, tsv, jsonl, parquet, arrow or squad")),
+            .help("give --format csv, tsv, jsonl, parquet, arrow, squad or text")),
     }
+}
+
+/// The advice about a row without a token.
+pub const LEAVE_OUT: &str = "leave out rows without a token";
+
+/// Keeps those of `all` for which `chosen` is true.
+fn choose<T>(all: &mut Vec<T>, chosen: &[bool]) {
+    let mut chosen = chosen.iter();
+    all.retain(|_| chosen.next() == Some(&true));
 }
 
 /// The settings that hold for all rows.
@@ -247,11 +260,24 @@ impl Predictor<'_> {
             check_label_names(&names)?;
         }
         let name = |class: usize| names[class].clone();
-        let mut written = 0;
+        let (mut read, mut written) = (0, 0);
         let mut flush = |rows: &mut Vec<Row>, kept: &mut Vec<Kept>| -> Result<()> {
-            let encoded = encoder.encode(rows)?;
-            if let Some((row, _)) = rows.iter().zip(&encoded).find(|(_, encoded)| encoded.ids.is_empty()) {
-                return Err(Error::data(format!("{}: the text has no token", row.place)).help("leave the row out"));
+            let mut encoded = encoder.encode(rows)?;
+            let has_token = encoded.iter().map(|encoded| !encoded.ids.is_empty()).collect::<Vec<_>>();
+            if let Some((row, _)) =
+                rows.iter().zip(&has_token).find(|(_, has_token)| !**has_token && !options.skip_empty)
+            {
+                return Err(Error::data(format!("{}: the text has no token", row.place)).help(LEAVE_OUT));
+            }
+            let mut indices = (read..).take(rows.len()).collect::<Vec<usize>>();
+            read += rows.len();
+            choose(&mut indices, &has_token);
+            choose(rows, &has_token);
+            choose(kept, &has_token);
+            choose(&mut encoded, &has_token);
+            written += rows.len();
+            if rows.is_empty() {
+                return Ok(());
             }
             let examples = encoded.iter().map(|row| Example {
                 input_ids: row.ids.iter().map(|id| *id as i32).collect(),
@@ -276,11 +302,10 @@ impl Predictor<'_> {
                         folder.model.head(own, &batch.input, &computed, pass)
                     };
                     let prediction = match task {
-                        Task::Clm => self.score(written, &encoded.ids, &logits)?,
-                        _ => self.fill(written, &rows[at], encoded, &logits)?,
+                        Task::Clm => self.score(indices[at], &encoded.ids, &logits)?,
+                        _ => self.fill(indices[at], &rows[at], encoded, &logits)?,
                     };
                     write(&with(kept, prediction))?;
-                    written += 1;
                 }
                 rows.clear();
                 return Ok(());
@@ -289,22 +314,21 @@ impl Predictor<'_> {
             let width = logits.dims()[1];
             let values = read_values(logits)?;
             let of_row = values.len() / rows.len();
-            for (((values, row), encoded), kept) in
-                values.chunks(of_row).zip(rows.iter()).zip(&encoded).zip(kept.drain(..))
+            for ((((values, row), encoded), index), kept) in
+                values.chunks(of_row).zip(rows.iter()).zip(&encoded).zip(indices).zip(kept.drain(..))
             {
-                finite(values, &format_args!("row {written}"))?;
+                finite(values, &format_args!("row {index}"))?;
                 let prediction = match task {
-                    Task::Regression => valued(written, values[0]),
+                    Task::Regression => valued(index, values[0]),
                     Task::TokenClassification => {
                         let tokens = values.chunks(width).zip(&encoded.words);
-                        tagged(written, row.parts.len(), tokens, &name)
+                        tagged(index, row.parts.len(), tokens, &name)
                     }
-                    Task::MultiLabelClassification => several(written, values, &name),
-                    Task::MultipleChoice => chosen(written, values),
-                    _ => classified(written, values, &name),
+                    Task::MultiLabelClassification => several(index, values, &name),
+                    Task::MultipleChoice => chosen(index, values),
+                    _ => classified(index, values, &name),
                 };
                 write(&with(kept, prediction))?;
-                written += 1;
             }
             rows.clear();
             Ok(())
@@ -323,6 +347,11 @@ impl Predictor<'_> {
         }
         if !pending.is_empty() {
             flush(&mut pending, &mut kept)?;
+        }
+        match read - written {
+            0 => {}
+            1 => tracing::warn!("1 row has no token and is left out"),
+            empty => tracing::warn!("{empty} rows have no token and are left out"),
         }
         Ok(written)
     }

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use crate::common::messages::messages;
+use crate::common::place::Place;
 use crate::common::{fails, json, kiln, rows, succeeds};
 use serde_json::{Value, json};
 
@@ -364,6 +365,32 @@ fn rows_and_answers_come_and_go_as_people_have_them() {
     assert!(said.contains("standard input line 2: expected 2 columns"), "{said}");
     messages.fails(predict(&[&texts[..], &["--text-pair", "a film"]].concat()), 2);
     messages.fails(predict(&[]), 2);
+}
+
+/// The tokenizer of a language model adds no token to a text without one.
+#[test]
+fn a_text_without_a_token_is_refused_or_left_out() {
+    let place = Place::new().recording(messages!());
+    place.train("text.toml", &[]);
+    place.write("new.csv", "id,text\n1,fn1 let2\n2,\n3,use3 mod4\n");
+    let predict = |args: &[&str]| place.kiln(&[&["predict", "run", "--input", "new.csv"], args].concat());
+    place.fails(predict(&[]), 3);
+    for more in [&["--batch-size", "1"][..], &[]] {
+        let output = predict(&[&["--skip-empty", "--keep", "id, text"], more].concat()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && said.contains("1 row has no token and is left out"), "{said}");
+        let found = String::from_utf8(output.stdout).unwrap();
+        let found = found.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();
+        let named = found.iter().map(|row| (row["index"].as_u64().unwrap(), row["id"].as_str().unwrap()));
+        assert_eq!(named.collect::<Vec<_>>(), [(0, "1"), (2, "3")]);
+        assert_eq!(found[1]["text"], "use3 mod4");
+    }
+    place.fails(predict(&["--out", "new.xlsx"]), 2);
+    // Standard input is named, and not the file that holds it meanwhile.
+    place.write("latin1", b"caf\xe9\n");
+    let mut lines = place.kiln(&["predict", "run", "--input", "-", "--format", "text"]);
+    lines.stdin(std::fs::File::open(place.path("latin1")).unwrap());
+    place.fails(lines, 3);
 }
 
 /// A table with four digits for people.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use clap::Args;
 use kiln::config::{CompilerMode, DataFormat, Errors, Precision, RunConfig, Task};
-use kiln::inference::predict::{DEFAULT_TOP_K, PredictOptions, fields, format_of, predict};
+use kiln::inference::predict::{DEFAULT_TOP_K, LEAVE_OUT, PredictOptions, fields, format_of, predict};
 use kiln::session::adapter::task_of_architecture;
 use kiln::session::model_folder::{ModelFolder, described, run_of};
 use kiln_core::error::{Error, Result, printable};
@@ -92,12 +92,17 @@ pub(super) struct PredictArgs {
     /// Tokens for a mask
     #[arg(long, value_name = "N", default_value_t = DEFAULT_TOP_K)]
     top_k: usize,
+    /// Leave out rows whose text has no token, in place of an error; the others keep their index.
+    /// An empty text has one where the tokenizer adds special tokens, and is predicted
+    #[arg(long)]
+    skip_empty: bool,
     #[command(flatten)]
     device: DeviceArgs,
 }
 
 /// The settings of a config that `kiln predict` takes as arguments.
-const PREDICT_NAMES: [(&str, &str); 11] = [
+const PREDICT_NAMES: [(&str, &str); 12] = [
+    (LEAVE_OUT, "give --skip-empty to leave out rows without a token"),
     ("data.text_column, data.text_pair_column and data.label_column", "--text-column and --text-pair-column"),
     ("data.text_column", "--text-column"),
     ("data.text_pair_column", "--text-pair-column"),
@@ -117,6 +122,7 @@ pub(super) fn run_predict(args: &PredictArgs) -> Result<()> {
 
 fn predict_with(args: &PredictArgs) -> Result<()> {
     signals::install()?;
+    args.out.as_deref().map_or(Ok(()), check_ending)?;
     let task = args.task.as_deref().map_or_else(|| trained_task(&args.model), Task::from_name)?;
     // Nothing is taken of a run of another task.
     let run = run_of(&args.model)?.filter(|(_, config)| config.data.task == task);
@@ -139,10 +145,13 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
     let Some(out) = args.out.as_ref().filter(|out| out.as_os_str() != "-") else {
         let mut table = is_seen(&std::io::stdout()).then(Aligned::default);
         let mut show = |prediction: &Value| match &mut table {
-            Some(table) => table.lines(prediction).iter().try_for_each(say),
+            Some(table) => table.add(prediction).iter().try_for_each(say),
             None => say(prediction),
         };
-        return predict(&folder, task, &options, &device, &mut show).map(drop).map_err(in_terms);
+        let predicted = predict(&folder, task, &options, &device, &mut show).map_err(in_terms);
+        // Also those before an error.
+        table.iter_mut().flat_map(Aligned::rest).try_for_each(say)?;
+        return predicted.map(drop);
     };
     folder.notes.iter().try_for_each(say)?;
     let count = predict_to_file(&folder, task, &options, &device, out).map_err(in_terms)?;
@@ -194,8 +203,11 @@ impl Input {
             None => args.text.clone(),
             Some(path) => {
                 let path = if is_stdin { &file } else { path };
-                let lines = TextLines::open(path)?.with_errors(errors);
-                lines.map(|line| Ok(line?.text)).collect::<Result<_>>()?
+                let texts = TextLines::open(path)
+                    .and_then(|lines| lines.with_errors(errors).map(|line| Ok(line?.text)).collect::<Result<_>>());
+                // The file of standard input is a temporary one.
+                let shown = file.display().to_string();
+                texts.map_err(|error| error.in_terms_of(&[(&shown, name)]))?
             }
         };
         let pairs = &args.text_pair;
@@ -297,11 +309,13 @@ impl PredictArgs {
         // SQuAD has no columns that could be named.
         let has_columns = self.names_columns() && ending(&input.path).as_deref() == Some("json");
         let format = format.or(has_columns.then_some(DataFormat::Jsonl));
-        let keep = self.keep.clone();
+        // Written as a list: `--keep "id, message"`.
+        let keep = self.keep.iter().map(|name| name.trim().to_owned()).collect();
         let options = PredictOptions {
             format,
             keep,
             top_k: self.top_k,
+            skip_empty: self.skip_empty,
             ..PredictOptions::of(&data, task, input.path.clone(), batch_size)
         };
         Ok((options, precision, taken))
@@ -408,19 +422,35 @@ fn csv_row<'a>(cells: impl Iterator<Item = &'a String>) -> String {
     cells.map(quoted).collect::<Vec<_>>().join(",")
 }
 
-/// Predictions as a table for people, whose columns grow with what they hold: shares with four
-/// digits, long texts cut.
+/// Refuses a file whose name says a form that predictions are not written in.
+fn check_ending(out: &Path) -> Result<()> {
+    match ending(out).as_deref() {
+        Some(other @ ("tsv" | "xlsx" | "xls" | "ods" | "parquet" | "arrow" | "feather")) => {
+            Err(Error::config(format!("--out {}: predictions are not written as {other}", out.display()))
+                .help("name a file that ends in .csv, for CSV, or in .jsonl, for lines of JSON"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Predictions as a table for people, whose columns have the widths of its first rows and grow with
+/// what others hold: shares with four digits, long texts cut.
 #[derive(Default)]
 struct Aligned {
     widths: Vec<usize>,
+    /// The names of the columns and the first rows, until the widths are settled.
+    waiting: Vec<Vec<String>>,
 }
 
 impl Aligned {
     /// The most characters of a cell.
     const WIDEST: usize = 40;
 
-    /// The line of `prediction`, after that of the names for the first one.
-    fn lines(&mut self, prediction: &Value) -> Vec<String> {
+    /// So many rows settle the widths of the columns.
+    const SETTLING: usize = 64;
+
+    /// Takes `prediction`; the lines that can be shown by now.
+    fn add(&mut self, prediction: &Value) -> Vec<String> {
         let number = |value: &Value| match value.as_f64() {
             Some(number) if value.is_f64() => format!("{number:.4}"),
             _ => value.to_string(),
@@ -430,15 +460,43 @@ impl Aligned {
             (cut(&name), cut(&cell))
         });
         let (names, cells) = cells.unzip::<_, _, Vec<_>, Vec<_>>();
-        let is_first = self.widths.is_empty();
-        self.widths.resize(cells.len(), 0);
-        for (width, (name, cell)) in self.widths.iter_mut().zip(names.iter().zip(&cells)) {
-            *width = (*width).max(name.chars().count()).max(cell.chars().count());
+        let is_settled = !self.widths.is_empty() && self.waiting.is_empty();
+        if self.widths.is_empty() {
+            self.widths.resize(cells.len(), 0);
+            self.waiting.push(names);
         }
-        let line = |cells: &[String]| {
+        self.waiting.push(cells);
+        if is_settled || self.waiting.len() > Self::SETTLING { self.rest() } else { Vec::new() }
+    }
+
+    /// The lines of the rows that wait.
+    fn rest(&mut self) -> Vec<String> {
+        for cells in &self.waiting {
+            for (width, cell) in self.widths.iter_mut().zip(cells) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        let line = |cells: Vec<String>| {
             let cells = cells.iter().zip(&self.widths).map(|(cell, width)| format!("{cell:<width$}"));
             fitted(cells.collect::<Vec<_>>().join("  ").trim_end(), width())
         };
-        is_first.then(|| line(&names)).into_iter().chain([line(&cells)]).collect()
+        std::mem::take(&mut self.waiting).into_iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_rows_of_a_table_settle_its_widths() {
+        let mut table = Aligned::default();
+        assert!(table.add(&json!({ "index": 0, "label": "a", "score": 0.5 })).is_empty());
+        assert!(table.add(&json!({ "index": 1, "label": "longer", "score": 1.0 })).is_empty());
+        assert_eq!(table.rest(), ["index  label   score", "0      a       0.5000", "1      longer  1.0000"]);
+        assert_eq!(table.add(&json!({ "index": 2, "label": "b", "score": 0.25 })), ["2      b       0.2500"]);
+        let mut long = Aligned::default();
+        let lines = (0..100).map(|index| long.add(&json!({ "index": index })).len()).collect::<Vec<_>>();
+        assert_eq!((lines.iter().sum::<usize>(), long.rest().len()), (101, 0), "{lines:?}");
     }
 }
