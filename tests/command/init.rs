@@ -131,6 +131,10 @@ fn random_weights_need_no_model_and_slips_are_told() {
     assert!(rows.iter().any(|row| row["eval_loss"].is_number()), "{rows:?}");
     messages.fails(init(&["clm", "random", "--train", "table.csv", "--out", "other.toml"]), 2);
     messages.fails(init(&["regression", "random", "--out", "other.toml"]), 2);
+    for share in ["5", "0.07"] {
+        let validation = ["--validation", share, "--out", "other.toml"];
+        messages.fails(init(&[&["clm", "random", "--train", "corpus.txt"][..], &validation].concat()), 2);
+    }
     // A file that is there is told before a model is looked for.
     messages.fails(init(&["clm", "./nowhere", "--out", "new.toml"]), 2);
     // A slip in a path names the folder beside it.
@@ -171,9 +175,9 @@ fn a_terminal_is_asked_until_the_answers_are_valid() {
         ("later in the config: ", "nosuch.csv"),
         ("no such file\r\n", "tickets.csv"),
         ("there are \"id\", \"message\", \"topic\"", "message"),
-        ("Column with the label: ", "subject"),
+        ("Column with the label (id, message, topic): ", "subject"),
         ("there is no column \"subject\"", ""),
-        ("Column with the label [subject]: ", "topic"),
+        ("Column with the label (id, message, topic) [subject]: ", "topic"),
     ] {
         pty.wait_for(question);
         pty.press(&format!("{answer}\n"));

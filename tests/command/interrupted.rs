@@ -324,6 +324,44 @@ fn a_second_signal_leaves_at_once_and_the_last_checkpoint_is_whole() {
     assert!(!text(&stop).contains("damaged"), "{}", text(&stop));
 }
 
+/// While a step goes on, the first signal is acknowledged at once; of what the second one leaves,
+/// the log tells why it ended.
+#[test]
+fn a_signal_in_a_long_step_is_acknowledged_and_a_second_one_is_told_by_describe() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "clm");
+    let rows = "{\"input_ids\": [1, 2, 3, 4, 5, 6, 7, 8]}\n".repeat(60_000);
+    std::fs::write(folder.path().join("data.jsonl"), rows).unwrap();
+    let long = ["--set", "trainer.gradient_accumulation_steps=20000", "--set", "trainer.eval_strategy=no"];
+    for (name, word, end, why) in [
+        ("-INT", "SIGINT", "a second Ctrl-C ends the process", "interrupted by the user (SIGINT), and ended before"),
+        ("-TERM", "SIGTERM", "a second signal ends the process", "told to stop by SIGTERM, and ended before"),
+    ] {
+        let mut command = train(folder.path(), word, &long);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let log = folder.path().join(word).join("run.log");
+        while !std::fs::read_to_string(&log).is_ok_and(|text| text.contains(" begins\n")) {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before its first step");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        signal(&child, name);
+        let mut lines = BufReader::new(child.stderr.as_mut().unwrap()).lines();
+        let said = lines.find(|line| line.as_ref().unwrap().starts_with(word)).unwrap().unwrap();
+        assert!(
+            said.contains("the run stops after the current step, with a checkpoint") && said.contains(end),
+            "{said}"
+        );
+        while !std::fs::read_to_string(&log).unwrap().contains(&format!("told to stop by {word}")) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(child.try_wait().unwrap().is_none(), "it did not finish its step");
+        signal(&child, name);
+        assert_eq!(ended(child).status.code(), Some(if word == "SIGINT" { 130 } else { 143 }));
+        let told = succeeds(kiln(folder.path()).args(["describe", word]));
+        assert!(told.contains("Failed") && told.contains(why), "{told}");
+    }
+}
+
 #[test]
 fn a_time_limit_saves_and_the_run_continues() {
     let folder = tempfile::tempdir().unwrap();

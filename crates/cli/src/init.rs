@@ -276,6 +276,13 @@ fn fills(text: &Corpus, block_size: usize) -> Result<bool> {
     Ok(false)
 }
 
+/// The names of the columns of the first table that `train` names; none where it cannot be read.
+pub fn columns_of(train: &[String]) -> Vec<String> {
+    let files = paths::resolve(train, DataFormat::Text).unwrap_or_default();
+    let Some(file) = files.first() else { return Vec::new() };
+    format_of(file).map_or_else(|_| Vec::new(), |format| column_names(file, format))
+}
+
 /// The columns that were named, else those that Kiln takes by default.
 pub fn columns(
     task: Task,

@@ -29,10 +29,12 @@ use kiln::session::model_folder::{ModelFolder, PLAN_TOML};
 use kiln::session::samples::samples;
 use kiln::session::shortage::Shortage;
 use kiln::session::{OpenSession, Session, outline};
+use kiln::trainer::run_log::RunLog;
 use kiln::trainer::{Activity, StopAfter, TrainOutput};
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::{write_json, write_whole};
 use kiln_core::process::{shell_quoted, this_program};
+use kiln_core::signal::Signal;
 use kiln_core::words::thousands;
 use kiln_core::{signals, variables};
 use kiln_data::hub::{self, HubSettings, near_model};
@@ -51,7 +53,7 @@ use super::predict::predict_to_file;
 use super::ranks::{self, Ranks};
 use super::terminal::{LogFormat, Printer, Talk, runs};
 use super::{faults, finite, keep_moving, memory, progress_bar, say, tuning};
-use crate::init::{Data, RANDOM, check_model, columns, random_weights, template};
+use crate::init::{Data, RANDOM, check_model, columns, columns_of, random_weights, template};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -257,6 +259,13 @@ impl InitArgs {
         }
         let validation = match &self.validation[..] {
             [] => None,
+            [one] if one.parse::<f64>().is_ok() && !Path::new(one).exists() => {
+                let number = one.parse::<f64>().unwrap_or_default();
+                let percent = if number < 1.0 { (1e6 * number).round() / 1e4 } else { number };
+                let error = Error::config(format!("--validation {one}: expected files, or a share such as 10%"));
+                let is_share = percent > 0.0 && percent < 100.0;
+                return Err(if is_share { error.help(format!("did you mean {percent}%?")) } else { error });
+            }
             [one] => {
                 let read = toml::Value::from(one.as_str()).try_into::<Validation>();
                 Some(read.map_err(|error| Error::config(format!("--validation {one}: {}", error.message())))?)
@@ -309,7 +318,11 @@ impl InitArgs {
         let task = until_read(&term, (tasks, None), self.task.as_deref(), Task::from_name)?;
         check_free(&self.path(task))?;
         let usual = if task == Task::Clm { "distilbert/distilgpt2" } else { "distilbert/distilbert-base-uncased" };
-        let random = if task == Task::Clm { "; random for a small GPT-2 with random weights" } else { "" };
+        let random = if task == Task::Clm {
+            "; random for a small GPT-2 with random weights"
+        } else {
+            " (random weights are for clm, whose tokenizer is learned from the text)"
+        };
         let models = format!("Pretrained model: a folder or an id of the Hugging Face Hub{random}");
         let models = (models.as_str(), Some(usual));
         let (model, positions) =
@@ -330,14 +343,17 @@ impl InitArgs {
                 Err(error) if is_table => tell(&term, &error)?,
                 data => break data?,
             }
-            self.text_column = Some(answer(&term, "Column with the text", self.text_column.as_deref())?);
+            let there = columns_of(&self.train).join(", ");
+            let there = if there.is_empty() { there } else { format!(" ({there})") };
+            let ask = |question: &str, usual: Option<&str>| answer(&term, &format!("{question}{there}"), usual);
+            self.text_column = Some(ask("Column with the text", self.text_column.as_deref())?);
             if task == Task::MultipleChoice {
                 let usual = Some(self.choice_columns.join(",")).filter(|columns| !columns.is_empty());
-                let choices = answer(&term, "Columns with the choices, separated by commas", usual.as_deref())?;
+                let choices = ask("Columns with the choices, separated by commas", usual.as_deref())?;
                 self.choice_columns = choices.split(',').map(|column| column.trim().to_owned()).collect();
             }
             if !task.is_language_model() {
-                self.label_column = Some(answer(&term, "Column with the label", self.label_column.as_deref())?);
+                self.label_column = Some(ask("Column with the label", self.label_column.as_deref())?);
             }
         };
         Ok((task, positions, data))
@@ -642,7 +658,9 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     if let Some(other) = &other {
         trainer = trainer.with_callback(other.callback());
     }
+    let waiting = world.is_root().then(|| acknowledging(trainer.plan().output_dir().ok()));
     let output = trainer.train();
+    drop(waiting);
     if let Err(error) = &output {
         faults::begin_again_after(error);
     }
@@ -650,6 +668,26 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let output = output?;
     // The results of the other ranks are those of rank 0, which writes them.
     world.by_root(|| end_training(&trainer, output, talk)).map(drop)
+}
+
+/// Says of the first signal that it has come, while the step goes on after which it stops the run:
+/// to people, and in the log of the run in `folder`.
+fn acknowledging(folder: Option<PathBuf>) -> signals::Waiting {
+    signals::on_first(move |signal| {
+        let name = signal.name();
+        let again = if signal == Signal::Interrupt { "Ctrl-C" } else { "signal" };
+        faults::complain(format_args!(
+            "{name}: the run stops after the current step, with a checkpoint; a second {again} ends the process at once"
+        ));
+        // Before the run has taken its folder, that may hold another one.
+        let is_ours = |folder: &PathBuf| {
+            let status = Status::read(folder).ok().flatten();
+            status.is_some_and(|status| status.status == RunStatus::InProgress)
+        };
+        if let Some(folder) = folder.filter(is_ours) {
+            RunLog::new(&folder).told_to_stop(signal);
+        }
+    })
 }
 
 /// Tells where the results of a run lie, and predicts where that is asked for.

@@ -6,7 +6,7 @@
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -79,6 +79,43 @@ pub fn leaving<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
         thread::sleep(LOOK);
     }
     Ok(worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
+}
+
+/// A thread that waits for the first signal. Dropped, it waits no longer.
+#[derive(Debug)]
+pub struct Waiting {
+    is_over: Arc<AtomicBool>,
+    waiter: Option<JoinHandle<()>>,
+}
+
+/// Hands the first signal to `told` at once, from a thread of its own, whatever the work does
+/// meanwhile. Where the system has no thread for it, nobody is told.
+pub fn on_first(told: impl FnOnce(Signal) + Send + 'static) -> Waiting {
+    const LOOK: Duration = Duration::from_millis(20);
+    const STACK: usize = 1 << 18;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let over = is_over.clone();
+    let wait = move || {
+        while !over.load(Ordering::Acquire) {
+            if let Some(signal) = received() {
+                return told(signal);
+            }
+            thread::park_timeout(LOOK);
+        }
+    };
+    let waiter = thread::Builder::new().stack_size(STACK).spawn(wait).ok();
+    Waiting { is_over, waiter }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        if let Some(waiter) = self.waiter.take() {
+            waiter.thread().unpark();
+            // A panic of it has been shown, and ends nothing else.
+            let _ = waiter.join();
+        }
+    }
 }
 
 /// Whether this process was started to outlive its terminal.

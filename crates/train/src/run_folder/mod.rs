@@ -41,6 +41,7 @@ pub use self::names::{
 };
 pub use self::page::{CONFUSION, ConfusionFile, PAGE, SAMPLES};
 pub use self::promise::Promise;
+pub(crate) use self::status::TOLD_TO_STOP;
 pub use self::status::{BestModel, RunStatus, Status};
 use crate::arguments::{Integration, OnExisting};
 use crate::engine::compiler;
@@ -401,7 +402,8 @@ impl RunFolder {
             }
             None => MetricsFile::open(&path)?,
         };
-        let status = Status::begin(plan, task.as_deref(), seconds);
+        let step = found.as_ref().map_or(0, |found| found.state.step);
+        let status = Status { step, ..Status::begin(plan, task.as_deref(), seconds) };
         status.write(&path)?;
         Ok((Self { path, metrics, promise, status, complete: None, manifest: Arc::new(manifest) }, found))
     }

@@ -2,6 +2,7 @@
 //! of the folder it tells a run that is going on from one whose process was killed.
 
 use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
@@ -9,9 +10,11 @@ use kiln_core::clock;
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::{read_json_if_there, write_json};
 use kiln_core::metrics::Record;
+use kiln_core::signal::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::manifest::LOCK;
+use super::names::RUN_LOG;
 use crate::plan::TrainPlan;
 
 /// The file's name.
@@ -83,6 +86,38 @@ pub struct Status {
 /// The message of a run whose process could not tell its end.
 pub(super) const KILLED: &str = "the process ended without a word: it was killed, by hand or by the kernel where memory \
                                  ran out (signal 9), or the machine stopped";
+
+/// The beginning of the line of `run.log` about a signal that has come while a step goes on; its
+/// name and a colon follow.
+pub(crate) const TOLD_TO_STOP: &str = "told to stop by ";
+
+/// So much of the end of `run.log` is read, in bytes: the lines of one step.
+const LAST_LINES: u64 = 1 << 16;
+
+/// The message of a run whose process was ended after a signal had told it to stop; none where the
+/// log of its last process tells of no signal.
+fn told_to_stop(folder: &Path) -> Option<String> {
+    let log = folder.join(RUN_LOG);
+    // A pipe in its place would not open.
+    let mut log = log.is_file().then(|| File::open(log).ok()).flatten()?;
+    let size = log.metadata().ok()?.len();
+    log.seek(SeekFrom::Start(size.saturating_sub(LAST_LINES))).ok()?;
+    let mut end = Vec::new();
+    log.read_to_end(&mut end).ok()?;
+    let end = String::from_utf8_lossy(&end);
+    // Each line begins with its time.
+    let lines = end.lines().rev().filter_map(|line| Some(line.split_once(' ')?.1));
+    let of_process = lines.take_while(|line| !(line.starts_with("kiln ") && line.ends_with(" begins")));
+    let name = of_process.filter_map(|line| line.strip_prefix(TOLD_TO_STOP)?.split(':').next()).next()?;
+    let signal = Signal::ALL.iter().copied().find(|signal| signal.name() == name)?;
+    let by = match signal {
+        Signal::Interrupt => "interrupted by the user (SIGINT)".to_owned(),
+        _ => format!("told to stop by {name}"),
+    };
+    Some(format!(
+        "{by}, and ended before the step was made and a checkpoint saved: by a second signal, or killed (signal 9)"
+    ))
+}
 
 impl Status {
     /// A run that begins now, or is taken up after `seconds`.
@@ -159,7 +194,7 @@ impl Status {
                 let seconds = status.seconds_before + since(last.max(status.written_at));
                 status.seconds = status.seconds.max(seconds);
                 status.status = RunStatus::Failed;
-                status.message = Some(KILLED.into());
+                status.message = Some(told_to_stop(folder).unwrap_or_else(|| KILLED.into()));
             } else {
                 status.seconds = status.seconds.max(status.seconds_before + since(clock::seconds()));
             }

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use kiln_core::clock;
 use kiln_core::error::printable;
 use kiln_core::metrics::Record;
+use kiln_core::signal::Signal;
 
 use super::callback::{Callback, Control, Progress};
-use crate::run_folder::RUN_LOG;
+use crate::run_folder::{RUN_LOG, TOLD_TO_STOP};
 
 /// Writes the log of one run folder.
 #[derive(Debug)]
@@ -44,6 +45,11 @@ impl RunLog {
 }
 
 impl RunLog {
+    /// `signal` tells the run to stop, which it does after its current step.
+    pub fn told_to_stop(&mut self, signal: Signal) {
+        self.say(format_args!("{TOLD_TO_STOP}{}: the run stops after the current step", signal.name()));
+    }
+
     /// A run begins whose plan has these `lines`.
     pub(super) fn begin(&mut self, lines: &str) {
         self.say(format_args!("kiln {} begins\n{lines}", env!("CARGO_PKG_VERSION")));
