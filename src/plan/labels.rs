@@ -84,9 +84,9 @@ impl LabelledRows {
         labels.sort_by_key(|label| std::cmp::Reverse(label.train));
         let shown = |label: &&LabelCount| match (label.train, label.validation) {
             (Some(train), Some(validation)) => {
-                format!("{} {} ({})", label.name, thousands(train), thousands(validation))
+                format!("{}: {} ({})", label.name, thousands(train), thousands(validation))
             }
-            (Some(train), None) => format!("{} {}", label.name, thousands(train)),
+            (Some(train), None) => format!("{}: {}", label.name, thousands(train)),
             (None, _) => label.name.clone(),
         };
         let listed = match labels.len() {
@@ -236,13 +236,13 @@ mod tests {
         let few = counted(&[("legal", 2, Some(1)), ("billing", 1_200, Some(30)), ("other", 98, Some(0))]);
         assert_eq!(
             few.describe_labels(Task::SequenceClassification).as_deref(),
-            Some("3 labels with training (validation) rows: billing 1,200 (30), other 98 (0), legal 2 (1)")
+            Some("3 labels with training (validation) rows: billing: 1,200 (30), other: 98 (0), legal: 2 (1)")
         );
         let names = (0..12).map(|id| format!("l{id}")).collect::<Vec<_>>();
         let many = names.iter().zip(10_u64..).map(|(name, count)| (name.as_str(), count, None)).collect::<Vec<_>>();
         assert_eq!(
             counted(&many).describe_labels(Task::TokenClassification).as_deref(),
-            Some("12 labels with words: l11 21, l10 20, l9 19, l8 18, l7 17, .., l1 11, l0 10")
+            Some("12 labels with words: l11: 21, l10: 20, l9: 19, l8: 18, l7: 17, .., l1: 11, l0: 10")
         );
         assert_eq!(LabelledRows::default().describe_labels(Task::Regression), None);
     }

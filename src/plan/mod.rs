@@ -28,7 +28,6 @@ use serde::{Deserialize, Serialize};
 use crate::config::{
     DataFormat, DeviceKind, Documents, Errors, GenerateOptions, RunConfig, Sampler, SaveStrategy, Task, Validation,
 };
-use crate::optim::OptimizerConfig;
 use crate::plan::file::PlanFile;
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
 
@@ -224,7 +223,7 @@ impl RunPlan {
 
 fn values(facts: &Facts, train: &TrainPlan) -> Values {
     let parameters = &facts.train.model.parameters;
-    let (groups, optimizer): (_, &OptimizerConfig) = (&train.optimizer.groups, &train.optimizer.config);
+    let groups = &train.optimizer.groups;
     let learning = || parameters.iter().filter(|parameter| groups.learns(parameter));
     Values {
         parameters: parameters.iter().map(|parameter| parameter.num_elements()).sum(),
@@ -242,7 +241,7 @@ fn values(facts: &Facts, train: &TrainPlan) -> Values {
             .sum::<usize>()
             * facts.architecture.lora.as_ref().map_or(0, |lora| if lora.lora_dropout > 0.0 { 3 } else { 1 }),
         largest: learning().map(|parameter| parameter.num_elements()).max().unwrap_or(0),
-        state: learning().flat_map(|parameter| optimizer.state(parameter)).map(|(_, n)| n).sum(),
+        state: train.optimizer.state_values,
         resident: facts.resident,
     }
 }

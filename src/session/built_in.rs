@@ -154,6 +154,7 @@ impl TrainingTask for BuiltIn {
     const CAN_BE_CAPTURED: bool = true;
     const PADS_BY_PLAN: bool = true;
     const WRITES_SAMPLES: bool = true;
+    const HAS_MEMORY_ESTIMATE: bool = true;
 
     fn name(&self) -> String {
         self.model_config.model_type().to_string()

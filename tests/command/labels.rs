@@ -534,7 +534,7 @@ fn a_plan_counts_labels_and_rows() {
         &[
             "1 of 10 rows is cut to 5 tokens (validation: 0 of 3)\n",
             "1 of 10 rows has no text (validation: 0 of 3)\n",
-            "3 labels with training (validation) rows: billing 5 (2), technical 4 (1), legal 1 (0)\n",
+            "3 labels with training (validation) rows: billing: 5 (2), technical: 4 (1), legal: 1 (0)\n",
         ],
     );
     has(
@@ -545,9 +545,9 @@ fn a_plan_counts_labels_and_rows() {
         ],
     );
     // The same from the cache, and of the rows that a run has.
-    assert!(plan(&[cut], &[]).0.contains("3 labels with rows: billing 5, technical 4, legal 1\n"));
+    assert!(plan(&[cut], &[]).0.contains("3 labels with rows: billing: 5, technical: 4, legal: 1\n"));
     let (says, warns) = plan(&["data.max_train_samples=4"], &[]);
-    has(&says, &["3 labels with rows: billing 4, legal 0, technical 0\n"]);
+    has(&says, &["3 labels with rows: billing: 4, legal: 0, technical: 0\n"]);
     has(&warns, &["data.train: the labels \"legal\", \"technical\" have no row\n"]);
     let split: Value = serde_json::from_str(&plan(&[cut, "data.validation=0.3"], &["--json"]).0).unwrap();
     let counts = &split["data"]["counts"];
@@ -579,16 +579,16 @@ fn a_plan_counts_labels_and_rows() {
 
     place.write("tokenized.jsonl", &"{\"input_ids\": [2, 5, 3], \"labels\": 1}\n".repeat(3));
     let (says, _) = plan(&["data.format=tokenized", "data.train=[\"tokenized.jsonl\"]", "model.vocab_size=10"], &[]);
-    has(&says, &["2 labels with rows: LABEL_1 3, LABEL_0 0\n"]);
+    has(&says, &["2 labels with rows: LABEL_1: 3, LABEL_0: 0\n"]);
     place.write("tags.jsonl", "{\"tokens\": [\"a\", \"film\"], \"ner_tags\": [\"O\", \"B-X\"]}\n");
     let (says, _) = plan(&["data.task=token-classification", "data.format=jsonl", "data.train=[\"tags.jsonl\"]"], &[]);
-    has(&says, &["2 labels with words: B-X 1, O 1\n"]);
+    has(&says, &["2 labels with words: B-X: 1, O: 1\n"]);
 
     // The header of a run in the table has the labels, too.
     let mut train = place.command(&[cut]);
     has(
         &succeeds(train.args(["--log-format", "table"])),
-        &["10 examples, 1 cut, ", "        3 labels with rows: billing 5"],
+        &["10 examples, 1 cut, ", "        3 labels with rows: billing: 5"],
     );
 }
 

@@ -327,6 +327,8 @@ fn rows_and_evaluations_come_when_they_are_asked_for() {
     assert_eq!(steps_with(&silent, "eval_loss"), [8, 12, 14]);
     let (once, _) = run("once", &["trainer.eval_strategy=no", "trainer.do_eval=true", "trainer.max_steps=3"]);
     assert_eq!(steps_with(&once, "eval_loss"), [3]);
+    let (_, never) = run("never", &["trainer.eval_strategy=no", "trainer.max_steps=3"]);
+    assert!(never.contains(" validation examples, and no evaluation: trainer.eval_strategy = \"epoch\""), "{never}");
     let (late, _) = run("late", &["trainer.eval_delay=20", "trainer.max_steps=3"]);
     assert!(steps_with(&late, "eval_loss").is_empty());
 

@@ -256,6 +256,10 @@ fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
     // The example's data tells no lengths, so nothing is said of tokens, and nothing can be counted
     // in them.
     assert!(!plan.contains("token") && !plan.contains("padding"), "{plan}");
+    // Weights, gradients and the two moments of AdamW: 16 bytes a parameter.
+    let known = session.plan().known_memory();
+    assert_eq!((known.weights, known.gradients, known.optimizer), (4 * 21_376, 4 * 21_376, 8 * 21_376));
+    assert!(plan.contains("at least 0.3 MiB = weights 0.1 MiB + gradients 0.1 MiB + optimizer 0.2 MiB; "), "{plan}");
     let counts = Arc::new(std::sync::Mutex::new([0; 2]));
     let mut trainer = Trainer::from_session(session).unwrap().with_step_times().with_callback(Count(counts.clone()));
     let output = trainer.train().unwrap();
@@ -268,6 +272,11 @@ fn its_plan_callbacks_verification_and_evaluation_are_those_of_any_run() {
     }
     let log = fs::read_to_string(folder.path().join("run.log")).unwrap();
     assert!(log.contains("verify after step 4: native and compiled compute the same"), "{log}");
+    if cfg!(target_os = "linux") {
+        // Measured once a step had all that it needs.
+        let said = log.lines().filter(|line| line.contains("at most up to step 2, 0.3 MiB of it weights")).count();
+        assert_eq!(said, 1, "{log}");
+    }
 }
 
 #[test]

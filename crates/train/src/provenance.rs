@@ -64,6 +64,10 @@ pub struct Provenance {
     /// step 0, and in runs of an earlier Kiln.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begun_from: Option<PathBuf>,
+    /// The folder in which the process that took the run up was started: relative paths of its plan
+    /// begin there. None where its name is no text, and in runs of an earlier Kiln.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_in: Option<String>,
     /// Whether training drops out anything of which each mode draws masks of its own, so that the
     /// losses of two modes differ by more than rounding.
     #[serde(alias = "dropout")]
@@ -109,6 +113,7 @@ impl Provenance {
             config_sha256: description.sha256,
             validation_sha256: None,
             begun_from: None,
+            started_in: std::env::current_dir().ok().and_then(|folder| folder.to_str().map(str::to_owned)),
             own_masks: session.task.drops() && !operators::drop_alike(plan.engine.device.kind),
             parameters: plan.model.num_parameters as u64,
             flops_per_token: description.flops_per_token,
@@ -130,6 +135,14 @@ impl Provenance {
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         read_json_if_there(&folder.join(FILE))
     }
+}
+
+/// The folder in which the run in `folder` was started, where it is there and is not the current
+/// one.
+pub(crate) fn started_elsewhere(folder: &Path) -> Option<PathBuf> {
+    let started_in = PathBuf::from(Provenance::read(folder).ok().flatten()?.started_in?);
+    let [there, here] = [started_in.canonicalize().ok()?, std::env::current_dir().ok()?.canonicalize().ok()?];
+    (there != here).then_some(there)
 }
 
 /// The checkpoint of another run from which the run in `folder` was begun; none where nothing says

@@ -89,6 +89,10 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// operators, and [`Batch::OnDevice`] shows all of its tensors.
     const CAN_BE_CAPTURED: bool = false;
 
+    /// Whether whoever plans the run estimates its memory, activations included. Else the plan has
+    /// the memory that is known of any model, and the run tells what it measures.
+    const HAS_MEMORY_ESTIMATE: bool = false;
+
     /// The sums over `batch` whose means over all labels are the figures of an evaluation, each
     /// with its name, `[1]`, f32, without autodiff; the first is the `loss`. By default the loss
     /// alone. A task with an [evaluator](Self::evaluator) gives it values of any length.

@@ -90,7 +90,11 @@ pub(crate) fn description(run: &Run) -> String {
     };
     line("status", &status.status.to_string());
     if let Some(reason) = &run.reason {
+        let (reason, help) = reason.split_once("\n  help: ").map_or((&**reason, None), |(why, help)| (why, Some(help)));
         line("reason", reason);
+        if let Some(help) = help {
+            line("help", help);
+        }
     }
     if let Some(name) = &status.name {
         line("name", name);

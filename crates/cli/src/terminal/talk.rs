@@ -82,7 +82,9 @@ impl Talk {
         let unknown = unknown.filter(|names| !names.is_empty());
         let unknown = unknown.map(|names| format!("not known, not used: config.json {names}"));
         let no_effect = plan.train.run.no_effect.iter().map(|line| format!("no effect: {line}"));
-        unknown.into_iter().chain(plan.examples.limits.clone()).chain(no_effect).try_for_each(|line| self.warn(&line))
+        let idle = plan.train.idle_validation();
+        let mut all = unknown.into_iter().chain(plan.examples.limits.clone()).chain(no_effect).chain(idle);
+        all.try_for_each(|line| self.warn(&line))
     }
 
     /// Says the summary and the last evaluation again as Hugging Face's scripts do at their end,

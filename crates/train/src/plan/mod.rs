@@ -6,6 +6,7 @@
 pub mod batch;
 mod captured;
 mod facts;
+mod memory;
 mod parts;
 mod print;
 mod sections;
@@ -20,6 +21,8 @@ use kiln_core::dataset::padding::Padding;
 use kiln_core::error::{Error, Result, nearest};
 use kiln_models::ops::Form;
 use kiln_models::{Operator, Ops};
+pub use memory::KnownMemory;
+pub(crate) use memory::shown;
 pub use parts::Part;
 pub use print::{Lines, Remarks, update};
 pub use sections::{
@@ -102,6 +105,8 @@ impl TrainPlan {
             ))
             .help("leave it out, or set it to \"mpi\""));
         }
+        let learning = facts.model.parameters.iter().filter(|parameter| groups.learns(parameter));
+        let state_values = learning.flat_map(|parameter| update.state(parameter)).map(|(_, n)| n).sum();
         let optimizer = OptimizerPlan {
             name: trainer.optim,
             config: update,
@@ -113,6 +118,7 @@ impl TrainPlan {
             accumulation: trainer.accumulation,
             loss: facts.loss.clone(),
             neftune_noise_alpha: trainer.neftune_noise_alpha.filter(|alpha| *alpha > 0.0),
+            state_values,
         };
         let compiler = compiler(trainer, facts.decision.as_ref());
         let shared = (batch.devices.count > 1).then_some(trainer.distributed);

@@ -99,13 +99,9 @@ impl TrainPlan {
                 },
             );
         }
-        let unknown = "not known: what this model's forward pass keeps is not Kiln's to count";
-        match &remarks.memory {
-            Some(estimate) if self.batch.devices.count > 1 => {
-                text.line("memory", format!("of each device: {estimate}"))
-            }
-            estimate => text.line("memory", estimate.as_deref().unwrap_or(unknown)),
-        }
+        let estimate = remarks.memory.clone().unwrap_or_else(|| self.known_memory().describe());
+        let of_each = if self.batch.devices.count > 1 { "of each device: " } else { "" };
+        text.line("memory", format!("{of_each}{estimate}"));
         self.engine.describe(&mut text, self.run.seed);
         self.describe_work(&mut text);
         if let Some(test) = &self.run.test {
@@ -113,6 +109,16 @@ impl TrainPlan {
         }
         self.run.describe_end(&mut text);
         text.into_text()
+    }
+
+    /// The line about validation data on which the run never evaluates.
+    pub fn idle_validation(&self) -> Option<String> {
+        let is_idle = self.run.trains && !self.evaluation.is_on();
+        let examples = self.data.validation_examples.filter(|_| is_idle)?;
+        Some(format!(
+            "{} validation examples, and no evaluation: trainer.eval_strategy = \"epoch\" or \"steps\" makes some",
+            thousands(examples as u64)
+        ))
     }
 
     fn describe_data(&self, text: &mut Lines) {
@@ -188,6 +194,9 @@ impl TrainPlan {
             Integration::Mlflow => ", also on the MLflow server",
         });
         text.line("logs", format!("{logs}{}; evaluation: {evaluates}", also.collect::<String>()));
+        if let Some(idle) = self.idle_validation() {
+            text.line("", idle);
+        }
         if !self.steps.intervals.is_empty() {
             text.line("", format!("in steps: {}", self.steps.intervals.join("; ")));
         }

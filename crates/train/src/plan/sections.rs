@@ -211,6 +211,9 @@ pub struct OptimizerPlan {
     /// The strength of the noise on the output of the token embedding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neftune_noise_alpha: Option<f64>,
+    /// Values of its state, over all parameters that learn; 0 in plans of an earlier Kiln.
+    #[serde(default)]
+    pub state_values: usize,
 }
 
 /// Where and in which form it computes.

@@ -13,7 +13,7 @@ use serde::{Serialize, Serializer};
 
 use super::checkpoint;
 use super::status::{KILLED, RunStatus, Status};
-use crate::provenance::begun_from;
+use crate::provenance::{begun_from, started_elsewhere};
 
 /// A run, as its folder shows it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -94,19 +94,21 @@ impl Run {
 /// over; none for the run of a program, which has no config.
 pub fn continue_command(folder: &Path, limit: Option<Duration>) -> Option<String> {
     let longer = |limit: Duration| format!(" --set trainer.max_minutes={}", (limit.as_secs_f64() / 30.0) as f32);
-    Some(format!("kiln train {} --resume{}", plan_of(folder)?, limit.map_or_else(String::new, longer)))
+    let (train, _) = train_command(folder)?;
+    Some(format!("{train} --resume{}", limit.map_or_else(String::new, longer)))
 }
 
 /// The command that makes the run in `folder` once more, into a folder of its own and from the
 /// checkpoint of another run where it was begun there; none for the run of a program.
 pub fn repeat_command(folder: &Path) -> Option<String> {
+    let (train, named) = train_command(folder)?;
     // Without a separator at the end, and with a name: `.` and `..` have none.
-    let whole = folder.components().collect::<PathBuf>();
+    let whole = named.components().collect::<PathBuf>();
     let whole = if whole.file_name().is_some() { whole } else { folder.canonicalize().ok()? };
     let output_dir = format!("run.output_dir={}-again", whole.display());
     let from = begun_from(folder)
         .map(|checkpoint| format!(" --resume-from {}", shell_quoted(&checkpoint.display().to_string())));
-    Some(format!("kiln train {} --set {}{}", plan_of(folder)?, shell_quoted(&output_dir), from.unwrap_or_default()))
+    Some(format!("{train} --set {}{}", shell_quoted(&output_dir), from.unwrap_or_default()))
 }
 
 /// The advice how to go on with the run in `folder`, which has ended early; none for the run of a
@@ -115,17 +117,27 @@ pub(crate) fn way_on(folder: &Path) -> Option<String> {
     if checkpoint::list(&folder.join(checkpoint::FOLDER)).is_ok_and(|found| !found.is_empty()) {
         return Some(format!("continue with `{}`", continue_command(folder, None)?));
     }
-    Some(format!(
-        "no checkpoint is there to continue from; begin again with `kiln train {} --set run.on_existing=overwrite`",
-        plan_of(folder)?
-    ))
+    let (train, _) = train_command(folder)?;
+    Some(format!("no checkpoint is there to continue from; begin again with `{train} --set run.on_existing=overwrite`"))
 }
 
-/// The config of the run in `folder` as a word of a command, if the run has one.
-fn plan_of(folder: &Path) -> Option<String> {
-    let plan = folder.join("plan.toml");
-    plan.is_file().then(|| shell_quoted(&plan.display().to_string()).into_owned())
+/// The command that trains by the plan of the run in `folder`, if the run has one, and the folder
+/// as that command names it. Relative paths of a plan begin where the run was started: from another
+/// folder the command goes there first.
+fn train_command(folder: &Path) -> Option<(String, PathBuf)> {
+    if !folder.join(PLAN).is_file() {
+        return None;
+    }
+    let train = |named: &Path| format!("kiln train {}", shell_quoted(&named.join(PLAN).display().to_string()));
+    let Some(there) = started_elsewhere(folder) else { return Some((train(folder), folder.into())) };
+    let whole = folder.canonicalize().ok()?;
+    let named = whole.strip_prefix(&there).ok().filter(|within| within.file_name().is_some()).unwrap_or(&whole);
+    let go = format!("cd {} && ", shell_quoted(&there.display().to_string()));
+    Some((go + &train(named), named.into()))
 }
+
+/// The config in the folder of a run.
+const PLAN: &str = "plan.toml";
 
 /// `trainer.max_minutes` of the run in `folder`, where that time is over after so many seconds.
 fn limit_that_is_over(folder: &Path, seconds: f64) -> Option<Duration> {
@@ -206,6 +218,29 @@ mod tests {
             let command = repeat_command(&folder).unwrap();
             assert!(command.ends_with(&beside), "{command}");
         }
+    }
+
+    #[test]
+    fn a_command_goes_to_where_the_run_was_started() {
+        let place = tempfile::tempdir().unwrap();
+        let place = place.path().canonicalize().unwrap();
+        let [start, run] = [place.join("a start"), place.join("a start/runs/x")];
+        std::fs::create_dir_all(&run).unwrap();
+        std::fs::write(run.join(PLAN), "").unwrap();
+        let of = |started_in: &Path| {
+            let provenance = include_str!("../../../../tests/fixtures/own_run/provenance.json");
+            let mut provenance: serde_json::Value = serde_json::from_str(provenance).unwrap();
+            provenance["started_in"] = started_in.display().to_string().into();
+            std::fs::write(run.join("provenance.json"), provenance.to_string()).unwrap();
+            continue_command(&run, None).unwrap()
+        };
+        let there = format!("cd '{}' && kiln train runs/x/plan.toml --resume", start.display());
+        assert_eq!(of(&start), there);
+        let again = repeat_command(&run).unwrap();
+        assert!(again.ends_with("&& kiln train runs/x/plan.toml --set run.output_dir=runs/x-again"), "{again}");
+        let here = format!("kiln train '{}/plan.toml' --resume", run.display());
+        assert_eq!(of(&std::env::current_dir().unwrap()), here);
+        assert_eq!(of(&place.join("gone")), here, "a folder that is not there");
     }
 
     #[test]

@@ -78,6 +78,11 @@ impl Clock {
         }
     }
 
+    /// The steps that this process has made.
+    pub(super) fn steps(&self, progress: &Progress) -> u64 {
+        progress.step - self.before.step
+    }
+
     /// A step was made.
     pub(super) fn step(&mut self, tokens: u64) {
         self.window_steps += 1;

@@ -29,6 +29,7 @@ pub mod laps;
 mod log;
 mod logging;
 mod losses;
+mod memory;
 pub mod observer;
 mod profile;
 mod ranks;

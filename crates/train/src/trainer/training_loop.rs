@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use kiln_core::dataset::loader::{Loader, LoaderOptions};
 use kiln_core::device_error::device_error;
 use kiln_core::error::{CONTINUE, Error, ErrorKind, Result};
-use kiln_core::panics;
+use kiln_core::{clock, panics};
 use kiln_models::ops::threads;
 
 use super::after::After;
@@ -58,6 +58,7 @@ impl<T: TrainingTask> Trainer<T> {
         if let Some(decision) = &self.session.plan().engine.decision {
             decision.write(folder.path())?;
         }
+        self.warn_of_shortage();
         let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
         while let Err(error) = &output
             && self.purpose == Purpose::Train
@@ -185,6 +186,8 @@ impl<T: TrainingTask> Trainer<T> {
             } else {
                 run.closures.end_step(false)?;
             }
+            self.tell_memory(run, &after);
+            self.tell_status(folder, run);
             let evaluates = run.evaluating.due(&after) || run.control.should_evaluate;
             if evaluates {
                 self.evaluate_and_record(folder, run)?;
@@ -229,6 +232,17 @@ impl<T: TrainingTask> Trainer<T> {
         self.tell_moments();
         let written = self.world.clone().by_root(|| self.end_training(folder, run))?;
         Ok(written.unwrap_or_else(|| TrainOutput::of_other_rank(run.progress.step)))
+    }
+
+    /// Writes `status.json` now and then, so that whoever looks knows how far the run has come.
+    fn tell_status(&self, folder: &mut RunFolder, run: &Training) {
+        const EVERY_SECONDS: f64 = 5.0;
+        if self.purpose != Purpose::Train || clock::seconds() - folder.status.written_at < EVERY_SECONDS {
+            return;
+        }
+        folder.status.advance(run.progress.step, run.progress.total_steps, run.clock.start.elapsed().as_secs_f64());
+        // A disk that is full ends the run where its work is written.
+        let _ = folder.status.write(folder.path());
     }
 
     /// Writes the model, the summary and the results after the last step.
