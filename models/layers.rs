@@ -1,4 +1,4 @@
-//! The layers that GPT-2 and BERT share: projections, normalisation and embeddings.
+//! The layers that the models share: projections, normalisation and embeddings.
 //!
 //! Activations are two-dimensional, `[batch * seq, features]`, everywhere outside attention. With a
 //! third dimension Burn computes a weight gradient per sequence and sums them afterwards; with two
@@ -461,6 +461,33 @@ impl LayerNorm {
     /// Layer normalisation of `x + residual`, both `[n, features]`.
     pub fn forward_sum(&self, x: Tensor<2>, residual: Tensor<2>, ops: Ops) -> Tensor<2> {
         ops::layer_norm::layer_norm(x, Some(residual), self.weight.val(), self.bias.val(), self.eps, ops)
+    }
+}
+
+/// Root mean square normalisation over the last dimension (Zhang & Sennrich 2019). Reference:
+/// `LlamaRMSNorm`.
+#[derive(Module, Debug)]
+pub struct RmsNorm {
+    /// `[features]`
+    pub weight: Param<Tensor<1>>,
+    eps: f64,
+}
+
+impl RmsNorm {
+    /// Weight one.
+    pub fn new(features: usize, eps: f64, device: &Device) -> Self {
+        Self { weight: uninitialized([features], device, |shape, device| Tensor::ones(shape, device)), eps }
+    }
+
+    /// `[n, features] -> [n, features]`
+    pub fn forward(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
+        ops::rms_norm::rms_norm(x, self.weight.val(), self.eps, ops)
+    }
+
+    /// The normalisation of each head by itself: `[n, heads * features]` -> the same.
+    pub fn forward_heads(&self, x: Tensor<2>, heads: usize, ops: Ops) -> Tensor<2> {
+        let [n, width] = x.dims();
+        self.forward(x.reshape([n * heads, width / heads]), ops).reshape([n, width])
     }
 }
 

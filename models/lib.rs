@@ -1,7 +1,7 @@
-//! GPT-2 and BERT on [Burn](https://burn.dev): what is computed. Each model is written once, in one
-//! file, from top to bottom, with Hugging Face's names; the device decides which backend runs it.
-//! GPT-Neo is a variant of GPT-2; RoBERTa (with CamemBERT and XLM-RoBERTa), DistilBERT, ELECTRA and
-//! ALBERT are variants of BERT.
+//! GPT-2, BERT and Llama on [Burn](https://burn.dev): what is computed. Each model is written once,
+//! in one file, from top to bottom, with Hugging Face's names; the device decides which backend
+//! runs it. GPT-Neo is a variant of GPT-2; RoBERTa (with CamemBERT and XLM-RoBERTa), DistilBERT,
+//! ELECTRA and ALBERT are variants of BERT; Mistral, Qwen and SmolLM3 are variants of Llama.
 //!
 //! The crate knows no data and no training loop, and no files but weights: `[batch, seq]` ids go
 //! in, logits come out. [`ops`] has the operators that the models and their training are made of,
@@ -38,12 +38,14 @@ pub mod rows;
 mod kv_cache;
 pub mod gpt2;
 pub mod bert;
+pub mod llama;
 pub mod weights;
 mod model;
 
 pub use error::{AllowedBy, Error, Result};
 pub use kiln_core::model_config::{
-    Activation, BertConfig, BertVariant, Gpt2Config, Gpt2Variant, Head, ModelConfig, ModelType,
+    Activation, BertConfig, BertVariant, Gpt2Config, Gpt2Variant, Head, LlamaConfig, LlamaVariant, ModelConfig,
+    ModelType, RopeParameters,
 };
 pub use kv_cache::KvCache;
 pub use lora::{ADAPTER_CONFIG_NAMES, LoraBias, LoraConfig, LoraInit, Patterns, TokenIndices};

@@ -366,6 +366,8 @@ impl LoraConfig {
         match kind {
             ModelType::Gpt2 => &["c_attn"],
             ModelType::GptNeo => &["q_proj", "v_proj"],
+            // `peft` knows none for SmolLM3; its default is that of the other variants.
+            _ if kind.llama_variant().is_some() => &["q_proj", "v_proj"],
             ModelType::DistilBert => &["q_lin", "v_lin"],
             // `peft` knows no default for CamemBERT and ALBERT; theirs is that of the other
             // variants.
@@ -396,6 +398,7 @@ impl LoraConfig {
     pub fn absent_head(kind: ModelType, head: Head) -> &'static str {
         match (kind, head) {
             (ModelType::Gpt2 | ModelType::GptNeo, Head::SequenceClassification) => "classifier",
+            (kind, _) if kind.llama_variant().is_some() => "classifier",
             _ => "score",
         }
     }

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Distribution, Int, Shape, Tensor};
 use kiln_core::model_config::{
-    Activation, BertConfig, BertVariant, ELECTRA_SUMMARY_DROPOUT, Gpt2Config, Gpt2Variant, Head, ModelConfig,
+    Activation, BertConfig, BertVariant, ELECTRA_SUMMARY_DROPOUT, Gpt2Variant, Head, LlamaConfig, ModelConfig,
 };
 
 use crate::bert::BertModel;
@@ -18,6 +18,7 @@ use crate::kv_cache::KvCache;
 use crate::layers::{
     EachLinear, Embedding, EmbeddingLora, EmbeddingNoise, LayerNorm, Linear, LinearParts, Lora, uninitialized,
 };
+use crate::llama::LlamaModel;
 use crate::lora::LoraConfig;
 use crate::ops::attention::Mask;
 use crate::ops::dropout::dropout;
@@ -41,7 +42,7 @@ pub struct Model {
     is_tied: bool,
 }
 
-/// The transformer body. BERT's type knows its variant.
+/// The transformer body, whose type knows its variant.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)] // there is one of these in a process
 pub enum Body {
@@ -49,16 +50,20 @@ pub enum Body {
     Gpt2(Gpt2Model),
     /// BERT and its variants
     Bert(BertModel),
+    /// Llama and its variants
+    Llama(LlamaModel),
 }
 
 /// The layers of a head. The fields carry Hugging Face's names.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)] // there is one of these in a process
 enum HeadLayers {
-    /// `GPT2LMHeadModel`: the token embedding again, transposed.
-    Gpt2Lm(Gpt2LmHead),
-    /// `GPT2ForSequenceClassification`
-    Gpt2Classification(Gpt2ClassificationHead),
+    /// `GPT2LMHeadModel`, `LlamaForCausalLM`
+    CausalLm(CausalLmHead),
+    /// `GPT2ForSequenceClassification`, `LlamaForSequenceClassification`
+    LastToken(LastTokenHead),
+    /// `LlamaForTokenClassification`
+    LlamaTokens(LlamaTokensHead),
     /// `BertForMaskedLM`
     BertMlm(BertMlmHead),
     /// `BertForSequenceClassification`
@@ -80,7 +85,7 @@ pub struct ModelInput {
     pub attention_mask: Option<Tensor<2, Bool>>,
     /// `[batch, seq]`; none means all 0. GPT-2 has none.
     pub token_type_ids: Option<Tensor<2, Int>>,
-    /// `[batch, seq]`, for GPT-2's language model on rows of several documents: the position of
+    /// `[batch, seq]`, for a causal language model on rows of several documents: the position of
     /// each token in its document. A document begins at position 0 and attends to itself alone,
     /// padding behind it too, which `attention_mask` then need not hide. None means that a row is
     /// one document. Rows that are padded on the left have them too, one document each: with them,
@@ -102,9 +107,10 @@ pub struct VocabularyProjection {
     pub operands: Operands,
 }
 
-/// The head of a causal language model. Reference: `GPT2LMHeadModel.lm_head`.
+/// The head of a causal language model. Reference: `GPT2LMHeadModel.lm_head`,
+/// `LlamaForCausalLM.lm_head`.
 #[derive(Module, Debug)]
-struct Gpt2LmHead {
+struct CausalLmHead {
     lm_head: OutputEmbedding,
 }
 
@@ -118,12 +124,19 @@ struct OutputEmbedding {
 }
 
 /// A linear classifier on the rightmost token that is not padding by its id. Reference:
-/// `GPT2ForSequenceClassification`.
+/// `GPT2ForSequenceClassification`, `GenericForSequenceClassification`.
 #[derive(Module, Debug)]
-struct Gpt2ClassificationHead {
+struct LastTokenHead {
     score: Linear,
     #[module(skip)]
     pad_token_id: Option<u32>,
+}
+
+/// A linear classifier on every token of a Llama. Reference: `GenericForTokenClassification`.
+#[derive(Module, Debug)]
+struct LlamaTokensHead {
+    score: Linear,
+    dropout: f64,
 }
 
 /// The head of a masked language model. Reference: `BertForMaskedLM.cls`.
@@ -183,16 +196,34 @@ impl Model {
         let is_tied = match config {
             ModelConfig::Gpt2(config) => config.tie_word_embeddings,
             ModelConfig::Bert(config) => config.tie_word_embeddings,
+            ModelConfig::Llama(config) => config.tie_word_embeddings,
         };
         let (body, head) = match (config, head) {
             (ModelConfig::Gpt2(config), Head::CausalLm) => {
                 let shape = [config.vocab_size, config.n_embd];
-                let lm_head = OutputEmbedding::new(is_tied, shape, config.initializer_range, device);
-                (Body::Gpt2(Gpt2Model::new(config, device)), HeadLayers::Gpt2Lm(Gpt2LmHead { lm_head }))
+                let head = CausalLmHead::new(is_tied, shape, config.initializer_range, device);
+                (Body::Gpt2(Gpt2Model::new(config, device)), HeadLayers::CausalLm(head))
             }
             (ModelConfig::Gpt2(config), Head::SequenceClassification) => {
                 let body = Body::Gpt2(Gpt2Model::new(config, device));
-                (body, HeadLayers::Gpt2Classification(Gpt2ClassificationHead::new(config, device)))
+                let sizes = [config.n_embd, config.labels.num_labels()];
+                let head = LastTokenHead::new(sizes, config.initializer_range, config.pad_token_id, device);
+                (body, HeadLayers::LastToken(head))
+            }
+            (ModelConfig::Llama(config), Head::CausalLm) => {
+                let shape = [config.vocab_size, config.hidden_size];
+                let head = CausalLmHead::new(is_tied, shape, config.initializer_range, device);
+                (Body::Llama(LlamaModel::new(config, device)), HeadLayers::CausalLm(head))
+            }
+            (ModelConfig::Llama(config), Head::SequenceClassification) => {
+                let body = Body::Llama(LlamaModel::new(config, device));
+                let sizes = [config.hidden_size, config.labels.num_labels()];
+                let head = LastTokenHead::new(sizes, config.initializer_range, config.pad_token_id, device);
+                (body, HeadLayers::LastToken(head))
+            }
+            (ModelConfig::Llama(config), Head::TokenClassification) => {
+                let body = Body::Llama(LlamaModel::new(config, device));
+                (body, HeadLayers::LlamaTokens(LlamaTokensHead::new(config, device)))
             }
             (ModelConfig::Bert(config), Head::MaskedLm) => {
                 let body = Body::Bert(BertModel::new(config, None, device));
@@ -321,6 +352,7 @@ impl Model {
         match &self.body {
             Body::Gpt2(body) => &body.wte,
             Body::Bert(body) => &body.embeddings.word_embeddings,
+            Body::Llama(body) => &body.embed_tokens,
         }
     }
 
@@ -328,6 +360,7 @@ impl Model {
         match &mut self.body {
             Body::Gpt2(body) => &mut body.wte,
             Body::Bert(body) => &mut body.embeddings.word_embeddings,
+            Body::Llama(body) => &mut body.embed_tokens,
         }
     }
 
@@ -336,13 +369,14 @@ impl Model {
         match &mut self.body {
             Body::Gpt2(body) => body.embeddings(),
             Body::Bert(body) => body.embeddings(),
+            Body::Llama(body) => vec![&mut body.embed_tokens],
         }
     }
 
     /// The output of a language model.
     fn output(&self) -> Option<&OutputEmbedding> {
         match &self.head {
-            HeadLayers::Gpt2Lm(head) => Some(&head.lm_head),
+            HeadLayers::CausalLm(head) => Some(&head.lm_head),
             HeadLayers::BertMlm(head) => Some(&head.cls.predictions.decoder),
             _ => None,
         }
@@ -350,7 +384,7 @@ impl Model {
 
     fn output_mut(&mut self) -> Option<&mut OutputEmbedding> {
         match &mut self.head {
-            HeadLayers::Gpt2Lm(head) => Some(&mut head.lm_head),
+            HeadLayers::CausalLm(head) => Some(&mut head.lm_head),
             HeadLayers::BertMlm(head) => Some(&mut head.cls.predictions.decoder),
             _ => None,
         }
@@ -361,13 +395,14 @@ impl Model {
         self.module_at(match &self.body {
             Body::Gpt2(_) => "body.wte.",
             Body::Bert(_) => "body.embeddings.word_embeddings.",
+            Body::Llama(_) => "body.embed_tokens.",
         })
     }
 
     /// The Hugging Face name of the output of a language model.
     fn output_module(&self) -> Option<String> {
         match &self.head {
-            HeadLayers::Gpt2Lm(_) => Some(self.module_at("head.lm_head.")),
+            HeadLayers::CausalLm(_) => Some(self.module_at("head.lm_head.")),
             HeadLayers::BertMlm(_) => Some(self.module_at("head.cls.predictions.decoder.")),
             _ => None,
         }
@@ -418,7 +453,7 @@ impl Model {
             self.untie(move |_, _| table);
         }
         let (output, mut bias) = match &mut self.head {
-            HeadLayers::Gpt2Lm(head) => (Some(&mut head.lm_head), None),
+            HeadLayers::CausalLm(head) => (Some(&mut head.lm_head), None),
             HeadLayers::BertMlm(BertMlmHead { cls: BertOnlyMlmHead { predictions } }) => {
                 (Some(&mut predictions.decoder), Some(&mut predictions.bias))
             }
@@ -474,10 +509,12 @@ impl Model {
         match &mut self.body {
             Body::Gpt2(body) => body.each_linear(each),
             Body::Bert(body) => body.each_linear(each),
+            Body::Llama(body) => body.each_linear(each),
         }
         match &mut self.head {
-            HeadLayers::Gpt2Lm(_) => {}
-            HeadLayers::Gpt2Classification(head) => head.score.each_linear(each),
+            HeadLayers::CausalLm(_) => {}
+            HeadLayers::LastToken(head) => head.score.each_linear(each),
+            HeadLayers::LlamaTokens(head) => head.score.each_linear(each),
             HeadLayers::BertMlm(head) => head.cls.predictions.transform.dense.each_linear(each),
             HeadLayers::BertClassification(head) | HeadLayers::BertTokens(head) | HeadLayers::BertChoice(head) => {
                 head.classifier.each_linear(each);
@@ -512,10 +549,11 @@ impl Model {
         match &self.body {
             Body::Gpt2(body) => body.forward(ids, input.position_ids.clone(), rows, pass),
             Body::Bert(body) => body.forward(ids, input.token_type_ids.clone(), rows, pass),
+            Body::Llama(body) => body.forward(ids, rows, pass),
         }
     }
 
-    /// The logits of a GPT-2 language model for tokens that continue those of `cache`: `[batch,
+    /// The logits of a causal language model for tokens that continue those of `cache`: `[batch,
     /// seq]` -> `[batch * seq, vocab_size]`; none for another model.
     pub fn forward_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Option<Tensor<2>> {
         let x = self.hidden_cached(input_ids, cache, pass)?;
@@ -534,34 +572,40 @@ impl Model {
 
     fn hidden_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Option<Tensor<2>> {
         match (&self.body, &self.head) {
-            (Body::Gpt2(body), HeadLayers::Gpt2Lm(_)) => Some(body.forward_cached(input_ids, cache, pass)),
+            (Body::Gpt2(body), HeadLayers::CausalLm(_)) => Some(body.forward_cached(input_ids, cache, pass)),
+            (Body::Llama(body), HeadLayers::CausalLm(_)) => Some(body.forward_cached(input_ids, cache, pass)),
             _ => None,
         }
     }
 
     /// Whether [`forward_cached`](Self::forward_cached) has logits.
     pub fn generates(&self) -> bool {
-        matches!(self.head, HeadLayers::Gpt2Lm(_))
+        matches!(self.head, HeadLayers::CausalLm(_))
     }
 
     /// The rows of `input` that the layers compute in `pass`, and the keys that each attends to.
     pub fn rows(&self, input: &ModelInput, pass: Pass<'_>) -> Rows {
         let (shape, device) = (input.input_ids.dims(), input.input_ids.device());
         let mask = input.attention_mask.clone();
-        if let (Some(positions), Body::Gpt2(body)) = (&input.position_ids, &self.body) {
-            return Rows::documents(positions.clone(), mask, body.window(), body.unseen(), pass);
+        let (window, angles, unseen) = match &self.body {
+            Body::Gpt2(body) => (body.window(), None, Some(body.unseen())),
+            Body::Llama(body) => {
+                let angles = body.angles(shape[1], input.position_ids.clone(), &device, pass);
+                (body.window(), Some(angles), Some(body.unseen()))
+            }
+            Body::Bert(_) => (None, None, None),
+        };
+        if let (Some(positions), Some(unseen)) = (&input.position_ids, unseen) {
+            return Rows { angles, ..Rows::documents(positions.clone(), mask, window, unseen, pass) };
         }
         let reads_first_tokens = matches!(self.head, HeadLayers::BertClassification(_) | HeadLayers::BertChoice(_));
         match self.ops().form(Operator::Attention) {
             Form::Fused if reads_first_tokens => Rows::first_tokens(shape, mask, &device, self.ops()),
             _ => {
-                let window = match &self.body {
-                    Body::Gpt2(body) => body.window(),
-                    Body::Bert(_) => None,
-                };
                 let local_mask = window.map(|window| Mask::local(shape[1], window, mask.clone(), &device, self.ops()));
-                let all = Rows::all(shape, matches!(self.body, Body::Gpt2(_)), mask.clone(), &device, self.ops());
-                let all = Rows { local_mask, ..all };
+                let is_causal = !matches!(self.body, Body::Bert(_));
+                let all = Rows::all(shape, is_causal, mask.clone(), &device, self.ops());
+                let all = Rows { local_mask, angles, ..all };
                 if reads_first_tokens && pass.drops() {
                     all.numbered_as_first_tokens(shape, mask, &device)
                 } else {
@@ -576,6 +620,7 @@ impl Model {
         match &self.body {
             Body::Gpt2(body) => body.h.len(),
             Body::Bert(body) => body.num_layers(),
+            Body::Llama(body) => body.layers.len(),
         }
     }
 
@@ -585,6 +630,7 @@ impl Model {
         match &self.body {
             Body::Gpt2(body) => body.embed(ids, Positions::of(input.position_ids.clone()), pass),
             Body::Bert(body) => body.embed(ids, input.token_type_ids.clone(), rows, pass),
+            Body::Llama(body) => body.embed(ids, pass),
         }
     }
 
@@ -597,6 +643,7 @@ impl Model {
         match &self.body {
             Body::Gpt2(body) => body.h[index].forward(x, rows, pass),
             Body::Bert(body) => body.layer(index, x, rows, pass),
+            Body::Llama(body) => body.layers[index].forward(x, rows, pass),
         }
     }
 
@@ -604,12 +651,19 @@ impl Model {
     /// [`hidden`](Self::hidden).
     pub fn head(&self, x: Tensor<2>, input: &ModelInput, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         match (&self.body, &self.head) {
-            (_, HeadLayers::Gpt2Lm(_) | HeadLayers::BertMlm(_)) => {
+            (_, HeadLayers::CausalLm(_) | HeadLayers::BertMlm(_)) => {
                 let projection = self.projection(x, pass).expect("a language model has a vocabulary projection");
                 self.vocabulary_logits(projection, pass)
             }
-            (Body::Gpt2(body), HeadLayers::Gpt2Classification(head)) => {
+            (Body::Gpt2(body), HeadLayers::LastToken(head)) => {
                 head.score.forward(head.read(body.normalised(x, pass), input), pass)
+            }
+            (Body::Llama(body), HeadLayers::LastToken(head)) => {
+                head.score.forward(head.read(body.normalised(x, pass), input), pass)
+            }
+            (Body::Llama(body), HeadLayers::LlamaTokens(head)) => {
+                let x = dropout(body.normalised(x, pass), head.dropout, pass.rng, pass.ops());
+                head.score.forward(x, pass)
             }
             (Body::Bert(body), HeadLayers::BertClassification(head) | HeadLayers::BertChoice(head)) => {
                 let first = match &rows.last_layer {
@@ -625,9 +679,10 @@ impl Model {
             (Body::Bert(_), HeadLayers::BertTokens(head)) => {
                 head.classifier.forward(dropout(x, head.dropout, pass.rng, pass.ops()), pass)
             }
-            (Body::Bert(_), HeadLayers::Gpt2Classification(_))
+            (Body::Bert(_), HeadLayers::LastToken(_))
+            | (Body::Gpt2(_) | Body::Bert(_), HeadLayers::LlamaTokens(_))
             | (
-                Body::Gpt2(_),
+                Body::Gpt2(_) | Body::Llama(_),
                 HeadLayers::BertClassification(_)
                 | HeadLayers::BertSpan(_)
                 | HeadLayers::BertTokens(_)
@@ -643,8 +698,11 @@ impl Model {
     /// [`hidden`](Self::hidden); none for the other heads.
     pub fn projection(&self, x: Tensor<2>, pass: Pass<'_>) -> Option<VocabularyProjection> {
         match (&self.body, &self.head) {
-            (Body::Gpt2(body), HeadLayers::Gpt2Lm(head)) => {
+            (Body::Gpt2(body), HeadLayers::CausalLm(head)) => {
                 Some(head.lm_head.projection(body.normalised(x, pass), &body.wte, None, pass))
+            }
+            (Body::Llama(body), HeadLayers::CausalLm(head)) => {
+                Some(head.lm_head.projection(body.normalised(x, pass), &body.embed_tokens, None, pass))
             }
             (Body::Bert(body), HeadLayers::BertMlm(head)) => {
                 let predictions = &head.cls.predictions;
@@ -669,14 +727,15 @@ impl Model {
             Body::Gpt2(_) if self.is_gpt_neo() => "GPTNeo",
             Body::Gpt2(_) => "GPT2",
             Body::Bert(body) => body.variant().class(),
+            Body::Llama(body) => body.variant().class(),
         };
         let head = match &self.head {
-            HeadLayers::Gpt2Lm(_) if self.is_gpt_neo() => "ForCausalLM",
-            HeadLayers::Gpt2Lm(_) => "LMHeadModel",
+            HeadLayers::CausalLm(_) if class == "GPT2" => "LMHeadModel",
+            HeadLayers::CausalLm(_) => "ForCausalLM",
             HeadLayers::BertMlm(_) => "ForMaskedLM",
-            HeadLayers::Gpt2Classification(_) | HeadLayers::BertClassification(_) => "ForSequenceClassification",
+            HeadLayers::LastToken(_) | HeadLayers::BertClassification(_) => "ForSequenceClassification",
             HeadLayers::BertSpan(_) => "ForQuestionAnswering",
-            HeadLayers::BertTokens(_) => "ForTokenClassification",
+            HeadLayers::BertTokens(_) | HeadLayers::LlamaTokens(_) => "ForTokenClassification",
             HeadLayers::BertChoice(_) => "ForMultipleChoice",
         };
         format!("{class}{head}")
@@ -717,6 +776,7 @@ impl Model {
         match &mut self.body {
             Body::Gpt2(body) => body.noise = noise,
             Body::Bert(body) => body.embeddings.noise = noise,
+            Body::Llama(body) => body.noise = noise,
         }
         self
     }
@@ -741,12 +801,13 @@ const SPELLINGS: &[(&str, &str)] = &[
 ];
 
 impl StateDict for Model {
-    /// Some fields are spelled otherwise, the body's field is `transformer` or `bert`, the head's
-    /// has no name, and a variant of BERT has names of its own.
+    /// Some fields are spelled otherwise, the body's field is `transformer`, `bert` or `model`, the
+    /// head's has no name, and a variant of BERT has names of its own.
     fn key(&self, path: String) -> String {
         let body = match &self.body {
             Body::Gpt2(_) => "transformer.",
             Body::Bert(_) => "bert.",
+            Body::Llama(_) => "model.",
         };
         let spelled = |field| SPELLINGS.iter().find(|(ours, _)| *ours == field).map_or(field, |(_, theirs)| *theirs);
         let parts = path.split('.').filter(|field| *field != "projections");
@@ -762,6 +823,7 @@ impl StateDict for Model {
         match &self.body {
             Body::Gpt2(body) => body.variant().tensor(name),
             Body::Bert(body) => body.variant().tensor(name, matches!(self.head, HeadLayers::BertClassification(_))),
+            Body::Llama(_) => name,
         }
     }
 
@@ -796,10 +858,27 @@ impl StateDict for Model {
     }
 }
 
-impl Gpt2ClassificationHead {
-    fn new(config: &Gpt2Config, device: &Device) -> Self {
-        let score = Linear::new(config.n_embd, config.labels.num_labels(), false, config.initializer_range, device);
-        Self { score, pad_token_id: config.pad_token_id }
+impl CausalLmHead {
+    fn new(is_tied: bool, shape: [usize; 2], std: f64, device: &Device) -> Self {
+        Self { lm_head: OutputEmbedding::new(is_tied, shape, std, device) }
+    }
+}
+
+impl LlamaTokensHead {
+    fn new(config: &LlamaConfig, device: &Device) -> Self {
+        let labels = config.labels.num_labels();
+        let score = Linear::new(config.hidden_size, labels, true, config.initializer_range, device);
+        Self { score, dropout: config.classifier_dropout.unwrap_or(TOKENS_DROPOUT) }
+    }
+}
+
+/// The dropout before the classifier of tokens where a configuration states none
+/// (`GenericForTokenClassification`).
+const TOKENS_DROPOUT: f64 = 0.1;
+
+impl LastTokenHead {
+    fn new([width, labels]: [usize; 2], std: f64, pad_token_id: Option<u32>, device: &Device) -> Self {
+        Self { score: Linear::new(width, labels, false, std, device), pad_token_id }
     }
 
     /// The token of each sequence that the classifier reads, `[batch * seq, width] -> [batch,

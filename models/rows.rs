@@ -14,6 +14,7 @@
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
+use crate::llama::Angles;
 use crate::ops::attention::{Mask, Unseen};
 use crate::ops::compute::Pass;
 use crate::ops::device::DeviceKernels;
@@ -39,6 +40,9 @@ pub struct Rows {
     pub(crate) last_layer: Option<FirstTokens>,
     /// The numbers that the rows have for dropout; none where each has that of its place.
     pub(crate) numbers: Option<LayerNumbers>,
+    /// The angles by which the positions of the rows turn query and key; none in a model with
+    /// positions of another kind.
+    pub(crate) angles: Option<Angles>,
 }
 
 /// The numbers of the rows for dropout where the plain form computes rows that the fused form does
@@ -65,7 +69,7 @@ impl Rows {
         ops: Ops,
     ) -> Self {
         let mask = Mask::new(seq, causal, attention_mask, device, ops);
-        Self { batch, mask, local_mask: None, tokens: None, last_layer: None, numbers: None }
+        Self { batch, mask, local_mask: None, tokens: None, last_layer: None, numbers: None, angles: None }
     }
 
     /// All rows of sequences that are several documents: `position_ids [batch, seq]` are the
@@ -110,13 +114,13 @@ impl Rows {
             let documents = position_ids.equal_scalar(0).int().cumsum(1);
             let mask = Mask::of_documents(documents.clone(), attention_mask.clone(), None, unseen);
             let local_mask = window.map(|window| Mask::of_documents(documents, attention_mask, Some(window), unseen));
-            return Self { batch, mask, local_mask, tokens: None, last_layer: None, numbers };
+            return Self { batch, mask, local_mask, tokens: None, last_layer: None, numbers, angles: None };
         }
         let shown = lens.iter().flat_map(|len| (0..longest).map(move |place| place < *len)).collect::<Vec<_>>();
         let shown = Tensor::from_data(TensorData::new(shown, [lens.len(), longest]), &device);
         let mask = Mask::unpadded(shown, true);
         let local_mask = window.map(|_| mask.clone());
-        Self { batch: lens.len(), mask, local_mask, tokens: None, last_layer: None, numbers: None }
+        Self { batch: lens.len(), mask, local_mask, tokens: None, last_layer: None, numbers: None, angles: None }
     }
 
     /// All rows of `batch` sequences of `seq` tokens without causal mask, of which the last layer
@@ -161,6 +165,7 @@ impl Rows {
             tokens: Some(ids(tokens)),
             last_layer,
             numbers: None,
+            angles: None,
         })
     }
 

@@ -36,7 +36,9 @@ from transformers import (AlbertConfig, AlbertForMaskedLM, AlbertForQuestionAnsw
                           XLMRobertaForMaskedLM, XLMRobertaForQuestionAnswering, XLMRobertaForSequenceClassification,
                           DistilBertConfig, DistilBertForMaskedLM, DistilBertForQuestionAnswering,
                           DistilBertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel,
-                          GPTNeoConfig, GPTNeoForCausalLM, GPTNeoForSequenceClassification,
+                          GPTNeoConfig, GPTNeoForCausalLM, GPTNeoForSequenceClassification, LlamaConfig, LlamaForCausalLM,
+                          LlamaForTokenClassification, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+                          Qwen3ForSequenceClassification, SmolLM3Config, SmolLM3ForCausalLM,
                           RobertaConfig, RobertaForMaskedLM, RobertaForQuestionAnswering,
                           RobertaForSequenceClassification, pipeline, set_seed)
 
@@ -59,6 +61,11 @@ def gpt_neo(**more):
     return GPTNeoConfig(vocab_size=VOCAB, max_position_embeddings=32, hidden_size=48, num_layers=2, num_heads=4, window_size=12,
                         attention_types=[[["global", "local"], 1]], bos_token_id=1, eos_token_id=1,
                         attn_implementation="eager", **more)
+
+
+def llama(config=LlamaConfig, **more):
+    return config(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                  intermediate_size=100, max_position_embeddings=32, bos_token_id=1, eos_token_id=1, attn_implementation="eager", **more)
 
 
 def bert(**more):
@@ -117,6 +124,15 @@ CASES = {
     "gpt-neo-lm": (GPTNeoForCausalLM, gpt_neo(), "clm", dict(gpt2_inputs, labels=every_token)),
     "gpt-neo-classification": (GPTNeoForSequenceClassification, gpt_neo(num_labels=3, pad_token_id=0),
                                "sequence-classification", dict(gpt2_inputs, labels=classes)),
+    "llama-lm": (LlamaForCausalLM, llama(), "clm", dict(gpt2_inputs, labels=every_token)),
+    "llama-token": (LlamaForTokenClassification, llama(num_labels=3), "token-classification",
+                    dict(gpt2_inputs, labels=every_token.remainder(3).masked_fill(mask == 0, -100))),
+    "mistral-lm": (MistralForCausalLM, llama(MistralConfig, sliding_window=6), "clm", dict(gpt2_inputs, labels=every_token)),
+    "qwen2-lm": (Qwen2ForCausalLM, llama(Qwen2Config, tie_word_embeddings=True), "clm", dict(gpt2_inputs, labels=every_token)),
+    "qwen3-classification": (Qwen3ForSequenceClassification, llama(Qwen3Config, head_dim=16, num_labels=3, pad_token_id=0),
+                             "sequence-classification", dict(gpt2_inputs, labels=classes)),
+    "smollm3-lm": (SmolLM3ForCausalLM, llama(SmolLM3Config, pad_token_id=0, no_rope_layer_interval=2), "clm",
+                   dict(gpt2_inputs, labels=every_token)),
     "bert-mlm": (BertForMaskedLM, bert(), "mlm", dict(bert_inputs, labels=some_tokens)),
     "bert-classification": (BertForSequenceClassification, bert(num_labels=3), "sequence-classification",
                             dict(bert_inputs, labels=classes)),

@@ -36,10 +36,23 @@ fn fields(kind: ModelType) -> serde_json::Map<String, serde_json::Value> {
             json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16,
             "intermediate_size": 32, "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3})
         }
+        ModelType::Llama | ModelType::Mistral | ModelType::Qwen2 | ModelType::Qwen3 | ModelType::SmolLm3 => {
+            json!({"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 16,
+            "intermediate_size": 24, "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3,
+            "pad_token_id": null})
+        }
         ModelType::DistilBert => json!({"n_layers": 2, "n_heads": 2, "dim": 16, "hidden_dim": 32,
             "max_position_embeddings": 12, "vocab_size": 40, "num_labels": 3}),
     };
     let mut fields = fields.as_object().unwrap().clone();
+    let more = match kind {
+        ModelType::Mistral => json!({"sliding_window": 3}),
+        ModelType::Qwen2 => json!({"use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1}),
+        ModelType::Qwen3 => json!({"head_dim": 6}),
+        ModelType::SmolLm3 => json!({"no_rope_layer_interval": 2, "use_sliding_window": true, "sliding_window": 4}),
+        _ => json!({}),
+    };
+    fields.extend(more.as_object().unwrap().clone());
     fields.insert("initializer_range".into(), json!(0.3)); // large enough that every token matters
     fields
 }
@@ -108,7 +121,8 @@ fn berts_tokens_see_each_other() {
 
 #[test]
 fn a_cache_gives_the_logits_of_the_whole_text() {
-    for kind in [ModelType::Gpt2, ModelType::GptNeo] {
+    use ModelType::{Gpt2, GptNeo, Llama, Mistral, Qwen2, Qwen3, SmolLm3};
+    for kind in [Gpt2, GptNeo, Llama, Mistral, Qwen2, Qwen3, SmolLm3] {
         cached_in_pieces(kind);
     }
 }
@@ -133,7 +147,13 @@ fn cached_in_pieces(kind: ModelType) {
 
 #[test]
 fn rows_of_other_lengths_have_their_own_logits_from_a_cache() {
-    let model = model(ModelType::Gpt2, Head::CausalLm);
+    for kind in [ModelType::Gpt2, ModelType::Llama, ModelType::Mistral, ModelType::SmolLm3] {
+        cached_together(kind);
+    }
+}
+
+fn cached_together(kind: ModelType) {
+    let model = model(kind, Head::CausalLm);
     let texts: [&[i32]; 3] = [&[5, 1, 7, 3], &[2], &[4, 9]];
     let more = [[8, 3, 6], [1, 1, 2], [7, 30, 5]];
     let mut alone = Vec::new();
@@ -175,6 +195,11 @@ fn padding_changes_nothing() {
         (ModelType::Albert, Head::SequenceClassification),
         (ModelType::DistilBert, Head::QuestionAnswering),
         (ModelType::DistilBert, Head::SequenceClassification),
+        (ModelType::Llama, Head::CausalLm),
+        (ModelType::Mistral, Head::CausalLm),
+        (ModelType::Qwen2, Head::SequenceClassification),
+        (ModelType::Qwen3, Head::TokenClassification),
+        (ModelType::SmolLm3, Head::CausalLm),
     ] {
         let model = model(kind, head);
         let together = read(model.forward(padded(&rows, 39), false));
@@ -214,6 +239,7 @@ fn dropouts(kind: ModelType) -> &'static [&'static str] {
         ModelType::Gpt2 => &["resid_pdrop", "embd_pdrop", "attn_pdrop"],
         ModelType::GptNeo => &["resid_dropout", "embed_dropout", "attention_dropout"],
         ModelType::DistilBert => &["dropout", "attention_dropout", "seq_classif_dropout", "qa_dropout"],
+        kind if kind.llama_variant().is_some() => &["attention_dropout"],
         _ => &["hidden_dropout_prob", "attention_probs_dropout_prob"],
     }
 }
@@ -247,7 +273,7 @@ fn relative(a: &[f32], b: &[f32]) -> f32 {
 /// Both forms of every family, with rows of padding, gaps, packed documents and adapters.
 #[test]
 fn both_forms_drop_the_same_elements() {
-    use ModelType::{Albert, Bert, DistilBert, Electra, Gpt2, GptNeo, Roberta};
+    use ModelType::{Albert, Bert, DistilBert, Electra, Gpt2, GptNeo, Llama, Mistral, Qwen2, Qwen3, Roberta, SmolLm3};
     let _held = hold_random();
     let device = Device::flex().autodiff();
     let rows: [&[i32]; 3] = [&[1, 2, 3, 4, 5, 6], &[7, 8, 9], &[4, 3, 2, 1]];
@@ -273,6 +299,11 @@ fn both_forms_drop_the_same_elements() {
         (Albert, Head::SequenceClassification),
         (DistilBert, Head::SequenceClassification),
         (DistilBert, Head::QuestionAnswering),
+        (Llama, Head::CausalLm),
+        (Mistral, Head::CausalLm),
+        (Qwen2, Head::SequenceClassification),
+        (Qwen3, Head::TokenClassification),
+        (SmolLm3, Head::CausalLm),
     ];
     for (kind, head) in cases {
         let target_modules = match kind {
@@ -281,6 +312,7 @@ fn both_forms_drop_the_same_elements() {
             GptNeo => ["q_proj", "c_fc"],
             Albert => ["embedding_hidden_mapping_in", "value"],
             Electra => ["embeddings_project", "key"],
+            Llama | Mistral | Qwen2 | Qwen3 | SmolLm3 => ["k_proj", "down_proj"],
             _ => ["value", "dense"],
         };
         let adapters = LoraConfig {
@@ -304,7 +336,7 @@ fn both_forms_drop_the_same_elements() {
         };
         let adapted = with(&adapters);
         let dora = with(&LoraConfig { use_dora: true, ..adapters });
-        let documents = matches!(kind, Gpt2 | GptNeo).then_some(&documents);
+        let documents = config.is_decoder().then_some(&documents);
         for (plain, input) in [&whole, &adapted, &dora].iter().flat_map(|model| {
             let model = *model;
             inputs.iter().chain(documents).map(move |input| (model, input))

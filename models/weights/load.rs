@@ -34,12 +34,13 @@ const HEADS: &[&str] = &[
 ];
 
 /// Body prefixes that a checkpoint of the bare body leaves out.
-const BODIES: &[&str] = &["transformer.", "bert.", "roberta.", "distilbert.", "electra.", "albert."];
+const BODIES: &[&str] = &["transformer.", "model.", "bert.", "roberta.", "distilbert.", "electra.", "albert."];
 
 /// `(our name, the name of the same tensor elsewhere in the file)`: tied weights that files may
 /// hold under either name.
 const TIED: &[(&str, &str)] = &[
     ("transformer.wte.weight", "lm_head.weight"),
+    ("model.embed_tokens.weight", "lm_head.weight"),
     ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
     ("cls.predictions.bias", "cls.predictions.decoder.bias"),
     ("roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"),
@@ -56,6 +57,7 @@ const OLD_NORM: &[(&str, &str)] = &[("LayerNorm.weight", "LayerNorm.gamma"), ("L
 /// The ends of the names of parameters with a row for each token of the vocabulary.
 const VOCABULARY: &[&str] = &[
     "wte.weight",
+    "embed_tokens.weight",
     "word_embeddings.weight",
     "lm_head.weight",
     "decoder.weight",
@@ -69,13 +71,15 @@ const VOCABULARY: &[&str] = &[
     "predictions.bias",
 ];
 
-/// Constant buffers that older files carry: the causal mask and the position numbers.
+/// Constant buffers that older files carry: the causal mask, and the numbers and frequencies of
+/// positions.
 const BUFFERS: &[&str] = &[
     ".attn.bias",
     ".attn.masked_bias",
     ".attn.attention.bias",
     ".attn.attention.masked_bias",
     "embeddings.position_ids",
+    ".rotary_emb.inv_freq",
 ];
 
 /// The result of loading weights.
@@ -331,15 +335,16 @@ fn load_wanted<M: StateDict>(
     }
 }
 
-/// The other name of the tensor `name` where `transformers` ties two.
-fn tied_to(name: &str) -> Option<String> {
+/// The other names of the tensor `name` where `transformers` ties two: one for each family that
+/// calls a tensor so.
+fn tied_to(name: &str) -> impl Iterator<Item = String> {
     let (prefix, bare) = name.strip_prefix(PREFIX).map_or(("", name), |bare| (PREFIX, bare));
-    let other = TIED.iter().find_map(|(one, other)| match bare {
+    let others = TIED.iter().filter_map(move |(one, other)| match bare {
         _ if *one == bare => Some(*other),
         _ if *other == bare => Some(*one),
         _ => None,
     });
-    other.map(|other| format!("{prefix}{other}"))
+    others.map(move |other| format!("{prefix}{other}"))
 }
 
 /// The name under which the checkpoint holds the parameter `name`; `is_alias` says whether a tensor
@@ -380,7 +385,7 @@ fn unused(checkpoint: &Checkpoint, sources: &[Option<String>], is_alias: &dyn Fn
     // too.
     let tied = |name: &String| {
         let name = &name.replace(".base_layer.", ".");
-        tied_to(name).filter(|_| is_alias(name) || name.ends_with("bias")).is_some_and(|other| {
+        tied_to(name).filter(|_| is_alias(name) || name.ends_with("bias")).any(|other| {
             let is_other = |used: &str| used == other || other.ends_with(&format!(".{used}"));
             used.iter().any(|used| is_other(&used.replace(".base_layer.", ".")))
         })
@@ -397,8 +402,8 @@ fn check_tied(
     read: &Values,
     is_alias: &dyn Fn(&str) -> bool,
 ) -> Result<()> {
-    let other = tied_to(&parameter.name).filter(|other| other != source && is_alias(other));
-    let Some(other) = other.filter(|other| checkpoint.contains(other)) else { return Ok(()) };
+    let mut others = tied_to(&parameter.name).filter(|other| other != source && is_alias(other));
+    let Some(other) = others.find(|other| checkpoint.contains(other)) else { return Ok(()) };
     let values = checkpoint.read(&other)?;
     if values.shape == read.shape && values.data == read.data {
         Ok(())

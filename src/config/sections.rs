@@ -41,6 +41,16 @@ choices! {
         Electra = "electra",
         /// ALBERT: BERT with small embeddings and one layer that is used many times.
         Albert = "albert",
+        /// Llama: a decoder with rotary positions; Llama 2 and 3, TinyLlama and SmolLM2.
+        Llama = "llama",
+        /// Mistral: Llama whose layers may attend to the last tokens only.
+        Mistral = "mistral",
+        /// Qwen 2 and 2.5: Llama with biases of query, key and value.
+        Qwen2 = "qwen2",
+        /// Qwen 3: Llama with normalised queries and keys.
+        Qwen3 = "qwen3",
+        /// SmolLM3: Llama with layers that have no positions.
+        SmolLm3 = "smollm3",
     }
 }
 

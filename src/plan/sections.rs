@@ -30,15 +30,16 @@ impl Architecture {
     /// Floating-point operations of forward and backward for one token of sequences of `seq_len`:
     /// `6 x` the weights that it is multiplied with, `4 x` where these are frozen under adapters
     /// (linear layers and, for language models, the output matrix; embeddings are looked up, not
-    /// multiplied) `+ 12 x layers x width x sequence length` for attention, all positions counted,
-    /// also where a causal mask leaves half of them out (the convention of PaLM, Chowdhery et al.
-    /// 2022, appendix B, without its embedding term). Recomputation counts as nothing, and what the
-    /// compiled mode leaves out (`models/rows.rs`) as if it were computed. None for a model that
-    /// Kiln does not know.
+    /// multiplied) `+ 12 x layers x width of the queries x sequence length` for attention, all
+    /// positions counted, also where a causal mask leaves half of them out (the convention of PaLM,
+    /// Chowdhery et al. 2022, appendix B, without its embedding term). Recomputation counts as
+    /// nothing, and what the compiled mode leaves out (`models/rows.rs`) as if it were computed.
+    /// None for a model that Kiln does not know.
     pub fn flops_per_token(&self, seq_len: usize) -> Option<f64> {
         let (config, task) = (&self.config, self.task);
         let (width, layers, _, inner) = config.shape();
-        let [width, layers, inner] = [width, layers, inner].map(|size| size as f64);
+        let [attention, keys] = config.attention_widths();
+        let [width, layers, inner, attention, keys] = [width, layers, inner, attention, keys].map(|size| size as f64);
         let (embedding, vocabulary) = (config.embedding_size() as f64, config.vocab_size() as f64);
         let head = match task {
             Task::Clm => embedding * vocabulary,
@@ -48,8 +49,17 @@ impl Architecture {
         let head = head + if embedding == width { 0.0 } else { embedding * width };
         // A frozen weight takes no part in the third product, that of its gradient.
         let products = if self.lora.is_some() { 4.0 } else { 6.0 };
-        let products = products * (layers * (4.0 * width * width + 2.0 * width * inner) + head);
-        Some(products + 12.0 * layers * width * seq_len as f64)
+        // A block with a gate has a third matrix.
+        let matrices = if config.activation().is_some() { 2.0 } else { 3.0 };
+        let of_layer = 2.0 * width * (attention + keys) + matrices * width * inner;
+        let products = products * (layers * of_layer + head);
+        Some(products + 12.0 * layers * attention * seq_len as f64)
+    }
+
+    /// Whether the layers are Llama's, with operators of their own for norms, positions and the
+    /// feed-forward block.
+    pub fn is_llama(&self) -> bool {
+        matches!(self.config, ModelConfig::Llama(_))
     }
 
     /// Whether training drops anything.
@@ -70,6 +80,11 @@ impl Architecture {
                     _ => 0.0,
                 };
                 [c.hidden_dropout_prob, c.attention_probs_dropout_prob, head].iter().any(|p| *p > 0.0)
+            }
+            // The classifier of tokens has dropout by default.
+            ModelConfig::Llama(c) => {
+                c.attention_dropout > 0.0
+                    || (self.task == Task::TokenClassification && c.classifier_dropout != Some(0.0))
             }
         }
     }
@@ -103,6 +118,7 @@ pub(crate) mod model_config {
         let inert = match &mut config {
             ModelConfig::Gpt2(config) => &mut config.inert,
             ModelConfig::Bert(config) => &mut config.inert,
+            ModelConfig::Llama(config) => &mut config.inert,
         };
         for written in ["architectures", "model_type", "dtype", "torch_dtype"] {
             inert.shift_remove(written);

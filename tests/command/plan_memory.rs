@@ -82,6 +82,26 @@ fn the_estimate_is_the_measured_peak_to_a_fifth() {
 }
 
 #[test]
+fn of_a_decoder_with_a_gate_and_shared_heads() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), MIDDLE);
+    let config = std::fs::read_to_string(folder.path().join("config.toml")).unwrap();
+    let of_gpt2 = config.split("[model]\n").nth(1).unwrap().split("[data]").next().unwrap();
+    let of_qwen3 = "kind = \"qwen3\"\nnum_hidden_layers = 4\nhidden_size = 192\nnum_attention_heads = 4\n\
+                    num_key_value_heads = 2\nhead_dim = 64\nintermediate_size = 512\nmax_position_embeddings = 128\n\
+                    vocab_size = 4096\n";
+    std::fs::write(folder.path().join("config.toml"), config.replace(of_gpt2, of_qwen3)).unwrap();
+    for mode in ["native", "compiled"] {
+        for more in [&[][..], &["--precision", "bf16"], &["--set", "trainer.activation_checkpointing=blocks"]] {
+            let (planned, measured, line) = planned_and_measured(folder.path(), mode, more);
+            println!("{mode} {more:?}: {planned} planned, {measured:.1} measured; {line}");
+            let off = planned / measured - 1.0;
+            assert!(off.abs() < TOLERANCE, "{mode} {more:?}: off by {off:.2}: {measured} measured; {line}");
+        }
+    }
+}
+
+#[test]
 fn of_a_last_layer_that_computes_first_tokens_alone() {
     let folder = tempfile::tempdir().unwrap();
     let row = |i: usize| {

@@ -1,6 +1,6 @@
-//! The variants of BERT through the binary: trained from `model.kind` with fields of their own, and
-//! from a folder that transformers wrote; what is saved has their names. Their logits are tested in
-//! `tests/oracle/forward.rs`.
+//! The variants of BERT and Llama through the binary: trained from `model.kind` with fields of
+//! their own, and from a folder that transformers wrote; what is saved has their names. Their
+//! logits are tested in `tests/oracle/forward.rs`.
 
 use std::path::Path;
 
@@ -14,9 +14,19 @@ const ELECTRA: &str = "kind = \"electra\"\nnum_hidden_layers = 1\nnum_attention_
 const DISTILBERT: &str = "kind = \"distilbert\"\nn_layers = 1\nn_heads = 2\ndim = 8\nhidden_dim = 16\n\
                           max_position_embeddings = 8\nvocab_size = 131\n";
 
+/// A variant of Llama.
+fn llama(kind: &str, more: &str) -> String {
+    format!(
+        "kind = \"{kind}\"\nnum_hidden_layers = 2\nnum_attention_heads = 4\nnum_key_value_heads = 2\nhidden_size = 8\n\
+         intermediate_size = 12\nmax_position_embeddings = 8\nvocab_size = 131\npad_token_id = 0\nnum_labels = 3\n{more}"
+    )
+}
+
 fn train(folder: &Path, model: &str, task: &str) -> std::process::Command {
     let row = |i: usize| match task {
         "mlm" => format!("{{\"input_ids\": [5, {}, 7, 8], \"labels\": [-100, 9, -100, 3]}}\n", 9 + i),
+        "clm" => format!("{{\"input_ids\": [5, {}, 7, 8]}}\n", 9 + i),
+        "token-classification" => format!("{{\"input_ids\": [5, {}, 7, 8], \"labels\": [0, 2, -100, 1]}}\n", 9 + i),
         _ => format!("{{\"input_ids\": [5, {}, 7, 8], \"labels\": {}}}\n", 9 + i, i % 3),
     };
     std::fs::write(folder.join("data.jsonl"), (0..12).map(row).collect::<String>()).unwrap();
@@ -77,6 +87,37 @@ fn variants_are_trained_and_saved_under_their_own_names() {
             "DistilBertForSequenceClassification",
             "pre_classifier.weight",
         ),
+        (llama("llama", ""), "clm", "llama", "LlamaForCausalLM", "lm_head.weight"),
+        (llama("mistral", "sliding_window = 2"), "clm", "mistral", "MistralForCausalLM", "model.norm.weight"),
+        (
+            llama("qwen2", "tie_word_embeddings = true"),
+            "clm",
+            "qwen2",
+            "Qwen2ForCausalLM",
+            "model.layers.1.self_attn.k_proj.bias",
+        ),
+        (
+            llama("qwen3", "head_dim = 6"),
+            "sequence-classification",
+            "qwen3",
+            "Qwen3ForSequenceClassification",
+            "model.layers.0.self_attn.q_norm.weight",
+        ),
+        (
+            llama("smollm3", "no_rope_layer_interval = 2"),
+            "token-classification",
+            "smollm3",
+            "SmolLM3ForTokenClassification",
+            "score.bias",
+        ),
+        // Another head than the folder's.
+        (
+            format!("{}\nnum_labels = 3\npad_token_id = 0", from("qwen2-lm")),
+            "sequence-classification",
+            "qwen2",
+            "Qwen2ForSequenceClassification",
+            "score.weight",
+        ),
         (from("roberta-mlm"), "mlm", "roberta", "RobertaForMaskedLM", "roberta.embeddings.LayerNorm.weight"),
         // Another head than the folder's: it is new, and the folder's is left out.
         (
@@ -100,7 +141,8 @@ fn variants_are_trained_and_saved_under_their_own_names() {
         assert_eq!((&config["model_type"], &config["architectures"][0]), (&kind.into(), &architecture.into()));
         let weights = tensors(&saved.join("model.safetensors"));
         assert!(weights.contains_key(tensor), "{tensor} is not in {:?}", weights.keys());
-        assert_eq!(weights.keys().any(|name| name.contains("token_type")), !["distilbert", "gpt_neo"].contains(&kind));
+        let without = ["distilbert", "gpt_neo", "llama", "mistral", "qwen2", "qwen3", "smollm3"];
+        assert_eq!(weights.keys().any(|name| name.contains("token_type")), !without.contains(&kind));
     }
 }
 

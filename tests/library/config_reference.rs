@@ -249,6 +249,7 @@ fn chapter() -> String {
         "crates/data/src/task.rs",
         "crates/data/src/settings.rs",
         "crates/core/src/model_config.rs",
+        "crates/core/src/model_config/llama.rs",
         "crates/core/src/dataset/sampler.rs",
         "crates/core/src/dataset/padding.rs",
     ]);
@@ -270,10 +271,15 @@ fn chapter() -> String {
         sources.section(field, &field.name, defaults.get(&field.name), &mut out);
         if field.name == "model" {
             let berts = "BERT, RoBERTa, CamemBERT, XLM-RoBERTa, DistilBERT, ELECTRA and ALBERT";
-            for (title, name) in [("GPT-2", "Gpt2Config"), (berts, "BertConfig")] {
+            let llamas = "Llama, Mistral, Qwen 2, Qwen 3 and SmolLM3";
+            for (title, name) in [("GPT-2", "Gpt2Config"), (berts, "BertConfig"), (llamas, "LlamaConfig")] {
                 out += &format!("\n### Fields of {title} in `[model]`\n\n");
                 sources.fields(name, &mut out);
             }
+            let mut of_rope = String::new();
+            sources.fields("RopeParameters", &mut of_rope);
+            out += "\n`rope_parameters` is a table:\n\n";
+            of_rope.lines().for_each(|line| out += &format!("  {line}\n"));
         }
     }
     out

@@ -245,6 +245,52 @@ fn the_token_that_a_classifier_reads() {
 }
 
 #[test]
+fn llama_lm_shares_heads_of_keys() {
+    check("llama-lm", "clm");
+    check("llama-lm-left-padded", "clm");
+}
+
+#[test]
+fn llama_lm_packed() {
+    check("llama-lm-packed", "clm");
+}
+
+#[test]
+fn llama_lm_with_scaled_positions() {
+    check("llama-linear-lm", "clm");
+    check("llama-yarn-lm", "clm");
+    check("llama-yarn-scaled-lm", "clm");
+}
+
+#[test]
+fn mistral_lm_sees_the_last_tokens() {
+    check("mistral-lm", "clm");
+}
+
+#[test]
+fn qwen2_lm_has_biases_and_a_window_in_late_layers() {
+    check("qwen2-lm", "clm");
+}
+
+#[test]
+fn qwen3_lm_normalises_its_heads() {
+    check("qwen3-lm", "clm");
+}
+
+#[test]
+fn smollm3_lm_has_layers_without_positions() {
+    check("smollm3-lm", "clm");
+}
+
+#[test]
+fn heads_on_llama() {
+    check("llama-classification", "sequence-classification");
+    check("qwen2-classification-reads", "sequence-classification");
+    check("mistral-multi-label", "multi-label-classification");
+    check("llama-token", "token-classification");
+}
+
+#[test]
 fn variants_of_bert_refuse_what_they_do_not_have() {
     let folder = tempfile::tempdir().unwrap();
     let forward = |case: &str, batch: serde_json::Value, task: &str| {

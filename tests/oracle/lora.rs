@@ -109,6 +109,16 @@ fn albert_classification_has_one_adapter_for_all_layers() {
 }
 
 #[test]
+fn llama_lm() {
+    check("lora-llama-lm", "clm");
+}
+
+#[test]
+fn qwen3_classification_with_every_linear_layer() {
+    check("lora-qwen3-classification", "sequence-classification");
+}
+
+#[test]
 fn bert_qa_with_targets_by_a_pattern() {
     check("lora-bert-qa", "question-answering");
 }
@@ -207,6 +217,13 @@ fn dora_trains_as_with_the_trainer() {
 fn gpt2_lm_trains_as_with_the_trainer() {
     for compiler in ["native", "compiled"] {
         check_training("trainer-lora-gpt2-lm", "clm", compiler);
+    }
+}
+
+#[test]
+fn llama_lm_trains_as_with_the_trainer() {
+    for compiler in ["native", "compiled"] {
+        check_training("trainer-lora-llama-lm", "clm", compiler);
     }
 }
 

@@ -5,5 +5,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod forward;
+mod generated;
 mod lora;
 mod trainer;

@@ -160,6 +160,21 @@ fn gpt_neo_lm_with_rows_over_several_steps() {
 }
 
 #[test]
+fn llama_lm_with_rows_over_several_steps() {
+    check("trainer-window-llama-lm", "llama", "clm");
+}
+
+#[test]
+fn qwen3_lm_with_rows_over_several_steps() {
+    check("trainer-window-qwen3-lm", "qwen3", "clm");
+}
+
+#[test]
+fn mistral_classification_with_rows_over_several_steps() {
+    check("trainer-window-mistral-classification", "mistral", "sequence-classification");
+}
+
+#[test]
 fn bert_question_answering_with_rows_over_several_steps() {
     check("trainer-window-bert-qa", "bert", "question-answering");
 }

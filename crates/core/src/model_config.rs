@@ -7,12 +7,14 @@
 
 mod fields;
 mod json;
+mod llama;
 mod validate;
 mod variant;
 
 use std::fmt;
 
 pub use fields::{CONFIG_NAMES, ELECTRA_SUMMARY_DROPOUT};
+pub use llama::{LlamaConfig, LlamaVariant, RopeParameters};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 pub use variant::{BertVariant, Gpt2Variant};
@@ -43,6 +45,16 @@ pub enum ModelType {
     Electra,
     /// ALBERT
     Albert,
+    /// Llama 2 and 3, TinyLlama, SmolLM2
+    Llama,
+    /// Mistral
+    Mistral,
+    /// Qwen 2 and 2.5
+    Qwen2,
+    /// Qwen 3
+    Qwen3,
+    /// SmolLM3
+    SmolLm3,
 }
 
 /// Which head stands on the body. The names of the classes are Hugging Face's.
@@ -106,6 +118,8 @@ pub enum ModelConfig {
     Gpt2(Gpt2Config),
     /// BERT and its variants ([`BertVariant`])
     Bert(BertConfig),
+    /// Llama and its variants ([`LlamaVariant`])
+    Llama(LlamaConfig),
 }
 
 /// The fields of GPT-2 and GPT-Neo, by GPT-2's names (GPT-Neo's files call some of them otherwise,
@@ -345,7 +359,7 @@ impl Default for BertConfig {
 
 impl ModelType {
     /// Every family.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 14] = [
         Self::Gpt2,
         Self::GptNeo,
         Self::Bert,
@@ -355,6 +369,11 @@ impl ModelType {
         Self::DistilBert,
         Self::Electra,
         Self::Albert,
+        Self::Llama,
+        Self::Mistral,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::SmolLm3,
     ];
 
     /// Hugging Face's name of the family.
@@ -369,13 +388,19 @@ impl ModelType {
             Self::DistilBert => "distilbert",
             Self::Electra => "electra",
             Self::Albert => "albert",
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::SmolLm3 => "smollm3",
         }
     }
 
-    /// Which variant of BERT the family is; none for GPT-2 and GPT-Neo.
+    /// Which variant of BERT the family is; none for the others.
     pub fn bert_variant(self) -> Option<BertVariant> {
         match self {
             Self::Gpt2 | Self::GptNeo => None,
+            Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3 | Self::SmolLm3 => None,
             Self::Bert => Some(BertVariant::Bert),
             Self::Roberta => Some(BertVariant::Roberta),
             Self::Camembert => Some(BertVariant::Camembert),
@@ -397,6 +422,9 @@ impl ModelType {
     pub fn tasks(self) -> &'static str {
         match self {
             Self::Gpt2 | Self::GptNeo => "clm, sequence-classification, multi-label-classification and regression",
+            Self::Llama | Self::Mistral | Self::Qwen2 | Self::Qwen3 | Self::SmolLm3 => {
+                "clm, sequence-classification, multi-label-classification, regression and token-classification"
+            }
             _ => {
                 "mlm, sequence-classification, multi-label-classification, regression, question-answering, \
                  token-classification and multiple-choice"
@@ -406,9 +434,10 @@ impl ModelType {
 
     /// Whether models of the family can have this head.
     pub fn has_head(self, head: Head) -> bool {
-        match self.bert_variant() {
-            None => matches!(head, Head::CausalLm | Head::SequenceClassification),
-            Some(_) => head != Head::CausalLm,
+        match (self.bert_variant(), self.llama_variant()) {
+            (Some(_), _) => head != Head::CausalLm,
+            (_, Some(_)) => matches!(head, Head::CausalLm | Head::SequenceClassification | Head::TokenClassification),
+            (None, None) => matches!(head, Head::CausalLm | Head::SequenceClassification),
         }
     }
 
@@ -422,15 +451,29 @@ impl ModelType {
             Self::DistilBert => &["base", "base-cased"],
             Self::Electra => &["small", "base", "large"],
             Self::Albert => &["base", "large", "xlarge", "xxlarge"],
+            Self::Llama => &[
+                "smollm2-135m",
+                "smollm2-360m",
+                "smollm2-1.7b",
+                "tinyllama-1.1b",
+                "llama2-7b",
+                "llama3.2-1b",
+                "llama3.2-3b",
+                "llama3.1-8b",
+            ],
+            Self::Mistral => &["7b"],
+            Self::Qwen2 => &["0.5b", "1.5b", "3b", "7b"],
+            Self::Qwen3 => &["0.6b", "1.7b", "4b", "8b"],
+            Self::SmolLm3 => &["3b"],
         }
     }
 
     /// The configuration that `transformers` starts from when nothing is given.
     fn defaults(self) -> ModelConfig {
-        match self.bert_variant() {
-            None if self == Self::GptNeo => ModelConfig::Gpt2(Gpt2Variant::GptNeo.config()),
-            None => ModelConfig::Gpt2(Gpt2Config::default()),
-            Some(variant) => ModelConfig::Bert(variant.config()),
+        match (self.bert_variant(), self.llama_variant()) {
+            (Some(variant), _) => ModelConfig::Bert(variant.config()),
+            (_, Some(variant)) => ModelConfig::Llama(variant.config()),
+            (None, None) => ModelConfig::Gpt2(self.gpt2_variant().config()),
         }
     }
 
@@ -453,7 +496,9 @@ impl ModelConfig {
     /// BERT `base`, `large` (uncased), `base-cased`, `large-cased`; RoBERTa, CamemBERT and
     /// XLM-RoBERTa `base`, `large`; DistilBERT `base` (uncased), `base-cased`; ELECTRA `small`,
     /// `base`, `large` (the discriminators); ALBERT `base`, `large`, `xlarge`, `xxlarge` (version
-    /// 2). Shapes from the published `config.json` files.
+    /// 2); Llama's names say the model, such as `smollm2-135m` and `llama3.2-1b`; those of Mistral,
+    /// Qwen and SmolLM3 are the numbers of their parameters, such as `0.5b` of Qwen 2.5. Shapes
+    /// from the published `config.json` files.
     pub fn preset(kind: ModelType, size: &str) -> Result<Self> {
         let gpt2 =
             |n_layer, n_embd, n_head| Self::Gpt2(Gpt2Config { n_layer, n_embd, n_head, ..Gpt2Config::default() });
@@ -525,6 +570,10 @@ impl ModelConfig {
             (ModelType::DistilBert, "base") => Self::Bert(distilbert()),
             (ModelType::DistilBert, "base-cased") => Self::Bert(cased(distilbert())),
             _ => {
+                let preset = kind.llama_variant().and_then(|variant| LlamaConfig::preset(variant, size));
+                if let Some(config) = preset {
+                    return Ok(Self::Llama(config));
+                }
                 let sizes = kind.sizes().join(", ");
                 return Err(Error::config(format!("size: {kind} has no size {size:?}; expected one of {sizes}")));
             }
@@ -547,6 +596,13 @@ impl ModelConfig {
                 BertVariant::Electra => ModelType::Electra,
                 BertVariant::Albert => ModelType::Albert,
             },
+            Self::Llama(c) => match c.variant {
+                LlamaVariant::Llama => ModelType::Llama,
+                LlamaVariant::Mistral => ModelType::Mistral,
+                LlamaVariant::Qwen2 => ModelType::Qwen2,
+                LlamaVariant::Qwen3 => ModelType::Qwen3,
+                LlamaVariant::SmolLm3 => ModelType::SmolLm3,
+            },
         }
     }
 
@@ -555,6 +611,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.vocab_size,
             Self::Bert(c) => c.vocab_size,
+            Self::Llama(c) => c.vocab_size,
         }
     }
 
@@ -563,6 +620,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.vocab_size = size,
             Self::Bert(c) => c.vocab_size = size,
+            Self::Llama(c) => c.vocab_size = size,
         }
     }
 
@@ -571,6 +629,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.tie_word_embeddings = ties,
             Self::Bert(c) => c.tie_word_embeddings = ties,
+            Self::Llama(c) => c.tie_word_embeddings = ties,
         }
     }
 
@@ -579,6 +638,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.n_positions,
             Self::Bert(c) => c.max_position_embeddings - c.position_offset(),
+            Self::Llama(c) => c.max_position_embeddings,
         }
     }
 
@@ -587,15 +647,20 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.n_embd,
             Self::Bert(c) => c.embedding_size(),
+            Self::Llama(c) => c.hidden_size,
         }
     }
 
     /// The number of tokens that a local layer attends to, and how many layers are local; none
     /// where no layer is.
     pub fn window(&self) -> Option<(usize, usize)> {
-        let Self::Gpt2(c) = self else { return None };
-        let local = c.layers_are_local().into_iter().filter(|is_local| *is_local).count();
-        (local > 0).then_some((c.window_size, local))
+        let (window, layers) = match self {
+            Self::Gpt2(c) => (c.window_size, c.layers_are_local()),
+            Self::Llama(c) => (c.window()?, c.layers_are_local()),
+            Self::Bert(_) => return None,
+        };
+        let local = layers.into_iter().filter(|is_local| *is_local).count();
+        (local > 0).then_some((window, local))
     }
 
     /// Width of the hidden states, number of layers, number of heads and width of the feed-forward
@@ -604,14 +669,24 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => (c.n_embd, c.n_layer, c.n_head, c.inner()),
             Self::Bert(c) => (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.intermediate_size),
+            Self::Llama(c) => (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.intermediate_size),
         }
     }
 
-    /// The activation of the feed-forward block.
-    pub fn activation(&self) -> Activation {
+    /// Width of all queries of a token, and of its keys, which fewer heads may have.
+    pub fn attention_widths(&self) -> [usize; 2] {
         match self {
-            Self::Gpt2(c) => c.activation(),
-            Self::Bert(c) => c.activation(),
+            Self::Llama(c) => [c.num_attention_heads * c.head_dim(), c.kv_heads() * c.head_dim()],
+            Self::Gpt2(_) | Self::Bert(_) => [self.shape().0; 2],
+        }
+    }
+
+    /// The activation of the feed-forward block; none for one with a gate (SwiGLU).
+    pub fn activation(&self) -> Option<Activation> {
+        match self {
+            Self::Gpt2(c) => Some(c.activation()),
+            Self::Bert(c) => Some(c.activation()),
+            Self::Llama(_) => None,
         }
     }
 
@@ -620,13 +695,14 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => [c.resid_pdrop > 0.0, c.attn_pdrop > 0.0],
             Self::Bert(c) => [c.hidden_dropout_prob > 0.0, c.attention_probs_dropout_prob > 0.0],
+            Self::Llama(c) => [false, c.attention_dropout > 0.0],
         }
     }
 
     /// Number of token types; none for a family without them.
     pub fn type_vocab_size(&self) -> Option<usize> {
         match self {
-            Self::Gpt2(_) => None,
+            Self::Gpt2(_) | Self::Llama(_) => None,
             Self::Bert(c) => c.variant.has_token_types().then_some(c.type_vocab_size),
         }
     }
@@ -636,6 +712,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.pad_token_id,
             Self::Bert(c) => c.pad_token_id,
+            Self::Llama(c) => c.pad_token_id,
         }
     }
 
@@ -657,6 +734,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => &c.labels,
             Self::Bert(c) => &c.labels,
+            Self::Llama(c) => &c.labels,
         }
     }
 
@@ -665,6 +743,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => &mut c.labels,
             Self::Bert(c) => &mut c.labels,
+            Self::Llama(c) => &mut c.labels,
         }
     }
 
@@ -673,6 +752,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => c.inert.insert(name.into(), value),
             Self::Bert(c) => c.inert.insert(name.into(), value),
+            Self::Llama(c) => c.inert.insert(name.into(), value),
         };
     }
 
@@ -680,6 +760,7 @@ impl ModelConfig {
         match self {
             Self::Gpt2(c) => &c.inert,
             Self::Bert(c) => &c.inert,
+            Self::Llama(c) => &c.inert,
         }
     }
 }
@@ -689,14 +770,15 @@ impl ModelConfig {
 /// With `vocab_size` every id must be below it, since a generation that ends at another token than
 /// the one meant goes on for ever or ends too soon. The id 50256 is let through: `transformers`'
 /// `GPT2Config` and its generation settings put it into the files of a model with a smaller
-/// vocabulary, and no token of such a model ends anything then.
+/// vocabulary, and no token of such a model ends anything then; SmolLM3's 128001 likewise.
 ///
 /// # Errors
 /// No whole number, a negative one, one that no id can be, and one that is no id of the vocabulary.
 pub fn eos_token_ids(value: Option<&Value>, vocab_size: Option<usize>) -> Result<Vec<u32>> {
     let one = |value: &Value| {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        let id = id.filter(|id| *id == GPT2_EOS || vocab_size.is_none_or(|size| (*id as usize) < size));
+        let id =
+            id.filter(|id| [GPT2_EOS, SMOLLM3_EOS].contains(id) || vocab_size.is_none_or(|size| (*id as usize) < size));
         id.ok_or_else(|| {
             let expected = match vocab_size {
                 Some(size) => format!("ids below vocab_size ({size})"),
@@ -714,6 +796,9 @@ pub fn eos_token_ids(value: Option<&Value>, vocab_size: Option<usize>) -> Result
 
 /// GPT-2's end-of-text, the `eos_token_id` that `transformers`' `GPT2Config` has by default.
 const GPT2_EOS: u32 = 50256;
+
+/// SmolLM3's end-of-text, the `eos_token_id` that `transformers`' `SmolLM3Config` has by default.
+const SMOLLM3_EOS: u32 = 128_001;
 
 impl Gpt2Config {
     /// Width of the feed-forward block.

@@ -11,7 +11,7 @@ use kiln_core::error::{Error, Result};
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::cross_entropy::CrossEntropy;
 use kiln_models::ops::dropout::DropoutRng;
-use kiln_models::ops::{dropout, embedding, gelu, layer_norm, linear, threads};
+use kiln_models::ops::{dropout, embedding, gelu, layer_norm, linear, rms_norm, rotary, swiglu, threads};
 use kiln_models::{Activation, Compute, ModelConfig};
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +42,10 @@ pub struct Shapes {
     pub gelu_tanh: bool,
     /// The model predicts tokens.
     pub predicts_tokens: bool,
+    /// Widths of all queries and of all keys of a token, in a model with Llama's operators; none in
+    /// others, where both are the model's width.
+    #[serde(default)]
+    pub llama: Option<[usize; 2]>,
 }
 
 /// The times of one operator.
@@ -64,10 +68,6 @@ impl Shapes {
     /// The sizes of the operators of `config` for batches of `batch` x `length` tokens.
     pub fn new(config: &ModelConfig, task: Task, batch: usize, length: usize) -> Self {
         let (width, _, heads, inner) = config.shape();
-        let (causal, activation) = match config {
-            ModelConfig::Gpt2(config) => (true, &config.activation_function),
-            ModelConfig::Bert(config) => (false, &config.hidden_act),
-        };
         Self {
             batch,
             length,
@@ -75,9 +75,10 @@ impl Shapes {
             heads,
             inner,
             vocabulary: config.vocab_size(),
-            causal,
-            gelu_tanh: Activation::from_hf(activation) == Some(Activation::GeluTanh),
+            causal: config.is_decoder(),
+            gelu_tanh: config.activation() == Some(Activation::GeluTanh),
             predicts_tokens: task.is_language_model(),
+            llama: matches!(config, ModelConfig::Llama(_)).then(|| config.attention_widths()),
         }
     }
 
@@ -107,17 +108,21 @@ impl Shapes {
         let (frozen, frozen_bias) = (weight.clone().detach(), vector(inner).detach());
         let (small, large, ids) = (vector(width), vector(inner), ids());
         let activation = if self.gelu_tanh { Activation::GeluTanh } else { Activation::GeluErf };
-        let qkv = [matrix(tokens, width), matrix(tokens, width), matrix(tokens, width)];
+        let [queries, keys_width] = self.llama.unwrap_or([width; 2]);
+        let head_dim = queries / heads;
+        let qkv = [matrix(tokens, queries), matrix(tokens, keys_width), matrix(tokens, keys_width)];
         let keys = (!self.causal).then(|| Tensor::<2, Bool>::full([batch, length], true, device));
         let mask = Mask::new(length, self.causal, keys, device, ops);
         let attention = Attention {
             batch,
             heads,
-            scale: ((width / heads) as f64).powf(-0.5),
+            scale: (head_dim as f64).powf(-0.5),
             dropout: 0.0,
             rng: DropoutRng::Device,
             products: dtype,
         };
+        let up = matrix(tokens, inner);
+        let angles = Tensor::<2>::random([length, head_dim / 2], Distribution::Uniform(0.0, 6.0), device);
         type Make<'a> = Box<dyn Fn() -> Tensor<2> + 'a>;
         let mut all: Vec<(&str, String, Make<'_>)> = vec![
             (
@@ -163,7 +168,7 @@ impl Shapes {
             ),
             (
                 "attention",
-                format!("{batch} x {heads} heads x {length} x {}", width / heads),
+                format!("{batch} x {heads} heads x {length} x {head_dim}"),
                 Box::new(|| {
                     let [query, key, value] = qkv.clone().map(|part| compute.narrow(part));
                     attention.forward(Qkv::Separate { query, key, value }, &mask)
@@ -175,6 +180,27 @@ impl Shapes {
                 Box::new(|| gelu::bias_gelu(wide.clone(), large.clone(), activation, ops)),
             ),
         ];
+        if self.llama.is_some() {
+            all.retain(|(name, ..)| !["dropout", "layer_norm", "gelu"].contains(name));
+            all.push((
+                "rms_norm",
+                format!("{tokens} x {width}"),
+                Box::new(|| rms_norm::rms_norm(x.clone(), small.clone(), 1e-5, ops)),
+            ));
+            all.push((
+                "rotary",
+                format!("{tokens} x {heads} heads x {head_dim}"),
+                Box::new(|| {
+                    let (cos, sin) = (angles.clone().cos(), angles.clone().sin());
+                    rotary::rotary(qkv[0].clone(), cos, sin, heads, ops)
+                }),
+            ));
+            all.push((
+                "swiglu",
+                format!("{tokens} x {inner}"),
+                Box::new(|| swiglu::swiglu(wide.clone(), up.clone(), ops)),
+            ));
+        }
         if self.predicts_tokens {
             all.push((
                 "cross_entropy",
@@ -217,7 +243,10 @@ impl Shapes {
             "linear" => 3.0 * tokens * width * inner,
             "lora" => 2.0 * tokens * width * inner + 3.0 * tokens * RANK as f64 * (width + inner),
             // Scores, and their product with the values.
-            "attention" => 3.0 * 2.0 * tokens * if self.causal { (length + 1.0) / 2.0 } else { length } * width,
+            "attention" => {
+                let queries = self.llama.map_or(width, |[queries, _]| queries as f64);
+                3.0 * 2.0 * tokens * if self.causal { (length + 1.0) / 2.0 } else { length } * queries
+            }
             "cross_entropy" => 3.0 * tokens * width * vocabulary,
             _ => return None,
         };

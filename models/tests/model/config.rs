@@ -3,7 +3,7 @@
 
 use burn::tensor::Device;
 use kiln_models::weights::parameters;
-use kiln_models::{Head, Model, ModelConfig, ModelType};
+use kiln_models::{Head, LlamaConfig, Model, ModelConfig, ModelType, RopeParameters};
 use serde_json::{Map, Value, json};
 
 fn map(value: Value) -> Map<String, Value> {
@@ -49,6 +49,24 @@ fn presets_have_the_published_number_of_parameters() {
         (ModelType::Albert, "large", Head::SequenceClassification, 17_686_018),
         (ModelType::Albert, "xlarge", Head::SequenceClassification, 58_728_962),
         (ModelType::Albert, "xxlarge", Head::SequenceClassification, 222_603_778),
+        (ModelType::Llama, "smollm2-135m", Head::CausalLm, 134_515_008),
+        (ModelType::Llama, "smollm2-360m", Head::CausalLm, 361_821_120),
+        (ModelType::Llama, "smollm2-1.7b", Head::CausalLm, 1_711_376_384),
+        (ModelType::Llama, "tinyllama-1.1b", Head::CausalLm, 1_100_048_384),
+        (ModelType::Llama, "llama2-7b", Head::CausalLm, 6_738_415_616),
+        (ModelType::Llama, "llama3.2-1b", Head::CausalLm, 1_235_814_400),
+        (ModelType::Llama, "llama3.2-3b", Head::CausalLm, 3_212_749_824),
+        (ModelType::Llama, "llama3.1-8b", Head::CausalLm, 8_030_261_248),
+        (ModelType::Mistral, "7b", Head::CausalLm, 7_248_023_552),
+        (ModelType::Qwen2, "0.5b", Head::CausalLm, 494_032_768),
+        (ModelType::Qwen2, "1.5b", Head::CausalLm, 1_543_714_304),
+        (ModelType::Qwen2, "3b", Head::CausalLm, 3_085_938_688),
+        (ModelType::Qwen2, "7b", Head::CausalLm, 7_615_616_512),
+        (ModelType::Qwen3, "0.6b", Head::CausalLm, 596_049_920),
+        (ModelType::Qwen3, "1.7b", Head::CausalLm, 1_720_574_976),
+        (ModelType::Qwen3, "4b", Head::CausalLm, 4_022_468_096),
+        (ModelType::Qwen3, "8b", Head::CausalLm, 8_190_735_360),
+        (ModelType::SmolLm3, "3b", Head::CausalLm, 3_075_098_624),
     ] {
         let config = ModelConfig::preset(kind, size).unwrap();
         let model = Model::new(&config, head, &Device::flex()).unwrap();
@@ -234,4 +252,108 @@ fn what_kiln_does_not_compute_is_refused() {
     refused(ModelConfig::from_json("{").map(|(config, _)| config), "not JSON");
     refused(ModelConfig::from_json("{}").map(|(config, _)| config), "model_type is missing");
     refused(ModelConfig::from_json(r#"{"model_type": "t5"}"#).map(|(config, _)| config), "got \"t5\"");
+}
+
+/// The rotary frequencies of a config of `kind`.
+fn rope(kind: ModelType, fields: Value) -> RopeParameters {
+    let ModelConfig::Llama(config) = from_fields(kind, fields).unwrap() else { panic!("{kind} is a variant of Llama") };
+    config.rope_parameters
+}
+
+#[test]
+fn rotary_frequencies_have_two_spellings() {
+    let theta = |fields: Value| rope(ModelType::Llama, fields).rope_theta;
+    assert_eq!((theta(json!({})), theta(json!({"rope_theta": 5e5}))), (1e4, 5e5));
+    assert_eq!(theta(json!({"rope_theta": 5e5, "rope_scaling": null})), 5e5);
+    assert_eq!(rope(ModelType::SmolLm3, json!({})).rope_theta, 2e6);
+    // The object's own base stands before the one beside it, as in transformers.
+    assert_eq!(theta(json!({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 3}})), 3.0);
+    let old = json!({"rope_theta": 7, "rope_scaling": {"type": "linear", "factor": 2}});
+    let new = json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}});
+    assert_eq!(rope(ModelType::Mistral, old), rope(ModelType::Mistral, new.clone()));
+    // Explicit fields lie on top of what was there.
+    let config = from_fields(ModelType::Qwen2, new).unwrap();
+    let changed = config.with_fields(&map(json!({"rope_theta": 9}))).unwrap();
+    let ModelConfig::Llama(LlamaConfig { rope_parameters: changed, .. }) = changed else { panic!("a Qwen 2") };
+    assert_eq!((changed.rope_type.as_str(), changed.factor, changed.rope_theta), ("linear", Some(2.0), 9.0));
+
+    let refused = |fields: Value, part: &str| refused(from_fields(ModelType::Llama, fields), part);
+    let scaling = |value: Value| json!({"rope_scaling": value});
+    refused(scaling(json!({"type": "dynamic", "factor": 2})), "got \"dynamic\"; other scalings of positions");
+    refused(scaling(json!({"rope_type": "longrope"})), "got \"longrope\"");
+    refused(scaling(json!({"rope_type": "yarn"})), "factor is missing, which the rope_type \"yarn\" needs");
+    refused(
+        scaling(json!({"rope_type": "default", "partial_rotary_factor": 0.5})),
+        "partial_rotary_factor: expected 1.0, got 0.5",
+    );
+    refused(json!({"partial_rotary_factor": 0.25}), "on a part of each head are not implemented");
+    refused(
+        scaling(json!({"rope_type": "default", "long_factor": [1]})),
+        "rope_parameters: expected one of `rope_type`",
+    );
+    refused(scaling(json!("linear")), "rope_scaling: expected an object with rope_type, got \"linear\"");
+    refused(json!({"rope_scaling": {}, "rope_parameters": {}}), "two ways");
+    let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4});
+    refused(scaling(llama3), "high_freq_factor: expected a number above low_freq_factor (4), got 4");
+}
+
+#[test]
+fn windows_and_layers_without_positions() {
+    let layers = |kind: ModelType, fields: Value| {
+        let mut all = json!({"num_hidden_layers": 4});
+        all.as_object_mut().unwrap().extend(map(fields));
+        match from_fields(kind, all).unwrap() {
+            ModelConfig::Llama(config) => (config.window(), config.layers_are_local()),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (t, f) = (true, false);
+    assert_eq!(layers(ModelType::Llama, json!({})), (None, vec![f; 4]));
+    assert_eq!(layers(ModelType::Mistral, json!({})), (Some(4096), vec![t; 4]));
+    assert_eq!(layers(ModelType::Mistral, json!({"sliding_window": null})), (None, vec![f; 4]));
+    assert_eq!(layers(ModelType::Qwen2, json!({"sliding_window": 9})), (None, vec![f; 4]));
+    let late = json!({"use_sliding_window": true, "max_window_layers": 3});
+    assert_eq!(layers(ModelType::Qwen3, late), (Some(4096), vec![f, f, f, t]));
+    let types = ["full_attention", "sliding_attention", "full_attention", "full_attention"];
+    let stated = json!({"use_sliding_window": true, "sliding_window": 5, "layer_types": types});
+    assert_eq!(layers(ModelType::Qwen2, stated), (Some(5), vec![f, t, f, f]));
+    let smol = json!({"use_sliding_window": true, "sliding_window": 5, "no_rope_layers": [1, 0, 0, 1]});
+    assert_eq!(layers(ModelType::SmolLm3, smol), (Some(5), vec![f, t, t, f]));
+
+    refused(from_fields(ModelType::Llama, json!({"sliding_window": 5})), "sliding_window: expected null, got 5");
+    let types = json!({"num_hidden_layers": 1, "layer_types": ["sliding_attention"]});
+    refused(from_fields(ModelType::Qwen2, types), "expected no \"sliding_attention\" without a window");
+    refused(
+        from_fields(ModelType::SmolLm3, json!({"no_rope_layers": [1]})),
+        "expected as many as num_hidden_layers (36)",
+    );
+    refused(
+        from_fields(ModelType::Qwen3, json!({"num_key_value_heads": 5})),
+        "is not divisible by num_key_value_heads",
+    );
+    refused(
+        from_fields(ModelType::Llama, json!({"hidden_act": "gelu"})),
+        "hidden_act: expected \"silu\", got \"gelu\"",
+    );
+    refused(from_fields(ModelType::Llama, json!({"head_dim": 7})), "head_dim: expected an even number");
+    refused(from_fields(ModelType::Mistral, json!({"hidden_size": 12})), "hidden_size (12) is not divisible");
+}
+
+#[test]
+fn a_config_of_llama_is_read_as_it_was_written() {
+    for (kind, size) in [
+        (ModelType::Llama, "llama3.2-1b"),
+        (ModelType::Mistral, "7b"),
+        (ModelType::Qwen2, "0.5b"),
+        (ModelType::Qwen3, "0.6b"),
+        (ModelType::SmolLm3, "3b"),
+    ] {
+        let config = ModelConfig::preset(kind, size).unwrap().with_fields(&Map::new()).unwrap();
+        let json = config.to_json("");
+        let (again, unknown) = ModelConfig::from_json(&json.to_string()).unwrap();
+        assert_eq!((again.honoured_json(), unknown), (config.honoured_json(), Vec::new()), "{kind}");
+        let ModelConfig::Llama(config) = config else { panic!("{kind} is a variant of Llama") };
+        assert_eq!(json["head_dim"], config.head_dim());
+        assert_eq!(json["num_key_value_heads"], config.kv_heads());
+    }
 }

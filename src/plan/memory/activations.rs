@@ -9,7 +9,7 @@
 use burn::tensor::FloatDType;
 use kiln_models::ops::cross_entropy::padded;
 use kiln_models::ops::{Form, pitched};
-use kiln_models::{Activation, Gpt2Variant, ModelConfig, Operator};
+use kiln_models::{Activation, Gpt2Variant, LlamaVariant, ModelConfig, Operator};
 
 use super::MemoryInputs;
 use crate::config::{ActivationCheckpointing, Task};
@@ -66,6 +66,8 @@ impl Activations {
         let is_plain = |operator| compute.ops().form(operator) == Form::Plain;
         let plain = |operator, values: u128| if is_plain(operator) { values } else { 0 };
         let is_bert = matches!(model, ModelConfig::Bert(_));
+        let is_llama = matches!(model, ModelConfig::Llama(_));
+        let [queries, keys] = model.attention_widths().map(|size| size as u128);
         let [hidden_dropout, attention_dropout] = model.has_dropout();
         // Fused products on the CPU take f32 and round their operands themselves.
         let takes_f32 = compute.is_f32() || (inputs.host.is_some() && !is_plain(Operator::Linear));
@@ -82,25 +84,34 @@ impl Activations {
 
         // Of a token of a layer, in halves of a value. LayerNorm, twice: what it normalised, and in
         // the plain form that once more, divided, for the gradient of its weight.
-        let divided = if is_adapted { 0 } else { plain(Operator::LayerNorm, width) };
-        let norms = 2 * 2 * (width + divided);
+        let [norm_operator, block_operator] =
+            if is_llama { [Operator::RmsNorm, Operator::Swiglu] } else { [Operator::LayerNorm, Operator::Gelu] };
+        let norm_is_plain = is_plain(norm_operator);
+        let divided = |width: u128| if norm_is_plain && !is_adapted { width } else { 0 };
+        let head_norms = match model {
+            ModelConfig::Llama(config) if config.variant == LlamaVariant::Qwen3 => queries + keys,
+            _ => 0,
+        };
+        let norms = 2 * 2 * (width + divided(width)) + 2 * (head_norms + divided(head_norms));
         // Their results as operands: f32 is kept once; projections that stand apart each cast their
         // own.
         let is_apart = matches!(model, ModelConfig::Gpt2(config) if config.variant == Gpt2Variant::GptNeo);
-        let casts = match (is_bert, is_apart, takes_f32) {
-            (true, _, true) => 2 * operand, // BERT's are residuals as well
-            (false, true, true) => operand + given(Operator::LayerNorm),
-            (true, _, false) | (false, true, false) => 4 * operand,
-            (false, false, _) => 2 * given(Operator::LayerNorm),
-        };
         // One of the two norms stands before the feed-forward block.
-        let casts = casts - casts / 2 + wanted(casts / 2);
+        let [of_attention, of_block] = match (is_bert, is_apart, takes_f32) {
+            _ if is_llama && !takes_f32 => [3 * operand, 2 * operand],
+            _ if is_llama => [operand, operand],
+            (true, _, true) => [operand, operand], // BERT's are residuals as well
+            (false, true, true) => [operand, given(Operator::LayerNorm)],
+            (true, _, false) | (false, true, false) => [2 * operand, 2 * operand],
+            (false, false, _) => [given(Operator::LayerNorm); 2],
+        };
+        let casts = of_attention + wanted(of_block);
         // And query, key, value and the context, which the projection after it multiplies.
         let context = match model.window() {
             Some((window, _)) if seq > window as u128 => operand,
             _ => given(Operator::Attention),
         };
-        let operands = (casts + 3 * operand + wanted(context)) * width;
+        let operands = casts * width + operand * (queries + 2 * keys) + wanted(context) * queries;
         // The scores' exponentials and twice the softmax, one of them as operand; where dropout
         // falls on it its mask.
         let softmax = 2 * 2 + operand + if attention_dropout { operand } else { 0 };
@@ -117,8 +128,8 @@ impl Activations {
         // The input of the activation function, the factors of the plain form, and its result as
         // operand.
         let factors = match model.activation() {
-            Activation::GeluTanh => 4,
-            Activation::GeluErf => 2,
+            Some(Activation::GeluTanh) => 4,
+            Some(Activation::GeluErf) | None => 2,
         };
         // The feed-forward block as one operator keeps its input in bf16, a fused kernel on a GPU
         // as the product gives it.
@@ -128,8 +139,14 @@ impl Activations {
             true => 2,
             false => operand,
         };
-        let gelu =
-            of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + wanted(given(Operator::Gelu)) * inner;
+        let gelu = match is_llama {
+            // The gate and its factor, in the plain form also the gate's sigmoid and what that
+            // gives, and the result as operand.
+            true => 2 * 2 * inner + 2 * plain(block_operator, factors * inner) + wanted(given(block_operator)) * inner,
+            false => {
+                of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + wanted(given(Operator::Gelu)) * inner
+            }
+        };
         let dora = 2 * inputs.values.dora as u128 / layers;
         let layer = norms + operands + attention + masks + gelu + dora;
         // A byte for each pair of a row's tokens, the same for all layers, and another where some
@@ -142,8 +159,10 @@ impl Activations {
 
         // Balanced: the results of products, sums and casts stay, and random numbers.
         let drops = attention_dropout || hidden_dropout;
-        let balanced = 2 * inner
-            + if takes_f32 {
+        let balanced = if is_llama { 4 } else { 2 } * inner
+            + if is_llama {
+                6 * width + operand * (2 * queries + 3 * keys) + plain(Operator::Attention, 2 * scores)
+            } else if takes_f32 {
                 12 * width + plain(Operator::Attention, (2 + if drops { 4 } else { 0 }) * scores)
             } else {
                 inner
@@ -153,7 +172,7 @@ impl Activations {
             + if drops { plain(Operator::Dropout, 9 * width) } else { 0 };
         let kept = match checkpointing {
             // A fused operator is not computed again.
-            ActivationCheckpointing::Balanced if is_plain(Operator::LayerNorm) || !takes_f32 => balanced,
+            ActivationCheckpointing::Balanced if norm_is_plain || !takes_f32 => balanced,
             _ => layer,
         };
 
@@ -172,7 +191,7 @@ impl Activations {
         // division. The width there is that of the embeddings.
         let width_of_layers = width;
         let width = model.embedding_size() as u128;
-        let norm = width + plain(Operator::LayerNorm, width);
+        let norm = width + if norm_is_plain { width } else { 0 };
         let is_language_model = task.is_language_model();
         let mut around = norm + if is_language_model { width } else { 0 };
         if task == Task::Mlm {
@@ -218,7 +237,8 @@ impl Activations {
         let layer_bytes = |halves: u128| tokens * halves * F32 / 2;
         // The gradients of a layer's result, of what the activation gave, and of the feed-forward
         // block's two weights.
-        let weights = if is_adapted { 0 } else { 2 * width * inner };
+        let matrices = if is_llama { 3 } else { 2 };
+        let weights = if is_adapted { 0 } else { matrices * width * inner };
         // Fused attention on a GPU computes scores and the gradient of the weights again, for some
         // sequences at a time.
         let of_scores = match inputs.bytes_at_a_time {
@@ -233,8 +253,13 @@ impl Activations {
         // The fused kernel of the CPU writes bf16 to new memory, f32 in place. Of the feed-forward
         // block there is one in bf16 alone where the CPU has instructions for that, and the product
         // in f32 elsewhere.
-        let gradient_of_gelu = if is_bf16 || is_plain(Operator::Gelu) { inner } else { 0 };
-        let moving = F32 * (tokens * (width + gradient_of_gelu) + weights) + of_scores;
+        let gradient_of_block = match is_llama {
+            // The gradients of the gate and of its factor, and in the plain form of their product.
+            true => (if is_plain(block_operator) { 3 } else { 2 }) * inner,
+            false if is_bf16 || is_plain(block_operator) => inner,
+            false => 0,
+        };
+        let moving = F32 * (tokens * (width + gradient_of_block) + weights) + of_scores;
         let again = match checkpointing {
             ActivationCheckpointing::Balanced => layer_bytes(layer.saturating_sub(kept)),
             _ => 0,

@@ -56,6 +56,11 @@ fn model_type(kind: ModelKind) -> ModelType {
         ModelKind::DistilBert => ModelType::DistilBert,
         ModelKind::Electra => ModelType::Electra,
         ModelKind::Albert => ModelType::Albert,
+        ModelKind::Llama => ModelType::Llama,
+        ModelKind::Mistral => ModelType::Mistral,
+        ModelKind::Qwen2 => ModelType::Qwen2,
+        ModelKind::Qwen3 => ModelType::Qwen3,
+        ModelKind::SmolLm3 => ModelType::SmolLm3,
     }
 }
 

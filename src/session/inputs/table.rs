@@ -12,7 +12,7 @@ use kiln_data::table::{Columns, Table};
 use kiln_data::tokenizer::{RowEncoder, RowKind, Tokenizer};
 use kiln_data::utf8::tell_replaced;
 use kiln_data::{Dataset, cache};
-use kiln_models::ModelConfig;
+use kiln_models::{Head, ModelConfig};
 
 use super::model::with_pad_id;
 use super::opened::Inputs;
@@ -26,8 +26,9 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let max_length = opening.max_length(RowEncoder::DEFAULT_MAX_LENGTH)?;
     let data = rows(&mut opening, &tokenizer, max_length)?;
     let pad_id = pad_id(&opening.model, &tokenizer);
-    if let (ModelConfig::Gpt2(_), None, Some(pad)) = (&opening.model, opening.model.pad_token_id(), pad_id) {
-        // `GPT2ForSequenceClassification` finds the last token of a row by it.
+    let reads_last = opening.model.is_decoder() && opening.config.data.task.head() == Head::SequenceClassification;
+    if let (true, None, Some(pad)) = (reads_last, opening.model.pad_token_id(), pad_id) {
+        // `GPT2ForSequenceClassification` and Llama's find the last token of a row by it.
         opening.model = with_pad_id(opening.model, pad)?;
     }
     Ok(Inputs { max_length: Some(max_length), ..opening.inputs(Some(tokenizer), pad_id.unwrap_or(0), data) })

@@ -62,7 +62,7 @@ fn fields_of_hugging_face_that_are_refused() {
         json!({"n_head": 5}),
         json!({"problem_type": "ranking"}),
         json!({"pad_token_id": 211}),
-        json!({"model_type": "llama"}),
+        json!({"model_type": "gemma"}),
         json!({"model_type": 2}),
     ] {
         model_with(&place, "gpt2-lm", &field);

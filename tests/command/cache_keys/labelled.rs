@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::tokenizers::{bert_tokenizer, byte_level, gpt2_tokenizer, word_pieces};
-use super::{BERT, CLASSES, Case, Change, GPT2, NEO, at, both, config, file, set};
+use super::{BERT, CLASSES, Case, Change, GPT2, LLAMA, NEO, at, both, config, file, set};
 
 pub(super) fn rows_of_tables() -> Case {
     let table = |first: &str| {
@@ -162,6 +162,13 @@ pub(super) fn classes_of_gpt2() -> Case {
 pub(super) fn classes_of_neo() -> Case {
     let mut case = classes_of_gpt2();
     case.base[0] = at("config.toml", config(NEO, CLASSES, "do_eval = true"));
+    Case { changes: vec![file("rows.csv", "a,label\nthe ram,x\nthe cat,y\n"), set(&["data.max_length = 3"])], ..case }
+}
+
+/// Llama and its variants have fields that no other family has.
+pub(super) fn classes_of_llama() -> Case {
+    let mut case = classes_of_gpt2();
+    case.base[0] = at("config.toml", config(LLAMA, CLASSES, "do_eval = true"));
     Case { changes: vec![file("rows.csv", "a,label\nthe ram,x\nthe cat,y\n"), set(&["data.max_length = 3"])], ..case }
 }
 

@@ -19,7 +19,10 @@ use kiln_core::names::{NameTable, Treatment};
 use serde_json::{Value, json};
 
 use inert::{CHANGES_NOTHING, NOT_READ};
-use labelled::{classes_of_gpt2, classes_of_neo, rows_of_lists, rows_of_tables, tokenized_rows, windows_of_questions};
+use labelled::{
+    classes_of_gpt2, classes_of_llama, classes_of_neo, rows_of_lists, rows_of_tables, tokenized_rows,
+    windows_of_questions,
+};
 use language::{TEMPLATE, conversations, masked_texts, prompts, texts};
 use sources::{classes_in_parquet, dataset_cards, pretrained, saved_datasets, streams};
 use tokenizers::{byte_level, classes_of_tokenizers, gpt2_tokenizer, learned_tokenizers};
@@ -161,6 +164,8 @@ const GPT2: &str = "kind = \"gpt2\"\nn_layer = 1\nn_head = 1\nn_embd = 8\nn_posi
 const NEO: &str = "kind = \"gpt_neo\"\nnum_layers = 1\nnum_heads = 1\nhidden_size = 8\nmax_position_embeddings = 48\nvocab_size = 300\n\
                    resid_dropout = 0.0\nembed_dropout = 0.0\nattention_dropout = 0.0\ninitializer_range = 0.5\n\
                    attention_types = [[[\"local\"], 1]]";
+const LLAMA: &str = "kind = \"llama\"\nnum_hidden_layers = 1\nnum_attention_heads = 2\nhidden_size = 8\nintermediate_size = 8\n\
+                     max_position_embeddings = 48\nvocab_size = 300\npad_token_id = 0\ninitializer_range = 0.5";
 const BERT: &str = "kind = \"bert\"\nnum_hidden_layers = 1\nnum_attention_heads = 1\nhidden_size = 8\nintermediate_size = 8\n\
                     max_position_embeddings = 48\nvocab_size = 100\nhidden_dropout_prob = 0.0\nattention_probs_dropout_prob = 0.0\n\
                     initializer_range = 0.5";
@@ -191,6 +196,7 @@ cases!(
     rows_of_lists,
     classes_of_gpt2,
     classes_of_neo,
+    classes_of_llama,
     tokenized_rows,
     windows_of_questions,
     classes_of_tokenizers,

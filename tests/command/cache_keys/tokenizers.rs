@@ -112,6 +112,7 @@ pub(super) fn classes_of_tokenizers() -> Case {
     ] {
         base.extend(of(&format!("{class}, its own files"), to));
     }
+    base.extend(of("LlamaTokenizer as saved", "llama"));
     // The letter t is another one.
     let rescored = |name: &str| {
         let (_, content) = base.iter().find(|(other, _)| other == name).unwrap();
@@ -154,6 +155,9 @@ pub(super) fn classes_of_tokenizers() -> Case {
         set(&["tokenizer.from = \"qwen\""]),
         argument("Qwen2Tokenizer", "qwen", json!({"add_bos_token": true, "bos_token": "t"})),
         argument("Qwen2Tokenizer", "qwen", json!({"add_eos_token": true, "eos_token": "h"})),
+        // A special token, behind which a text begins again.
+        argument("LlamaTokenizer", "llama", json!({"legacy": true, "extra_special_tokens": ["sat"]})),
+        argument("LlamaTokenizer", "llama", json!({"legacy": false, "extra_special_tokens": ["sat"]})),
         of_questions(set(&questions)),
         of_questions(both(
             file(

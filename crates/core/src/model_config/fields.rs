@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::{BertVariant, ModelType};
+use super::{BertVariant, LlamaVariant, ModelType};
 use crate::names::{Name, NameTable, Unknown};
 
 /// A table of `config.json`: what a family has of its own, and what all families share.
@@ -119,6 +119,91 @@ macro_rules! named_as_bert {
     };
 }
 
+/// [`table!`] of Llama and its variants.
+macro_rules! llama {
+    ($file:literal, $($own:expr),* $(,)?) => {
+        table!(
+            $file,
+            $($own,)*
+            Name::honoured("hidden_size", "the width"),
+            Name::honoured("intermediate_size", "the width of the feed-forward block"),
+            Name::honoured("num_hidden_layers", "the number of layers"),
+            Name::honoured("num_attention_heads", "the number of heads of the queries"),
+            Name::honoured("num_key_value_heads", "the number of heads of keys and values"),
+            Name::honoured("head_dim", "the width of a head"),
+            Name::honoured("hidden_act", "`silu`"),
+            Name::honoured("max_position_embeddings", "the longest sequence"),
+            Name::honoured("rms_norm_eps", "what RMSNorm adds to the mean square"),
+            Name::honoured("rope_parameters", "the frequencies of the rotary positions: `default`, `linear`, `llama3` or `yarn`"),
+            Name::honoured("rope_theta", "the base of these frequencies, in files of `transformers` before 5"),
+            Name::honoured("rope_scaling", "`rope_parameters` in files of `transformers` before 5"),
+            Name::refused("original_max_position_embeddings", "its place in these families is `rope_parameters`"),
+            Name::refused("partial_rotary_factor", "rotary positions on a part of each head are not implemented"),
+            Name::honoured("attention_dropout", "the dropout of attention's weights"),
+            Name::honoured("classifier_dropout", "the dropout before the classifier of tokens"),
+            Name::refused("hidden_dropout", "the dropout before the classifier of tokens is `classifier_dropout`"),
+            Name::refused("token_classification_bias", "the classifier of tokens has a bias"),
+            Name::inert("is_decoder", "the attention is causal whatever it says"),
+            Name::inert("pretraining_tp", "the same sums in parts"),
+            Name::inert("rope_interleaved", "no class of `transformers` reads it"),
+            Name::inert("is_llama_config", "no class of `transformers` reads it"),
+            Name::inert("use_mrope", "no class of `transformers` for text reads it"),
+            Name::inert("transformers.js_config", "settings of another library"),
+        )
+    };
+}
+
+static LLAMA: NameTable = llama!(
+    "config.json of llama",
+    Name::honoured("attention_bias", "whether the projections of the attention have a bias"),
+    Name::honoured("mlp_bias", "whether the projections of the feed-forward block have a bias"),
+    Name::refused("sliding_window", "layers with a window are those of Mistral, Qwen and SmolLM3"),
+    Name::refused("layer_types", "layers of several kinds are those of Qwen and SmolLM3"),
+);
+
+static MISTRAL: NameTable = llama!(
+    "config.json of mistral",
+    Name::honoured("sliding_window", "how many tokens a layer attends to"),
+    Name::refused("layer_types", "layers of several kinds are those of Qwen and SmolLM3"),
+    Name::inert("attention_bias", "the projections have none, whatever it says"),
+    Name::inert("mlp_bias", "the projections have none, whatever it says"),
+);
+
+/// [`llama!`] of Qwen 2 and 3.
+macro_rules! qwen {
+    ($file:literal, $($own:expr),* $(,)?) => {
+        llama!(
+            $file,
+            $($own,)*
+            Name::honoured("use_sliding_window", "whether late layers have a window"),
+            Name::honoured("sliding_window", "how many tokens a layer with a window attends to"),
+            Name::honoured("max_window_layers", "the first layer with a window"),
+            Name::honoured("layer_types", "which layers have a window"),
+            Name::inert("mlp_bias", "the projections have none, whatever it says"),
+        )
+    };
+}
+
+static QWEN2: NameTable =
+    qwen!("config.json of qwen2", Name::inert("attention_bias", "query, key and value have a bias, whatever it says"),);
+
+static QWEN3: NameTable = qwen!(
+    "config.json of qwen3",
+    Name::honoured("attention_bias", "whether the projections of the attention have a bias"),
+);
+
+static SMOLLM3: NameTable = llama!(
+    "config.json of smollm3",
+    Name::honoured("attention_bias", "whether the projections of the attention have a bias"),
+    Name::honoured("mlp_bias", "whether the projections of the feed-forward block have a bias"),
+    Name::honoured("no_rope_layers", "which layers have positions"),
+    Name::honoured("no_rope_layer_interval", "how often a layer has none where `no_rope_layers` is left out"),
+    Name::honoured("use_sliding_window", "whether layers without positions have a window"),
+    Name::honoured("sliding_window", "how many tokens a layer with a window attends to"),
+    Name::honoured("layer_types", "which layers have a window"),
+    Name::inert("max_window_layers", "no class of `transformers` reads it in this family"),
+);
+
 static GPT2: NameTable = gpt!(
     "config.json of gpt2",
     Name::honoured("n_positions", "the longest sequence"),
@@ -214,7 +299,8 @@ static DISTILBERT: NameTable = bert!(
 pub const ELECTRA_SUMMARY_DROPOUT: f64 = 0.1;
 
 /// The names of a `config.json`, by family.
-pub static CONFIG_NAMES: [&NameTable; 6] = [&GPT2, &GPT_NEO, &BERT, &DISTILBERT, &ELECTRA, &ALBERT];
+pub static CONFIG_NAMES: [&NameTable; 11] =
+    [&GPT2, &GPT_NEO, &BERT, &DISTILBERT, &ELECTRA, &ALBERT, &LLAMA, &MISTRAL, &QWEN2, &QWEN3, &SMOLLM3];
 
 /// Hugging Face's generic names for GPT-2's fields (`GPT2Config.attribute_map`).
 const GPT2_ALIASES: &[(&str, &str)] = &[
@@ -234,13 +320,18 @@ const DISTILBERT_ALIASES: &[(&str, &str)] =
 impl ModelType {
     /// The names of the family's `config.json`.
     pub(super) fn names(self) -> &'static NameTable {
-        match self.bert_variant() {
-            None if self == Self::GptNeo => &GPT_NEO,
-            None => &GPT2,
-            Some(BertVariant::DistilBert) => &DISTILBERT,
-            Some(BertVariant::Albert) => &ALBERT,
-            Some(BertVariant::Electra) => &ELECTRA,
-            Some(_) => &BERT,
+        match (self.bert_variant(), self.llama_variant()) {
+            (Some(BertVariant::DistilBert), _) => &DISTILBERT,
+            (Some(BertVariant::Albert), _) => &ALBERT,
+            (Some(BertVariant::Electra), _) => &ELECTRA,
+            (Some(_), _) => &BERT,
+            (_, Some(LlamaVariant::Llama)) => &LLAMA,
+            (_, Some(LlamaVariant::Mistral)) => &MISTRAL,
+            (_, Some(LlamaVariant::Qwen2)) => &QWEN2,
+            (_, Some(LlamaVariant::Qwen3)) => &QWEN3,
+            (_, Some(LlamaVariant::SmolLm3)) => &SMOLLM3,
+            (None, None) if self == Self::GptNeo => &GPT_NEO,
+            (None, None) => &GPT2,
         }
     }
 
@@ -266,6 +357,8 @@ mod tests {
             fields.extend(kind.aliases().iter().map(|(alias, _)| (*alias).to_owned()));
             fields.extend(["model_type", "architectures", "eos_token_id", "tokenizer_class"].map(String::from));
             fields.extend((kind == ModelType::GptNeo).then(|| "attention_layers".to_owned()));
+            let of_llama = ["rope_theta", "rope_scaling"].map(String::from);
+            fields.extend(kind.llama_variant().into_iter().flat_map(|_| of_llama.clone()));
             fields.sort();
             fields.dedup();
             let honoured = kind.names().names.iter().filter(|name| matches!(name.treatment, Treatment::Honoured));

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{BertConfig, Gpt2Config, Gpt2Variant, ModelConfig, ModelType};
+use super::{BertConfig, Gpt2Config, Gpt2Variant, LlamaConfig, ModelConfig, ModelType};
 use crate::error::{Error, Result};
 use crate::names::{Name, Treatment};
 use crate::words::json_words;
@@ -65,7 +65,8 @@ impl ModelConfig {
     /// refused, and so are two names for one thing.
     pub fn with_fields(mut self, fields: &Map<String, Value>) -> Result<Self> {
         let pairs = self.model_type().aliases().iter().copied();
-        for (one, other) in pairs.chain([("num_labels", "id2label")]) {
+        let others = [("num_labels", "id2label"), ("rope_scaling", "rope_parameters")];
+        for (one, other) in pairs.chain(others) {
             if fields.contains_key(one) && fields.contains_key(other) {
                 return Err(Error::config(format!(
                     "{one} and {other} are two ways of stating the same thing; keep one of them"
@@ -96,6 +97,10 @@ impl ModelConfig {
         mut unknown: impl FnMut(&str, ModelType) -> Result<()>,
     ) -> Result<Self> {
         let kind = self.model_type();
+        let fields = match &self {
+            Self::Llama(config) => &config.with_rope_parameters(fields)?,
+            Self::Gpt2(_) | Self::Bert(_) => fields,
+        };
         let honoured = kind.fields();
         let mut inert = self.inert().clone();
         let mut merged = self.honoured_json();
@@ -106,7 +111,7 @@ impl ModelConfig {
                 // A null means "not set" in Hugging Face's files: the default stands, unless null
                 // is a value of the field.
                 let value = match (value, defaults.get(name)) {
-                    (Value::Null, Some(default)) if name != "pad_token_id" => default,
+                    (Value::Null, Some(default)) if !kind.has_null(name) => default,
                     _ => value,
                 };
                 merged.insert(name.into(), value.clone());
@@ -121,7 +126,7 @@ impl ModelConfig {
                 }
             }
         }
-        merged.retain(|name, value| !value.is_null() || name == "pad_token_id");
+        merged.retain(|name, value| !value.is_null() || kind.has_null(name));
         let bad = |error: serde_json::Error| Error::config(json_words(&error));
         // Field by field first, so that a wrong type names its field.
         merged.iter().try_for_each(|(name, value)| check_type(kind, name, value))?;
@@ -133,6 +138,10 @@ impl ModelConfig {
             }
             Self::Bert(BertConfig { variant, .. }) => {
                 Self::Bert(BertConfig { variant: *variant, inert, ..BertConfig::deserialize(&merged).map_err(bad)? })
+            }
+            Self::Llama(LlamaConfig { variant, .. }) => {
+                let config = LlamaConfig::deserialize(&merged).map_err(bad)?;
+                Self::Llama(LlamaConfig { variant: *variant, inert, ..config }.without_derived())
             }
         };
         config.validate()?;
@@ -158,6 +167,7 @@ impl ModelConfig {
         let value = match self {
             Self::Gpt2(c) => serde_json::to_value(c),
             Self::Bert(c) => serde_json::to_value(c),
+            Self::Llama(c) => serde_json::to_value(c),
         };
         match value {
             Ok(Value::Object(map)) => {
@@ -191,6 +201,11 @@ impl ModelConfig {
             map.entry("n_ctx").or_insert_with(|| config.n_positions.into());
         }
         map.extend(self.attention_layers().map(|layers| (ATTENTION_LAYERS.to_owned(), layers)));
+        if let Self::Llama(config) = self {
+            // Some of the classes take no null here.
+            map.insert("num_key_value_heads".into(), config.kv_heads().into());
+            map.insert("head_dim".into(), config.head_dim().into());
+        }
         for Name { name, treatment, .. } in self.model_type().names().names {
             if let (Treatment::Only(only), false) = (treatment, *name == "pruned_heads") {
                 map.insert((*name).into(), only());
@@ -233,9 +248,10 @@ impl ModelType {
 /// Checks the type of one honoured field.
 fn check_type(kind: ModelType, name: &str, value: &Value) -> Result<()> {
     let one = Value::Object(Map::from_iter([(kind.plain_field(name).to_string(), value.clone())]));
-    let result = match kind.bert_variant() {
-        None => Gpt2Config::deserialize(&one).map(|_| ()),
-        Some(_) => BertConfig::deserialize(&one).map(|_| ()),
+    let result = match (kind.bert_variant(), kind.llama_variant()) {
+        (Some(_), _) => BertConfig::deserialize(&one).map(|_| ()),
+        (_, Some(_)) => LlamaConfig::deserialize(&one).map(|_| ()),
+        (None, None) => Gpt2Config::deserialize(&one).map(|_| ()),
     };
     result.map_err(|error| Error::config(wrong_type(name, value, &error)))
 }

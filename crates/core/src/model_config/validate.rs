@@ -1,12 +1,15 @@
 //! Checks of a configuration that its types cannot express: sizes, divisibility, ranges, known
 //! activations and labels.
 
-use super::{Activation, ModelConfig, eos_token_ids};
+use super::{Activation, LlamaVariant, ModelConfig, eos_token_ids};
 use crate::error::{Error, Result};
+
+/// The activations of GPT-2 and BERT, for messages.
+const GELUS: &str = "\"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu\"";
 
 /// The numbers nearest to `number` that divide `width`: the one below, and the one above it where
 /// there is one.
-fn near_divisors(width: usize, number: usize) -> String {
+pub(super) fn near_divisors(width: usize, number: usize) -> String {
     let divides = |candidate: &usize| width.is_multiple_of(*candidate);
     // 1 divides every width.
     let below = (1..number.min(width)).rev().find(divides).unwrap_or(1);
@@ -25,7 +28,9 @@ impl ModelConfig {
                 let names = (c.variant.field("hidden_size"), c.variant.field("num_attention_heads"));
                 (c.hidden_size, c.num_attention_heads, names)
             }
+            Self::Llama(c) => (c.hidden_size, c.num_attention_heads, ("hidden_size", "num_attention_heads")),
         };
+        let has_own_width = matches!(self, Self::Llama(c) if c.head_dim.is_some() && c.variant != LlamaVariant::Llama);
         for (name, size) in self.sizes() {
             if size == 0 {
                 return Err(Error::config(format!("{name}: expected a positive number, got 0")));
@@ -35,7 +40,7 @@ impl ModelConfig {
                 return Err(Error::config(format!("{name}: expected at most {largest}, got {size}")));
             }
         }
-        if width % heads != 0 {
+        if width % heads != 0 && !has_own_width {
             let (width_name, heads_name) = names;
             return Err(Error::config(format!(
                 "{width_name} ({width}) is not divisible by {heads_name} ({heads}); every head takes an equal share"
@@ -47,14 +52,18 @@ impl ModelConfig {
                 return Err(Error::config(format!("{name}: expected a number in [0, {below}), got {value}")));
             }
         }
-        let (name, activation) = match self {
-            Self::Gpt2(c) => ("activation_function", &c.activation_function),
-            Self::Bert(c) => (c.variant.field("hidden_act"), &c.hidden_act),
+        let (name, activation, expected) = match self {
+            Self::Gpt2(c) => ("activation_function", &c.activation_function, GELUS),
+            Self::Bert(c) => (c.variant.field("hidden_act"), &c.hidden_act, GELUS),
+            Self::Llama(c) => ("hidden_act", &c.hidden_act, "\"silu\""),
         };
-        if Activation::from_hf(activation).is_none() {
+        let is_known = match self {
+            Self::Gpt2(_) | Self::Bert(_) => Activation::from_hf(activation).is_some(),
+            Self::Llama(_) => matches!(activation.as_str(), "silu" | "swish"),
+        };
+        if !is_known {
             return Err(Error::config(format!(
-                "{name}: expected \"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu\", got {activation:?}; other activations \
-                 are not implemented"
+                "{name}: expected {expected}, got {activation:?}; other activations are not implemented"
             )));
         }
         let labels = self.labels();
@@ -78,9 +87,8 @@ impl ModelConfig {
                 self.vocab_size()
             )));
         }
-        // Only GPT-2 generates; what an encoder's file says is never used as an id.
-        let generates = matches!(self, Self::Gpt2(_));
-        eos_token_ids(self.inert().get("eos_token_id"), generates.then(|| self.vocab_size()))?;
+        // Only a decoder generates; what an encoder's file says is never used as an id.
+        eos_token_ids(self.inert().get("eos_token_id"), self.is_decoder().then(|| self.vocab_size()))?;
         match self {
             Self::Gpt2(c) if c.layers_are_local().len() != c.n_layer => Err(Error::config(format!(
                 "attention_types: expected as many layers as num_layers ({}), got {:?}",
@@ -107,6 +115,7 @@ impl ModelConfig {
                 self.model_type(),
                 c.max_position_embeddings
             ))),
+            Self::Llama(c) => c.check_attention(),
             _ => Ok(()),
         }
     }
@@ -136,6 +145,21 @@ impl ModelConfig {
             ]
             .map(|(name, size)| (c.variant.field(name), size))
             .to_vec(),
+            Self::Llama(c) => {
+                let mut sizes = vec![
+                    ("vocab_size", c.vocab_size),
+                    ("hidden_size", c.hidden_size),
+                    ("num_hidden_layers", c.num_hidden_layers),
+                    ("num_attention_heads", c.num_attention_heads),
+                    ("num_key_value_heads", c.kv_heads()),
+                    ("intermediate_size", c.intermediate_size),
+                    ("max_position_embeddings", c.max_position_embeddings),
+                    ("no_rope_layer_interval", c.no_rope_layer_interval),
+                ];
+                sizes.extend(c.head_dim.map(|size| ("head_dim", size)));
+                sizes.extend(c.window().map(|size| ("sliding_window", size)));
+                sizes
+            }
         }
     }
 
@@ -161,6 +185,12 @@ impl ModelConfig {
             ]
             .map(|(name, value, below)| (c.variant.field(name), value, below))
             .to_vec(),
+            Self::Llama(c) => vec![
+                ("attention_dropout", c.attention_dropout, 1.0),
+                ("classifier_dropout", c.classifier_dropout.unwrap_or(0.0), 1.0),
+                ("rms_norm_eps", c.rms_norm_eps, 1.0),
+                ("initializer_range", c.initializer_range, 1e3),
+            ],
         }
     }
 }
@@ -174,6 +204,8 @@ fn largest(name: &str) -> usize {
         | "hidden_size"
         | "embedding_size"
         | "dim"
+        | "head_dim"
+        | "num_key_value_heads"
         | "n_head"
         | "num_attention_heads"
         | "n_heads"

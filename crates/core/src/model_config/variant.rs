@@ -92,7 +92,7 @@ impl Gpt2Variant {
 }
 
 impl ModelType {
-    fn gpt2_variant(self) -> Gpt2Variant {
+    pub(super) fn gpt2_variant(self) -> Gpt2Variant {
         match self {
             Self::GptNeo => Gpt2Variant::GptNeo,
             _ => Gpt2Variant::Gpt2,
@@ -101,17 +101,35 @@ impl ModelType {
 
     /// The family's own name of the field that its configuration's struct calls `name`.
     pub(crate) fn field(self, name: &str) -> &str {
-        self.bert_variant().map_or_else(|| self.gpt2_variant().field(name), |variant| variant.field(name))
+        match (self.bert_variant(), self.llama_variant()) {
+            (Some(variant), _) => variant.field(name),
+            (None, Some(_)) => name,
+            (None, None) => self.gpt2_variant().field(name),
+        }
     }
 
     /// The struct's name of the family's field `name`.
     pub(crate) fn plain_field(self, name: &str) -> &str {
-        self.bert_variant().map_or_else(|| self.gpt2_variant().gpt2_field(name), |variant| variant.bert_field(name))
+        match (self.bert_variant(), self.llama_variant()) {
+            (Some(variant), _) => variant.bert_field(name),
+            (None, Some(_)) => name,
+            (None, None) => self.gpt2_variant().gpt2_field(name),
+        }
+    }
+
+    /// Whether null is a value of the field, which elsewhere means that it is not set.
+    pub(crate) fn has_null(self, name: &str) -> bool {
+        let is_llama = self.llama_variant().is_some();
+        name == "pad_token_id" || (is_llama && matches!(name, "sliding_window" | "num_key_value_heads"))
     }
 
     /// Whether the family's `config.json` has the field that the struct calls `name`.
     pub(crate) fn has_field(self, name: &str) -> bool {
-        self.bert_variant().map_or_else(|| self.gpt2_variant().has_field(name), |variant| variant.has_field(name))
+        match (self.bert_variant(), self.llama_variant()) {
+            (Some(variant), _) => variant.has_field(name),
+            (None, Some(variant)) => variant.has_field(name),
+            (None, None) => self.gpt2_variant().has_field(name),
+        }
     }
 }
 

@@ -35,7 +35,7 @@ impl Limits {
             token_labels: if task == Task::TokenClassification { num_labels } else { vocab_size },
             max_positions: model.max_positions(),
             type_vocab_size: model.type_vocab_size(),
-            reads_last_token: matches!(model, ModelConfig::Gpt2(_))
+            reads_last_token: model.is_decoder()
                 && task.head() == Head::SequenceClassification
                 && model.pad_token_id().is_none(),
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use kiln_core::error::{Error, Result};
-use kiln_core::files::read_json;
+use kiln_core::files::{read_json, read_regular_text};
 use kiln_core::names::{Answer, Name, NameTable, Unknown};
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
@@ -99,7 +99,7 @@ pub static CLASSES: NameTable = NameTable {
         Name::refused("LayoutLMv2Tokenizer", NO_PLAIN_TEXT),
         Name::refused("LayoutLMv3Tokenizer", NO_PLAIN_TEXT),
         Name::refused("LayoutXLMTokenizer", NO_PLAIN_TEXT),
-        other("LlamaTokenizer"),
+        Name::honoured("LlamaTokenizer", "BPE over pieces of text with bytes as fallback, from `tokenizer.json`"),
         Name::refused("LukeTokenizer", NO_PLAIN_TEXT),
         Name::honoured("LxmertTokenizer", BERTS),
         Name::refused("M2M100Tokenizer", IN_PYTHON),
@@ -172,6 +172,7 @@ pub(super) enum Class {
     Gpt2,
     CodeGen,
     GptNeoX,
+    Llama,
     Qwen2,
     Roberta,
     Deberta,
@@ -249,6 +250,7 @@ impl Class {
             "GPT2Tokenizer" => Self::Gpt2,
             "GPTNeoXTokenizer" => Self::GptNeoX,
             "HerbertTokenizer" => Self::Herbert,
+            "LlamaTokenizer" => Self::Llama,
             "OpenAIGPTTokenizer" => Self::OpenAiGpt,
             "Qwen2Tokenizer" => Self::Qwen2,
             "T5Tokenizer" => Self::T5,
@@ -267,6 +269,7 @@ impl Class {
             Self::Gpt2 => "GPT2Tokenizer",
             Self::CodeGen => "CodeGenTokenizer",
             Self::GptNeoX => "GPTNeoXTokenizer",
+            Self::Llama => "LlamaTokenizer",
             Self::Qwen2 => "Qwen2Tokenizer",
             Self::Roberta => "RobertaTokenizer",
             Self::Deberta => "DebertaTokenizer",
@@ -282,6 +285,12 @@ impl Class {
         }
     }
 
+    /// Whether the class reads other files than `tokenizer.json`. Llama's reads a model of
+    /// SentencePiece that Kiln does not.
+    pub(super) fn has_other_files(self) -> bool {
+        self != Self::Llama
+    }
+
     /// The model that the class builds; none where that is the one of `tokenizer.json`.
     pub(super) fn kind(self) -> Option<Kind> {
         match self {
@@ -290,6 +299,7 @@ impl Class {
             Self::Gpt2
             | Self::CodeGen
             | Self::GptNeoX
+            | Self::Llama
             | Self::Qwen2
             | Self::Roberta
             | Self::Deberta
@@ -335,6 +345,7 @@ impl Class {
                 ("unk_token", END_OF_TEXT),
                 ("pad_token", "<|padding|>"),
             ],
+            Self::Llama => &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")],
             Self::Qwen2 => &[("eos_token", END_OF_TEXT), ("unk_token", END_OF_TEXT), ("pad_token", END_OF_TEXT)],
             Self::Roberta | Self::Barthez | Self::Camembert | Self::XlmRoberta => &[
                 ("bos_token", "<s>"),
@@ -418,8 +429,8 @@ impl Class {
                 let is_of_letters = matches!(self, Self::Herbert | Self::OpenAiGpt);
                 json!({
                     "dropout": null, "unk_token": unk_token.filter(|_| is_of_letters), "continuing_subword_prefix": null,
-                    "end_of_word_suffix": is_of_letters.then_some("</w>"), "fuse_unk": false, "byte_fallback": false,
-                    "ignore_merges": false
+                    "end_of_word_suffix": is_of_letters.then_some("</w>"), "fuse_unk": self == Self::Llama,
+                    "byte_fallback": self == Self::Llama, "ignore_merges": false
                 })
             }
             Some(Kind::Unigram) => json!({"byte_fallback": false}),
@@ -462,6 +473,25 @@ impl Class {
                     json!({"type": "NFC"}),
                     json!({"type": "Sequence", "pretokenizers": [split, byte_level(prefix, false)]}),
                     byte_level(true, true),
+                ]
+            }
+            Self::Llama => {
+                let prefix = args.flag("add_prefix_space")?.unwrap_or(true);
+                let scheme = match (prefix, args.flag("legacy")?.unwrap_or(false)) {
+                    (false, _) => "never",
+                    (true, true) => "always",
+                    (true, false) => "first",
+                };
+                let mut decoders = vec![
+                    replaced(json!({"String": "▁"}), " "),
+                    json!({"type": "ByteFallback"}),
+                    json!({"type": "Fuse"}),
+                ];
+                decoders.extend(prefix.then(|| json!({"type": "Strip", "content": " ", "start": 1, "stop": 0})));
+                [
+                    Value::Null,
+                    json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false}),
+                    json!({"type": "Sequence", "decoders": decoders}),
                 ]
             }
             Self::Albert
@@ -576,7 +606,7 @@ impl Class {
             Self::CodeGen => Ends::StatedOr(json!({
                 "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true
             })),
-            Self::AsItStands | Self::Gpt2 | Self::Qwen2 | Self::OpenAiGpt | Self::Barthez => Ends::Stated,
+            Self::AsItStands | Self::Gpt2 | Self::Llama | Self::Qwen2 | Self::OpenAiGpt | Self::Barthez => Ends::Stated,
             Self::GptNeoX => Ends::Asked,
         })
     }
@@ -652,6 +682,12 @@ pub(super) struct Named {
     pub(super) is_said: bool,
 }
 
+/// Whether `tokenizer.json` of `folder` mentions a step over bytes, by which `AutoTokenizer` knows
+/// files that name Llama's class and have another tokenizer.
+fn is_byte_level(folder: &Path) -> bool {
+    read_regular_text(&folder.join("tokenizer.json")).is_ok_and(|text| text.contains("\"ByteLevel\""))
+}
+
 /// The class that `AutoTokenizer` takes for `folder`: `tokenizer_class` of `tokenizer_config.json`,
 /// else of `config.json`, else that of the model's type. None where nothing says so.
 ///
@@ -671,11 +707,20 @@ pub(super) fn named(folder: &Path, stated: &Map<String, Value>) -> Result<Option
             Some("camembert") => Class::Camembert,
             Some("xlm-roberta") => Class::XlmRoberta,
             Some("albert") => Class::Albert,
+            Some("qwen2" | "qwen3") => Class::Qwen2,
             _ => return Ok(None),
         };
         return Ok(Some(Named { class, is_said: false }));
     };
     if let Some(class) = Class::of(&name) {
+        let class = match (class, model.get("model_type").and_then(Value::as_str)) {
+            // Files of Qwen 2 and of Llama 3 name this class, and have a byte-level BPE; those of
+            // Mistral are read as they stand whatever they name.
+            (Class::Llama, Some("qwen2")) => Class::Qwen2,
+            (_, Some("mistral")) => Class::AsItStands,
+            (Class::Llama, _) if is_byte_level(folder) => Class::AsItStands,
+            (class, _) => class,
+        };
         return Ok(Some(Named { class, is_said: true }));
     }
     let place = folder.join(file);

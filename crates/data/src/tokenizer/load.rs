@@ -34,7 +34,10 @@ impl Tokenizer {
     pub fn is_read(folder: &Path) -> bool {
         let named = || -> Result<bool> {
             let named = named(folder, &tokenizer_config(folder)?)?;
-            Ok(named.is_some() || !sentence_piece::NAMES.into_iter().any(|name| folder.join(name).is_file()))
+            Ok(match named {
+                Some(named) => named.class.has_other_files() || folder.join("tokenizer.json").is_file(),
+                None => !sentence_piece::NAMES.into_iter().any(|name| folder.join(name).is_file()),
+            })
         };
         Self::is_in(folder) && named().unwrap_or(false)
     }
@@ -74,7 +77,7 @@ impl Tokenizer {
         }
         // The class decides which of several vocabularies is read.
         let named = named(folder, &tokenizer_config(folder)?)?.map(|named| named.class);
-        let reads = |kind: Kind| named.is_none_or(|class| class.kind() == Some(kind));
+        let reads = |kind: Kind| named.is_none_or(|class| class.kind() == Some(kind) && class.has_other_files());
         for (vocab, merges) in [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")] {
             // Under OpenAI's names `transformers` does not find them, so they are written anew.
             let known = vocab == "vocab.json";
@@ -144,7 +147,8 @@ impl Tokenizer {
         }
         Err(match named {
             Some(class) => {
-                let files = class.kind().map_or(String::new(), |kind| format!(" or {}", kind.files()));
+                let kind = class.kind().filter(|_| class.has_other_files());
+                let files = kind.map_or(String::new(), |kind| format!(" or {}", kind.files()));
                 let name = class.name();
                 Error::data(format!("{}: no tokenizer found: {name} needs tokenizer.json{files}", path.display())).help(
                     "tokenizer_config.json or config.json names this class, by tokenizer_class or model_type; put its files there, or \

@@ -72,7 +72,7 @@ pub static CONFIG_NAMES: NameTable = NameTable {
             "errors",
             "bytes that are no character become U+FFFD in decoded text, as in every class of transformers 5",
         ),
-        Name::inert("legacy", "an argument of Llama's class, which is refused"),
+        Name::honoured("legacy", "whether Llama's class puts a space before each text between special tokens"),
         Name::refused("fast_tokenizer_files", "tokenizer.json alone is read, not a file for a version of transformers"),
         Name::refused("gguf_file", "GGUF is not read"),
         Name::only("init_inputs", || json!([]), "arguments without a name are not read"),

@@ -268,7 +268,7 @@ mod tests {
             (
                 "tokenizer_config.json",
                 r#"{"tokenizer_class": "LlamaTokenizer"}"#,
-                "tokenizer_class = \"LlamaTokenizer\"",
+                "LlamaTokenizer needs tokenizer.json",
             ),
             (
                 "tokenizer_config.json",

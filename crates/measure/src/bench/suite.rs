@@ -226,6 +226,7 @@ fn without_dropout(config: &mut ModelConfig) {
             (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (0.0, 0.0);
             (config.classifier_dropout, config.qa_dropout) = (None, 0.0);
         }
+        ModelConfig::Llama(config) => (config.attention_dropout, config.classifier_dropout) = (0.0, Some(0.0)),
     }
 }
 

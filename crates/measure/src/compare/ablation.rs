@@ -98,8 +98,10 @@ fn is_used(operator: Operator, plan: &RunPlan) -> bool {
     match operator {
         Operator::Dropout => plan.architecture.as_ref().is_none_or(|it| it.has_dropout()),
         Operator::CrossEntropy => plan.architecture.as_ref().is_some_and(|it| it.task.is_language_model()),
-        // Kiln's families of models meet none of these; a model of one's own may.
-        Operator::RmsNorm | Operator::Rotary | Operator::Swiglu => plan.architecture.is_none(),
+        Operator::RmsNorm | Operator::Rotary | Operator::Swiglu => {
+            plan.architecture.as_ref().is_none_or(|it| it.is_llama())
+        }
+        Operator::LayerNorm | Operator::Gelu => plan.architecture.as_ref().is_none_or(|it| !it.is_llama()),
         // The gradient norm is a part of `adamw`, whatever the optimizer.
         _ => true,
     }
