@@ -1,7 +1,7 @@
 //! The guide to the command and the library, in chapters. `kiln help CHAPTER` prints the same
 //! chapters in a terminal.
 //!
-//! The first half follows a user: [`first_run`], [`classifier`], [`pre_training`],
+//! The first half follows a user: [`first_run`], [`classifier`], [`pre_training`], [`chat`],
 //! [`data_formats`], [`other_files`] and the [`config_reference`] with every key.
 //! [`compiler_switch`] and [`comparing`] explain the two modes of a run and what the faster one is
 //! worth; [`batch_and_learning_rate`], [`precision`], [`checkpoints_and_faults`] and [`jobs`] cover
@@ -54,6 +54,7 @@ chapters! {
     first_run,
     classifier,
     pre_training,
+    chat,
     data_formats,
     other_files,
     config_reference,

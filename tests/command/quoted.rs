@@ -336,6 +336,7 @@ pages! {
     first_run: "src/guide/first_run.md",
     classifier: "src/guide/classifier.md",
     pre_training: "src/guide/pre_training.md",
+    chat: "src/guide/chat.md",
     data_formats: "src/guide/data_formats.md",
     other_files: "src/guide/other_files.md",
     config_reference: "src/guide/config_reference.md",

@@ -112,7 +112,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
         ),
     ] {
         fails(
-            &mut limited(place.config("train", file, sets), 11),
+            &mut limited(place.config("train", file, sets), 12),
             1,
             &["run/model: cannot write", name, full, "help: raise the limit of the size of files"],
         );
