@@ -194,3 +194,21 @@ fn a_terminal_is_asked_until_the_answers_are_valid() {
     }
     succeeds(kiln(folder.path()).args(["plan", "topics.toml"]));
 }
+
+#[test]
+fn the_schema_lies_beside_the_config_that_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = (0..60).map(|i| format!("line {i} tells of boats and of weather {i}\n")).collect::<String>();
+    std::fs::write(folder.path().join("corpus.txt"), text.repeat(4)).unwrap();
+    let init = |name: &str| {
+        succeeds(kiln(folder.path()).args(["init", "clm", "random", "--train", "corpus.txt", "--out", name]));
+        std::fs::read_to_string(folder.path().join(name)).unwrap()
+    };
+    let written = || std::fs::read_to_string(folder.path().join("kiln.schema.json")).unwrap();
+    assert_eq!(init("first.toml").lines().next(), Some("#:schema ./kiln.schema.json"));
+    assert_eq!(written(), succeeds(kiln(folder.path()).arg("schema")));
+    // It may belong to other config files by now.
+    std::fs::write(folder.path().join("kiln.schema.json"), "{}").unwrap();
+    init("second.toml");
+    assert_eq!(written(), "{}");
+}
