@@ -107,8 +107,8 @@ fn told_to_stop(folder: &Path) -> Option<String> {
     let end = String::from_utf8_lossy(&end);
     // Each line begins with its time.
     let lines = end.lines().rev().filter_map(|line| Some(line.split_once(' ')?.1));
-    let of_process = lines.take_while(|line| !(line.starts_with("kiln ") && line.ends_with(" begins")));
-    let name = of_process.filter_map(|line| line.strip_prefix(TOLD_TO_STOP)?.split(':').next()).next()?;
+    let mut of_process = lines.take_while(|line| !(line.starts_with("kiln ") && line.ends_with(" begins")));
+    let name = of_process.find_map(|line| line.strip_prefix(TOLD_TO_STOP)?.split(':').next())?;
     let signal = Signal::ALL.iter().copied().find(|signal| signal.name() == name)?;
     let by = match signal {
         Signal::Interrupt => "interrupted by the user (SIGINT)".to_owned(),
