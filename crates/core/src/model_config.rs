@@ -113,6 +113,7 @@ impl Activation {
 
 /// The configuration of a model.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::large_enum_variant)] // there are few of these in a process
 pub enum ModelConfig {
     /// GPT-2 and its variant GPT-Neo ([`Gpt2Variant`])
     Gpt2(Gpt2Config),

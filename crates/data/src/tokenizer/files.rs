@@ -310,7 +310,7 @@ impl Stated {
             }))
         };
         // The classes that do not say themselves that they have none.
-        let takes_padding = matches!(class, Class::AsItStands | Class::OpenAiGpt);
+        let takes_padding = matches!(class, Class::AsItStands | Class::Llama | Class::OpenAiGpt);
         let mut roles = Vec::new();
         for name in ROLES {
             if let Some(value) = self.config.get(name) {
