@@ -5,7 +5,7 @@
 
 Every crate of the resolved graph of kiln-cli without build scripts, macros and tests, with its licence expression, its repository and
 the text of its licence files; a text that several crates have stands once. cargo-deny (deny.toml) decides which licences are allowed.
-Needs cargo, the sources of the crates (`cargo fetch`) and nothing else.
+Needs cargo, and the sources of the crates (`cargo fetch`).
 """
 
 import argparse

@@ -13,7 +13,7 @@ use kiln_core::model_config::Activation;
 use crate::error::Result;
 use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::dropout::uniform_noise;
-use crate::ops::gelu::activate;
+use crate::ops::gelu::{activate, bias_gelu};
 use crate::ops::{self, Operand, Ops, Pass};
 
 /// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights`
@@ -122,6 +122,9 @@ fn activated<'a>(
 ) -> Operand<'a> {
     match (bias, lora) {
         (Some(bias), None) => pass.activated(x, weight, bias, activation),
+        (Some(bias), Some(lora)) if lora.has_magnitude() => {
+            bias_gelu(product(x, weight, None, Some(lora), pass), bias, activation, pass.ops()).into()
+        }
         (Some(bias), lora) => Operand::gelu(product(x, weight, None, lora, pass), bias, activation, pass.ops()),
         (None, lora) => activate(product(x, weight, None, lora, pass), activation).into(),
     }
@@ -199,6 +202,12 @@ impl Conv1D {
 }
 
 impl Lora {
+    /// Whether the lengths of the columns learn, so that the result is no product but one that they
+    /// have scaled: its gradient must be in f32.
+    pub(crate) fn has_magnitude(&self) -> bool {
+        self.lora_magnitude_vector.is_some()
+    }
+
     /// The adapter of the layer `module` with a weight `[d_in, d_out]`. The lengths of its columns,
     /// if they learn, are 1 until [`begin`](Self::begin) or a file sets them.
     pub(crate) fn new(config: &LoraConfig, module: &str, [d_in, d_out]: [usize; 2], device: &Device) -> Self {

@@ -12,12 +12,13 @@ use kiln_core::model_config::{LlamaConfig, LlamaVariant};
 
 use crate::gpt2::Positions;
 use crate::kv_cache::KvCache;
-use crate::layers::{EachLinear, Embedding, EmbeddingNoise, Linear, RmsNorm};
+use crate::layers::{EachLinear, Embedding, EmbeddingNoise, Linear, Lora, RmsNorm};
 use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_heads};
 use crate::ops::attention::{Qkv, Unseen};
 use crate::ops::device::DeviceKernels;
 use crate::ops::embedding::embedding;
 use crate::ops::rotary::rotary;
+use crate::ops::swiglu::swiglu;
 use crate::ops::{Operand, Pass};
 use crate::rows::Rows;
 
@@ -407,6 +408,12 @@ impl LlamaMlp {
     fn forward(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
         let gate = self.gate_proj.forward(x.clone(), pass);
         let up = self.up_proj.forward(x, pass);
-        self.down_proj.forward(Operand::swiglu(gate, up, pass.ops()), pass)
+        let has_magnitude = |layer: &Linear| layer.lora.as_ref().is_some_and(Lora::has_magnitude);
+        let inner = if has_magnitude(&self.gate_proj) || has_magnitude(&self.up_proj) {
+            swiglu(gate, up, pass.ops()).into()
+        } else {
+            Operand::swiglu(gate, up, pass.ops())
+        };
+        self.down_proj.forward(inner, pass)
     }
 }

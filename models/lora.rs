@@ -797,7 +797,8 @@ impl TryFrom<Value> for LoraInit {
 
 /// Whether the module called `name` is an embedding.
 fn is_embedding(name: &str) -> bool {
-    const EMBEDDINGS: [&str; 5] = ["wte", "wpe", "word_embeddings", "position_embeddings", "token_type_embeddings"];
+    const EMBEDDINGS: [&str; 6] =
+        ["wte", "wpe", "word_embeddings", "position_embeddings", "token_type_embeddings", "embed_tokens"];
     EMBEDDINGS.iter().any(|embedding| names(embedding, name))
 }
 

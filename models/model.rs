@@ -429,6 +429,11 @@ impl Model {
         }
     }
 
+    /// Whether it is a language model.
+    pub fn has_vocabulary_output(&self) -> bool {
+        self.output().is_some()
+    }
+
     /// Whether it is a language model with an output of its own.
     pub fn has_own_output(&self) -> bool {
         self.output().is_some_and(|output| output.weight.is_some())

@@ -30,8 +30,12 @@ const MAX_METRICS: usize = 1000;
 const MAX_PARAMS: usize = 100;
 /// Bytes of a parameter's value.
 const MAX_PARAM: usize = 6000;
-/// A run waits so long at its end for a server that has not taken all rows yet.
-const LAST_WORD: Duration = Duration::from_secs(30);
+/// A complete run waits so long for a server that has not taken all rows yet.
+const LAST_WORD: Duration = Duration::from_secs(10);
+/// A run that is stopped or fails waits so long: who stops it may not wait longer.
+const PARTING: Duration = Duration::from_secs(3);
+/// The time between the first attempt to reach a server and the second, which doubles.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest time between two attempts to reach a server.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Rows are forgotten, oldest first, while a server cannot be reached: some hours of logging.
@@ -52,22 +56,34 @@ pub fn with_reporters<T: TrainingTask>(trainer: Trainer<T>) -> Result<Trainer<T>
 }
 
 /// A callback that sends rows to an MLflow server.
+///
+/// It ends the run on the server when it is dropped, which the Trainer does when a training has
+/// ended and its status is written.
 pub struct Mlflow {
     settings: Option<Settings>,
     sending: Option<Sending>,
+    is_complete: bool,
 }
 
 /// The thread that sends, and the way to it.
 struct Sending {
     messages: Sender<Message>,
-    /// Says how many figures the server does not have, when the thread ends.
-    ended: Receiver<usize>,
+    /// Says what the server lacks, when the thread ends.
+    ended: Receiver<Lacking>,
 }
 
 enum Message {
     Row(Vec<Metric>),
-    /// MLflow's status of a run that ends.
-    End(&'static str),
+    /// MLflow's status of a run that ends, and how long it waits for the server.
+    End(&'static str, Duration),
+}
+
+/// The rest that the server does not have.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lacking {
+    figures: usize,
+    /// It does not know how the run has ended.
+    end: bool,
 }
 
 /// One figure, as MLflow's `Metric`.
@@ -81,11 +97,12 @@ struct Metric {
     step: u64,
 }
 
-/// What the environment says.
+/// The settings of the environment.
 struct Settings {
     /// The address of the server, without a slash at its end.
     uri: String,
     experiment: Option<String>,
+    experiment_id: Option<String>,
     /// A run of the server to go on with.
     run_id: Option<String>,
     tags: Map<String, Value>,
@@ -103,7 +120,7 @@ struct ServerRun {
 
 impl Mlflow {
     /// The reporter that the environment describes: `MLFLOW_TRACKING_URI` (needed),
-    /// `MLFLOW_EXPERIMENT_NAME`, `MLFLOW_RUN_ID`, `MLFLOW_TAGS`, `MLFLOW_MAX_LOG_PARAMS`,
+    /// `MLFLOW_EXPERIMENT_NAME` or `MLFLOW_EXPERIMENT_ID`, `MLFLOW_RUN_ID`, `MLFLOW_TAGS`, `MLFLOW_MAX_LOG_PARAMS`,
     /// `MLFLOW_TRACKING_USERNAME` with `MLFLOW_TRACKING_PASSWORD` or `MLFLOW_TRACKING_TOKEN`,
     /// `MLFLOW_HTTP_REQUEST_TIMEOUT` (seconds).
     ///
@@ -111,7 +128,7 @@ impl Mlflow {
     /// A variable that is missing, malformed, or asks for something that this reporter does not do.
     pub fn from_environment() -> Result<Self> {
         let settings = Settings::new(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))?;
-        Ok(Self { settings: Some(settings), sending: None })
+        Ok(Self { settings: Some(settings), sending: None, is_complete: false })
     }
 
     fn send(&self, progress: &Progress, row: &Record) {
@@ -132,19 +149,20 @@ impl Mlflow {
         let _ = sending.messages.send(Message::Row(row.fields().filter_map(metric).collect()));
     }
 
-    fn end(&mut self, status: &'static str) {
+    fn end(&mut self, status: &'static str, limit: Duration) {
         let Some(Sending { messages, ended }) = self.sending.take() else { return };
-        let _ = messages.send(Message::End(status));
-        match ended.recv_timeout(LAST_WORD) {
-            Ok(0) => {}
-            Ok(left) => tracing::warn!("MLflow does not have {left} figures of this run: metrics.jsonl has them"),
+        let _ = messages.send(Message::End(status, limit));
+        let rest = "metrics.jsonl has every row";
+        match ended.recv_timeout(limit) {
+            Ok(Lacking { figures: 0, end: false }) => {}
+            Ok(Lacking { figures: 0, end: true }) => tracing::warn!("MLflow does not know that the run has ended"),
+            Ok(Lacking { figures, .. }) => tracing::warn!("MLflow does not have {figures} figures of this run: {rest}"),
             Err(RecvTimeoutError::Timeout) => {
-                tracing::warn!(
-                    "the MLflow server has not taken the last figures within {} s: metrics.jsonl has them",
-                    LAST_WORD.as_secs()
-                );
+                tracing::warn!("the MLflow server has not taken the last figures within {} s: {rest}", limit.as_secs())
             }
-            Err(RecvTimeoutError::Disconnected) => tracing::warn!("the thread that reports to MLflow has failed"),
+            Err(RecvTimeoutError::Disconnected) => {
+                tracing::warn!("the thread that reports to MLflow has failed: {rest}");
+            }
         }
     }
 }
@@ -185,14 +203,17 @@ impl<M> Callback<M> for Mlflow {
 
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {
         self.send(progress, summary);
-        self.end("FINISHED");
+        self.is_complete = true;
     }
 }
 
-/// A run that ends early has no `on_train_end`.
 impl Drop for Mlflow {
     fn drop(&mut self) {
-        self.end(if signals::received().is_some() { "KILLED" } else { "FAILED" });
+        match (self.is_complete, signals::received()) {
+            (true, _) => self.end("FINISHED", LAST_WORD),
+            (false, Some(_)) => self.end("KILLED", PARTING),
+            (false, None) => self.end("FAILED", PARTING),
+        }
     }
 }
 
@@ -203,16 +224,16 @@ impl Settings {
                       (`mlflow server` starts one)";
         let refused = |message: String| Error::config(format!("trainer.report_to = \"mlflow\": {message}"));
         let uri = variable(URI).ok_or_else(|| refused(format!("{URI} is not set")).help(server))?;
+        if uri.contains('@') {
+            return Err(refused(format!("{URI}: it holds a user and a password"))
+                .help("set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"));
+        }
         let parsed = uri.parse::<ureq::http::Uri>().ok();
         let is_address = parsed.as_ref().is_some_and(|parsed| {
             matches!(parsed.scheme_str(), Some("http" | "https")) && parsed.host().is_some_and(|host| !host.is_empty())
         });
         if !is_address {
             return Err(refused(format!("{URI}: expected http://HOST:PORT or https://HOST, got {uri:?}")).help(server));
-        }
-        if parsed.and_then(|parsed| Some(parsed.authority()?.as_str().contains('@'))) == Some(true) {
-            return Err(refused(format!("{URI}: it holds a user and a password"))
-                .help("set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"));
         }
         let is_on = |name: &str| {
             variable(name).is_some_and(|value| !matches!(value.to_ascii_lowercase().as_str(), "0" | "false" | "no"))
@@ -245,14 +266,21 @@ impl Settings {
                     .help("write it as MLFLOW_TAGS='{\"stage\": \"test\"}'")
             })?,
         };
-        let login = variable("MLFLOW_TRACKING_USERNAME").zip(variable("MLFLOW_TRACKING_PASSWORD"));
-        let authorization = match login {
-            Some((user, password)) => Some(format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}")))),
-            None => variable("MLFLOW_TRACKING_TOKEN").map(|token| format!("Bearer {token}")),
+        let [user, password] = ["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"];
+        let authorization = match (variable(user), variable(password)) {
+            (Some(user), Some(password)) => {
+                Some(format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}"))))
+            }
+            (None, None) => variable("MLFLOW_TRACKING_TOKEN").map(|token| format!("Bearer {token}")),
+            (one, _) => {
+                let (set, missing) = if one.is_some() { (user, password) } else { (password, user) };
+                return Err(refused(format!("{set} is set, and {missing} is not")).help("set both or none"));
+            }
         };
         Ok(Self {
             uri: uri.trim_end_matches('/').to_owned(),
             experiment: variable("MLFLOW_EXPERIMENT_NAME"),
+            experiment_id: variable("MLFLOW_EXPERIMENT_ID"),
             run_id: variable("MLFLOW_RUN_ID"),
             tags,
             max_params: count("MLFLOW_MAX_LOG_PARAMS", usize::MAX)?,
@@ -303,74 +331,93 @@ impl RunOnServer {
         Self { settings, agent, folder, name, params, run_id: None, waiting: VecDeque::new(), lost: 0 }
     }
 
-    /// Sends what comes until the run ends; returns how many figures the server does not have.
-    fn run(mut self, received: &Receiver<Message>) -> usize {
-        let (mut end, mut next, mut pause, mut has_failed) = (None, Instant::now(), Duration::from_secs(1), false);
+    /// Sends what comes until the run ends.
+    fn run(mut self, received: &Receiver<Message>) -> Lacking {
+        let (mut end, mut next, mut pause, mut has_failed) = (None, Instant::now(), FIRST_PAUSE, false);
         loop {
-            if end.is_none() {
-                let now = Instant::now();
-                // What waits is sent at its time; otherwise a message is waited for.
-                let first = if self.waiting.is_empty() && self.run_id.is_some() {
-                    received.recv().map_err(|_| RecvTimeoutError::Disconnected)
-                } else {
-                    received.recv_timeout(next.saturating_duration_since(now))
-                };
-                let arrived = std::iter::once(first)
-                    .chain(std::iter::repeat_with(|| received.try_recv().map_err(|_| RecvTimeoutError::Timeout)));
-                for message in arrived {
-                    match message {
-                        Ok(Message::Row(row)) => self.waiting.extend(row),
-                        Ok(Message::End(status)) => end = Some(status),
-                        Err(RecvTimeoutError::Disconnected) => end = Some("FAILED"),
-                        Err(RecvTimeoutError::Timeout) => break,
-                    }
-                    if end.is_some() {
-                        break;
-                    }
-                }
-                let surplus = self.waiting.len().saturating_sub(MAX_WAITING);
-                self.waiting.drain(..surplus);
-                self.lost += surplus;
-                if end.is_none() && Instant::now() < next {
-                    continue;
-                }
+            match end {
+                None => end = self.receive(received, next).map(|(status, limit)| (status, Instant::now() + limit)),
+                // The last attempts, as long as the run waits.
+                Some(_) => std::thread::sleep(next.saturating_duration_since(Instant::now())),
+            }
+            if end.is_none() && Instant::now() < next {
+                continue;
             }
             let sent = self.send().and_then(|()| match end {
-                Some(status) => self.update(status),
+                Some((status, _)) => self.update(status),
                 None => Ok(()),
             });
-            match sent {
-                Ok(()) => {
-                    if has_failed && end.is_none() {
-                        tracing::warn!("the MLflow server {} answers again", self.settings.uri);
-                    }
-                    (pause, has_failed) = (Duration::from_secs(1), false);
+            let Err(failure) = sent else {
+                if end.is_some() {
+                    return Lacking { figures: self.lost, end: false };
                 }
-                Err(failure) => {
-                    if !has_failed || matches!(failure, Failure::Refused(..)) {
-                        let rest = "the run goes on, and metrics.jsonl has every row";
-                        tracing::warn!("MLflow at {}: {}; {rest}", self.settings.uri, failure.words());
-                    }
-                    if matches!(failure, Failure::Refused(..)) {
-                        return self.lost + self.waiting.len() + count_rest(received, end.is_some());
-                    }
-                    has_failed = true;
-                    next = Instant::now() + pause;
-                    pause = (pause * 2).min(MAX_PAUSE);
+                if has_failed {
+                    tracing::warn!("the MLflow server {} answers again", self.settings.uri);
                 }
+                (pause, has_failed) = (FIRST_PAUSE, false);
+                continue;
+            };
+            let is_refused = matches!(failure, Failure::Refused(..));
+            if !has_failed || is_refused {
+                let rest = "the run goes on, and metrics.jsonl has every row";
+                tracing::warn!("MLflow at {}: {}; {rest}", self.settings.uri, failure.words());
             }
-            if end.is_some() {
-                return self.lost + self.waiting.len();
+            if is_refused {
+                let later = if end.is_some() { 0 } else { count_rest(received) };
+                return Lacking { figures: self.lost + self.waiting.len() + later, end: true };
             }
+            has_failed = true;
+            next = Instant::now() + pause;
+            if end.is_some_and(|(_, deadline)| next >= deadline) {
+                return Lacking { figures: self.lost + self.waiting.len(), end: true };
+            }
+            let longest = if end.is_some() { FIRST_PAUSE } else { MAX_PAUSE };
+            pause = (pause * 2).min(longest);
         }
     }
 
-    /// Sends all figures that wait, to a run that is begun where there is none yet.
+    /// Takes the messages that are there, and waits for one until `next` where figures wait to be
+    /// sent again, or as long as it takes where none do. Returns how the run ends, once it does.
+    fn receive(&mut self, received: &Receiver<Message>, next: Instant) -> Option<(&'static str, Duration)> {
+        let first = if self.waiting.is_empty() && self.run_id.is_some() && self.params.is_empty() {
+            received.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            received.recv_timeout(next.saturating_duration_since(Instant::now()))
+        };
+        let others = std::iter::repeat_with(|| received.try_recv().map_err(|_| RecvTimeoutError::Timeout));
+        for message in std::iter::once(first).chain(others) {
+            match message {
+                Ok(Message::Row(row)) => self.waiting.extend(row),
+                Ok(Message::End(status, limit)) => return Some((status, limit)),
+                Err(RecvTimeoutError::Disconnected) => return Some(("FAILED", PARTING)),
+                Err(RecvTimeoutError::Timeout) => break,
+            }
+        }
+        let surplus = self.waiting.len().saturating_sub(MAX_WAITING);
+        self.waiting.drain(..surplus);
+        self.lost += surplus;
+        None
+    }
+
+    /// Sends the settings and all figures that wait, to a run that is begun where there is none
+    /// yet.
     fn send(&mut self) -> std::result::Result<(), Failure> {
         let run_id = match &self.run_id {
             Some(run_id) => run_id.clone(),
             None => self.begin()?,
         };
+        while !self.params.is_empty() {
+            let count = self.params.len().min(MAX_PARAMS);
+            let params = self.params[..count].iter().map(|(key, value)| json!({ "key": key, "value": value }));
+            let params = params.collect::<Vec<_>>();
+            match self.post("runs/log-batch", &json!({ "run_id": run_id, "params": params })) {
+                Err(failure @ Failure::Refused(..)) => {
+                    tracing::warn!("MLflow does not take the settings of the run: {}", failure.words());
+                    self.params.clear();
+                }
+                answer => answer.map(|_| drop(self.params.drain(..count)))?,
+            }
+        }
         while !self.waiting.is_empty() {
             let count = self.waiting.len().min(MAX_METRICS);
             let metrics = self.waiting.iter().take(count).collect::<Vec<_>>();
@@ -384,17 +431,25 @@ impl RunOnServer {
     /// one of the experiment.
     fn begin(&mut self) -> std::result::Result<String, Failure> {
         let (file, uri) = (self.folder.join(MLFLOW), self.settings.uri.clone());
-        let earlier = read_json_if_there::<ServerRun>(&file).unwrap_or_default();
+        let earlier = read_json_if_there::<ServerRun>(&file).unwrap_or_else(|error| {
+            tracing::warn!("{error}: the run is a new one on the MLflow server");
+            None
+        });
         let earlier = earlier.filter(|run| run.tracking_uri == uri).map(|run| run.run_id);
         if let Some(run_id) = self.settings.run_id.clone().or(earlier) {
             match self.post("runs/update", &json!({ "run_id": run_id, "status": "RUNNING" })) {
                 Ok(_) => {
+                    // Its settings are those that the first process has sent.
+                    self.params.clear();
                     self.run_id = Some(run_id.clone());
                     return Ok(run_id);
                 }
-                // Somebody has deleted it there.
+                Err(Failure::Refused(code, words)) if self.settings.run_id.is_some() => {
+                    return Err(Failure::Refused(code, format!("{words} (MLFLOW_RUN_ID; unset it for a new run)")));
+                }
+                // Somebody has deleted it there: for good, or so that it can be restored.
                 Err(Failure::Refused(code, _))
-                    if code == "RESOURCE_DOES_NOT_EXIST" && self.settings.run_id.is_none() => {}
+                    if matches!(code.as_str(), "RESOURCE_DOES_NOT_EXIST" | "INVALID_PARAMETER_VALUE") => {}
                 Err(failure) => return Err(failure),
             }
         }
@@ -408,20 +463,18 @@ impl RunOnServer {
             &json!({ "experiment_id": experiment, "run_name": self.name, "start_time": milliseconds(), "tags": tags }),
         )?;
         let run_id = self.field(&answer, "/run/info/run_id")?;
-        for params in self.params.chunks(MAX_PARAMS) {
-            let params = params.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect::<Vec<_>>();
-            self.post("runs/log-batch", &json!({ "run_id": run_id, "params": params }))?;
-        }
+        self.run_id = Some(run_id.clone());
         if let Err(error) = write_json(&file, &ServerRun { tracking_uri: uri, run_id: run_id.clone() }) {
             tracing::warn!("{error}: the run is a new one on the MLflow server when it is resumed");
         }
-        self.run_id = Some(run_id.clone());
         Ok(run_id)
     }
 
     /// The id of the experiment, which is made where the server does not have it.
     fn experiment(&self) -> std::result::Result<String, Failure> {
-        let Some(name) = &self.settings.experiment else { return Ok("0".into()) };
+        let Some(name) = &self.settings.experiment else {
+            return Ok(self.settings.experiment_id.clone().unwrap_or_else(|| "0".into()));
+        };
         let url = self.url("experiments/get-by-name");
         let asked = self.authorized(self.agent.get(url)).query("experiment_name", name).call();
         match answer(asked) {
@@ -492,13 +545,13 @@ fn answer(
     }
 }
 
-/// The figures that come after nothing is sent any more.
-fn count_rest(received: &Receiver<Message>, is_ended: bool) -> usize {
-    if is_ended {
-        return 0;
-    }
-    let rows = received.iter().take_while(|message| matches!(message, Message::Row(_)));
-    rows.map(|message| if let Message::Row(row) = message { row.len() } else { 0 }).sum()
+/// The figures that come after nothing is sent any more, until the run ends.
+fn count_rest(received: &Receiver<Message>) -> usize {
+    let count = |message| match message {
+        Message::Row(row) => Some(row.len()),
+        Message::End(..) => None,
+    };
+    received.iter().map_while(count).sum()
 }
 
 /// The settings of the run as parameters: the keys of `plan.toml`, or of `plan.json` for a task

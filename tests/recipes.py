@@ -28,8 +28,8 @@ def missing(what):
 def need(module, package=None):
     try:
         __import__(module)
-    except ImportError:
-        missing(f"{sys.executable} has no {module}: pip install {package or module}")
+    except Exception as error:  # a package may be there and not fit its neighbours
+        missing(f"{sys.executable} has no usable {module} ({error}): pip install {package or module}")
 
 
 def run(*command, **options):
@@ -107,6 +107,13 @@ def pipeline(gpt2, bert):
     theirs = transformers.pipeline("text-generation", model=gpt2)(TEXT, **options)[0]["generated_text"]
     ours = run(kiln, "generate", gpt2, "--prompt", TEXT, "--max-new-tokens", "8", "--temperature", "0")
     assert ours.strip() == theirs.strip(), (ours, theirs)
+    text = TEXT.replace("guide", "[MASK]")
+    filled = transformers.pipeline("fill-mask", model=bert)(text, top_k=1)[0]
+    with tempfile.TemporaryDirectory() as scratch:
+        out = pathlib.Path(scratch) / "filled.jsonl"
+        run(kiln, "predict", bert, "--text", text, "--out", out)
+        row = json.loads(out.read_text())
+    assert filled["token_str"] in json.dumps(row, ensure_ascii=False), (filled, row)
 
 
 def onnx(gpt2, bert):

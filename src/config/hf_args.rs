@@ -118,7 +118,8 @@ impl Document {
             other => return other,
         };
         let (services, kept): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| {
-            let is_silent = |name| name == "mlflow" && std::env::var_os("MLFLOW_TRACKING_URI").is_none();
+            let is_silent =
+                |name| name == "mlflow" && std::env::var_os("MLFLOW_TRACKING_URI").is_none_or(|uri| uri.is_empty());
             name.as_str().is_some_and(|name| SERVICES.contains(&name) || is_silent(name))
         });
         self.unused.names.extend(services.iter().filter_map(Json::as_str).map(|name| format!("report_to {name}")));

@@ -7,7 +7,7 @@ use std::path::Path;
 use kiln_core::choices;
 use kiln_core::choices::unknown_name_near;
 use kiln_core::complaint::{Checked, Complaint, MAX_BATCH, not_empty};
-use kiln_core::ranges::{ABOVE_0, ABOVE_0_TO_1, FROM_0, number, text, texts, whole};
+use kiln_core::ranges::{ABOVE_0, ABOVE_0_TO_1, FROM_0, Seed, number, text, texts, whole};
 use kiln_core::saved_dataset::is_saved;
 use kiln_core::values::{count, seed, some_count, strings};
 use kiln_core::variables::expand_text;
@@ -425,7 +425,7 @@ kiln_core::keys! {
         top_p: f64 = 1.0, Free, ABOVE_0_TO_1;
         /// Seed of the sampling. Every prompt draws as if it were alone. Default: 42.
         #[serde(with = "seed")]
-        seed: u64 = 42, Free;
+        seed: u64 = 42, Free, Seed;
         /// Divides the logits of tokens that the text has where they are positive, and multiplies
         /// them where they are negative; above 1.0 the model repeats itself less. Default: 1.0.
         repetition_penalty: f64 = 1.0, Free, ABOVE_0;

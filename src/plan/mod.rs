@@ -14,6 +14,7 @@ pub use facts::{ExampleFacts, Facts, TokenizerFacts};
 use kiln_core::dataset::padding::Padding;
 use kiln_core::error::{Error, Result};
 pub use kiln_core::words::thousands;
+use kiln_models::weights::Parameter;
 use kiln_models::{LoraConfig, ModelConfig};
 pub use kiln_train::plan::{
     BatchPlan, DataFacts, DataPlan, EnginePlan, EvaluationPlan, FILE, FoundBatch, LoggingPlan, ModelFacts, ModelPlan,
@@ -240,6 +241,14 @@ fn values(facts: &Facts, train: &TrainPlan) -> Values {
             .map(|parameter| parameter.num_elements())
             .sum::<usize>()
             * facts.architecture.lora.as_ref().map_or(0, |lora| if lora.lora_dropout > 0.0 { 3 } else { 1 }),
+        tables: {
+            let vocabulary = facts.architecture.config.vocab_size();
+            let computes = |it: &&Parameter| {
+                it.name.ends_with(".trainable_tokens_delta")
+                    || it.name.ends_with(".lora_B.weight") && it.shape[0] == vocabulary
+            };
+            parameters.iter().filter(computes).count() * vocabulary * facts.architecture.config.embedding_size()
+        },
         largest: learning().map(|parameter| parameter.num_elements()).max().unwrap_or(0),
         state: train.optimizer.state_values,
         resident: facts.resident,

@@ -91,7 +91,7 @@ impl Source {
             return read_config(&adapter.path);
         }
         let (mut config, unknown) = read_config(&self.base)?;
-        let tables = ["wte", "word_embeddings"]
+        let tables = ["wte", "word_embeddings", "embed_tokens"]
             .map(|module| [format!("{module}.weight"), format!("{module}.base_layer.weight")]);
         let tables = tables.as_flattened();
         let table = adapter.tensors.iter().find(|(name, _)| tables.iter().any(|end| name.ends_with(end.as_str())));

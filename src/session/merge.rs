@@ -36,7 +36,9 @@ pub fn merge(spec: &str, target: &Path) -> Result<Vec<String>> {
     let (config, _) = source.config()?;
     let mut folder = ModelFolder::open(spec, task_of(&source, &config)?, &Device::flex())?;
     let model = folder.model.merged()?;
-    folder.config.set_tie_word_embeddings(!model.has_own_output());
+    if model.has_vocabulary_output() {
+        folder.config.set_tie_word_embeddings(!model.has_own_output());
+    }
     let json = serde_json::to_string_pretty(&folder.config.to_json(&model.architecture()))
         .map_err(|error| Error::data(format!("config.json: {error}")))?;
     let mut files: Vec<NamedFile> = vec![("config.json".into(), format!("{}\n", printable(&json)).into_bytes().into())];

@@ -189,6 +189,11 @@ fn adapters_take_less_memory_than_all_weights() {
     // Gradients and two moments of 108 MiB each are gone; and half of the weights.
     assert!(full - adapted > 290.0, "{full} and {adapted}");
     assert!(adapted - narrow > 30.0, "{adapted} and {narrow}");
+    // A table of 29 MiB, which is computed anew for the output or for rows that learn.
+    let shape = "kind = \"gpt2\"\nn_layer = 1\nn_embd = 256\nn_head = 4\nn_positions = 64\nvocab_size = 30000";
+    run("wide", shape, "", &[]);
+    run("output", "from = \"wide\"", "[lora]\ntarget_modules = \"lm_head\"\n", &[]);
+    run("rows", "from = \"wide\"", "[lora]\ntrainable_token_indices = [1, 2]\n", &[]);
 }
 
 #[test]

@@ -131,7 +131,9 @@ fn read_request(reader: &mut impl BufRead) -> Option<Request> {
 /// A training that reports to the server at `address`.
 fn reporting(folder: &Path, address: &str, more: &[&str]) -> Command {
     let mut command = train(folder, "run", &[&["--set", "trainer.report_to=mlflow"], more].concat());
-    for name in ["MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID", "MLFLOW_TAGS", "MLFLOW_TRACKING_TOKEN"] {
+    for name in
+        ["MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLOW_TAGS", "MLFLOW_TRACKING_TOKEN"]
+    {
         command.env_remove(name);
     }
     command.env("MLFLOW_TRACKING_URI", address);
@@ -246,6 +248,8 @@ fn a_server_that_fails_ends_no_run() {
         ("MLFLOW_TRACKING_URI", ""),
         ("MLFLOW_TRACKING_URI", "sqlite:///runs.db"),
         ("MLFLOW_TRACKING_URI", "http://ada:secret@127.0.0.1:5000"),
+        ("MLFLOW_TRACKING_URI", "ada:secret@127.0.0.1:5000"),
+        ("MLFLOW_TRACKING_USERNAME", "ada"),
         ("MLFLOW_TAGS", "stage=test"),
         ("MLFLOW_MAX_LOG_PARAMS", "many"),
         ("MLFLOW_TRACKING_INSECURE_TLS", "true"),

@@ -226,7 +226,6 @@ fn what_does_not_fit_is_refused() {
     }
 }
 
-/// `--set trainer.NAME=VALUE` for each.
 /// The events of `trace.json` lie in one another, and the parts of a step add up to it.
 #[test]
 fn a_profile_of_some_steps_shows_parts_and_operators() {
@@ -270,7 +269,7 @@ fn a_profile_of_some_steps_shows_parts_and_operators() {
             for name in ["data", "forward", "backward", "update"] {
                 assert!(parts.iter().any(|(part, _)| part == name), "{name} of {parts:?}");
             }
-            // Those that lie in no other one, and what lies between them, are the step.
+            // The events that lie in no other one, and the time between them, are the step.
             let outer =
                 parts.iter().filter(|(_, span)| !parts.iter().any(|(_, other)| other != span && within(*span, *other)));
             let sum = outer.map(|(_, (from, to))| to - from).sum::<i64>();

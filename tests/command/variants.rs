@@ -146,6 +146,23 @@ fn variants_are_trained_and_saved_under_their_own_names() {
     }
 }
 
+/// The default padding of SmolLM3 is no id of a small vocabulary, and the end of a text is to be
+/// learnt.
+#[test]
+fn a_new_smollm3_takes_the_vocabulary_and_the_padding_of_its_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("train.txt"), "one two three four five six\n".repeat(40)).unwrap();
+    let model = llama("smollm3", "").replace("vocab_size = 131\npad_token_id = 0\n", "");
+    let config = format!(
+        "[run]\noutput_dir = \"run\"\n[model]\n{model}\n[data]\ntask = \"clm\"\ntrain = [\"train.txt\"]\ndocuments = \
+         \"line\"\nblock_size = 8\n[tokenizer]\ntrain_vocab_size = 270\n[trainer]\nmax_steps = 1\n[device]\nkind = \"cpu\"\n"
+    );
+    std::fs::write(folder.path().join("config.toml"), config).unwrap();
+    succeeds(kiln(folder.path()).args(["train", "config.toml"]));
+    let saved = json(&folder.path().join("run/model/config.json"));
+    assert!(saved["vocab_size"].as_u64().unwrap() <= 270 && saved["pad_token_id"].is_null(), "{saved}");
+}
+
 #[test]
 fn fields_of_another_family_are_refused() {
     let messages = messages!();

@@ -395,6 +395,9 @@ pub(super) fn run_init(mut args: InitArgs) -> Result<()> {
         data.check_learns_tokenizer()?;
     }
     let name = path.file_stem().map_or_else(|| task.to_string(), |name| name.to_string_lossy().into_owned());
+    // The one that is there may belong to other config files.
+    let beside = path.with_file_name(SCHEMA_FILE);
+    let has_schema = beside.exists();
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(template(task, &name, &model, positions, &data).as_bytes()));
     written.map_err(|error| match error.kind() {
@@ -402,13 +405,13 @@ pub(super) fn run_init(mut args: InitArgs) -> Result<()> {
         _ => Error::io(format!("write {}", path.display()), &error),
     })?;
     let next = if data.is_named { "" } else { "set [data], then " };
-    // The one that is there may belong to other config files.
-    let beside = path.with_file_name(SCHEMA_FILE);
-    let has_schema = beside.exists();
+    let mut schema = "";
     if !has_schema {
-        write_json(&beside, &json_schema())?;
+        match write_json(&beside, &json_schema()) {
+            Ok(()) => schema = " and kiln.schema.json",
+            Err(error) => tracing::warn!("{error}: `kiln schema` prints what the first line of the config names"),
+        }
     }
-    let schema = if has_schema { "" } else { " and kiln.schema.json" };
     let (path, quoted) = (path.display(), shell_quoted(&path.display().to_string()).into_owned());
     say(format!("wrote {path}{schema}; next: {next}`kiln plan {quoted}`, then `kiln train {quoted}`"))
 }
@@ -677,7 +680,7 @@ fn acknowledging(folder: Option<PathBuf>) -> signals::Waiting {
         let name = signal.name();
         let again = if signal == Signal::Interrupt { "Ctrl-C" } else { "signal" };
         faults::complain(format_args!(
-            "{name}: the run stops after the current step, with a checkpoint; a second {again} ends the process at once"
+            "{name}: the run stops after the current step, with a checkpoint if it has made one; a second {again} ends the process at once"
         ));
         // Before the run has taken its folder, that may hold another one.
         let is_ours = |folder: &PathBuf| {

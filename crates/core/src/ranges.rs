@@ -24,6 +24,19 @@ pub trait Range<T: ?Sized> {
     }
 }
 
+/// Seeds: any number of 64 bits. One above the whole numbers of TOML stands in quotes.
+pub struct Seed;
+
+impl<T> Range<T> for Seed {
+    fn check(&self, _key: &str, _value: &T) -> Checked {
+        Ok(())
+    }
+
+    fn bound(&self, _of_type: Value) -> Value {
+        json!({ "type": ["number", "string"], "multipleOf": 1, "minimum": 0, "pattern": "^[0-9]+$" })
+    }
+}
+
 impl<T: ?Sized, F: Fn(&str, &T) -> Checked> Range<T> for F {
     fn check(&self, key: &str, value: &T) -> Checked {
         self(key, value)

@@ -30,9 +30,8 @@ impl Schema for usize {
 }
 
 impl Schema for u64 {
-    /// A number above the whole numbers of TOML stands in quotes.
     fn schema() -> Value {
-        json!({ "type": ["number", "string"], "multipleOf": 1, "minimum": 0, "pattern": "^[0-9]+$" })
+        whole()
     }
 }
 

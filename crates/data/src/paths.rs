@@ -402,10 +402,10 @@ mod tests {
     fn names_that_are_not_utf8_are_found() {
         use std::os::unix::ffi::OsStrExt;
         let folder = tempfile::tempdir().unwrap();
-        let latin1 = std::ffi::OsStr::from_bytes(b"caf\xe9");
+        let latin1 = OsStr::from_bytes(b"caf\xe9");
         fs::create_dir(folder.path().join(latin1)).unwrap();
         let inner = folder.path().join(latin1).join("a.txt");
-        let outer = folder.path().join(std::ffi::OsStr::from_bytes(b"na\xefve.txt"));
+        let outer = folder.path().join(OsStr::from_bytes(b"na\xefve.txt"));
         fs::write(&inner, "inner").unwrap();
         fs::write(&outer, "outer").unwrap();
         let found = resolve(&[format!("{}/**/*.txt", folder.path().display())], DataFormat::Text).unwrap();

@@ -3,7 +3,7 @@
 
 use burn::tensor::Device;
 use kiln_models::weights::parameters;
-use kiln_models::{Head, LlamaConfig, Model, ModelConfig, ModelType, RopeParameters};
+use kiln_models::{Head, Model, ModelConfig, ModelType, RopeParameters};
 use serde_json::{Map, Value, json};
 
 fn map(value: Value) -> Map<String, Value> {
@@ -254,6 +254,14 @@ fn what_kiln_does_not_compute_is_refused() {
     refused(ModelConfig::from_json(r#"{"model_type": "t5"}"#).map(|(config, _)| config), "got \"t5\"");
 }
 
+/// The rotary frequencies of `config` with `fields` on top.
+fn changed_rope(config: ModelConfig, fields: Value) -> RopeParameters {
+    match config.with_fields(&map(fields)).unwrap() {
+        ModelConfig::Llama(config) => config.rope_parameters,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// The rotary frequencies of a config of `kind`.
 fn rope(kind: ModelType, fields: Value) -> RopeParameters {
     let ModelConfig::Llama(config) = from_fields(kind, fields).unwrap() else { panic!("{kind} is a variant of Llama") };
@@ -273,9 +281,15 @@ fn rotary_frequencies_have_two_spellings() {
     assert_eq!(rope(ModelType::Mistral, old), rope(ModelType::Mistral, new.clone()));
     // Explicit fields lie on top of what was there.
     let config = from_fields(ModelType::Qwen2, new).unwrap();
-    let changed = config.with_fields(&map(json!({"rope_theta": 9}))).unwrap();
-    let ModelConfig::Llama(LlamaConfig { rope_parameters: changed, .. }) = changed else { panic!("a Qwen 2") };
+    let changed = changed_rope(config.clone(), json!({"rope_theta": 9}));
     assert_eq!((changed.rope_type.as_str(), changed.factor, changed.rope_theta), ("linear", Some(2.0), 9.0));
+    // A null takes the scaling away and leaves the base.
+    let plain = changed_rope(config, json!({"rope_scaling": null}));
+    assert_eq!((plain.rope_type.as_str(), plain.factor, plain.rope_theta), ("default", None, 7.0));
+    // What is set later is no sequence of the pre-training.
+    let yarn = json!({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 2, "truncate": null}});
+    let yarn = changed_rope(from_fields(ModelType::Qwen3, yarn).unwrap(), json!({"max_position_embeddings": 128}));
+    assert_eq!((yarn.original_max_position_embeddings, yarn.truncate), (Some(64), Some(false)));
 
     let refused = |fields: Value, part: &str| refused(from_fields(ModelType::Llama, fields), part);
     let scaling = |value: Value| json!({"rope_scaling": value});
@@ -293,8 +307,37 @@ fn rotary_frequencies_have_two_spellings() {
     );
     refused(scaling(json!("linear")), "rope_scaling: expected an object with rope_type, got \"linear\"");
     refused(json!({"rope_scaling": {}, "rope_parameters": {}}), "two ways");
+    refused(scaling(json!({"factor": 8.0})), "the rope_type \"default\" does not read factor");
+    let linear = json!({"type": "linear", "factor": 8.0, "beta_fast": 32});
+    refused(scaling(linear), "the rope_type \"linear\" does not read beta_fast");
     let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4});
     refused(scaling(llama3), "high_freq_factor: expected a number above low_freq_factor (4), got 4");
+}
+
+/// The widths of a variant of Llama: of a head, and the number of heads of keys and values.
+fn head_widths(config: kiln_core::Result<ModelConfig>) -> (usize, usize) {
+    let ModelConfig::Llama(config) = config.unwrap() else { panic!("a variant of Llama") };
+    (config.head_dim(), config.kv_heads())
+}
+
+#[test]
+fn the_width_of_a_head_stays_where_it_is_stated_and_follows_where_it_is_not() {
+    let small = json!({"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4});
+    let on = |config: ModelConfig| head_widths(config.with_fields(&map(small.clone())));
+    assert_eq!(on(from_fields(ModelType::Qwen3, json!({})).unwrap()), (128, 4));
+    assert_eq!(on(from_fields(ModelType::Qwen2, json!({})).unwrap()), (32, 4));
+    // Llama 2 7B as transformers writes it, with numbers that follow from others.
+    let file = json!({"model_type": "llama", "head_dim": 128, "num_key_value_heads": 32}).to_string();
+    let (file, _) = ModelConfig::from_json(&file).unwrap();
+    assert_eq!(on(file.clone()), (128, 4));
+    refused(
+        file.with_fields(&map(json!({"num_attention_heads": 16}))),
+        "num_attention_heads (16) is not divisible by num_key_value_heads (32)",
+    );
+    // The width of a head that is stated may be the quotient, rounded down.
+    let uneven = json!({"hidden_size": 10, "num_attention_heads": 4, "head_dim": 2, "num_key_value_heads": 4});
+    assert_eq!(head_widths(from_fields(ModelType::Qwen3, uneven.clone())), (2, 4));
+    refused(from_fields(ModelType::Llama, uneven), "hidden_size (10) is not divisible by num_attention_heads (4)");
 }
 
 #[test]
@@ -351,7 +394,7 @@ fn a_config_of_llama_is_read_as_it_was_written() {
         let config = ModelConfig::preset(kind, size).unwrap().with_fields(&Map::new()).unwrap();
         let json = config.to_json("");
         let (again, unknown) = ModelConfig::from_json(&json.to_string()).unwrap();
-        assert_eq!((again.honoured_json(), unknown), (config.honoured_json(), Vec::new()), "{kind}");
+        assert_eq!((again.to_json(""), unknown), (json.clone(), Vec::new()), "{kind}");
         let ModelConfig::Llama(config) = config else { panic!("{kind} is a variant of Llama") };
         assert_eq!(json["head_dim"], config.head_dim());
         assert_eq!(json["num_key_value_heads"], config.kv_heads());

@@ -202,8 +202,10 @@ impl Activations {
         }
         let vocabulary = model.vocab_size() as u128;
         let table = F32 * vocabulary * width;
-        // Under adapters the table and the layers' weights are frozen.
-        let table_gradient = if is_adapted { 0 } else { table };
+        // Under adapters the table and the layers' weights are frozen, and a table that is computed
+        // anew has a gradient.
+        let computed = F32 * inputs.values.tables as u128;
+        let table_gradient = if is_adapted { computed } else { table };
         let is_fused = is_language_model && !is_plain(Operator::CrossEntropy);
         // The plain loss keeps the exponentials; its gradient passes through three more of their
         // size, one of them zeros but for the targets. The fused one has its gradients at once, and
@@ -270,7 +272,7 @@ impl Activations {
             last: layer_bytes(last),
             passed: F32 * tokens * width,
             layers,
-            head: F32 * tokens * around + loss + documents,
+            head: F32 * tokens * around + loss + documents + computed,
             mapped,
             head_gradient,
             moving,

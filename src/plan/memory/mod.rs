@@ -70,6 +70,10 @@ pub struct Values {
     /// each layer, and with dropout three.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dora: usize,
+    /// Values of the tables of the vocabulary that each pass computes anew beside the frozen one: for
+    /// rows that learn alone, and for an adapter on the output.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tables: usize,
     /// Parameters of the largest trainable tensor.
     pub largest: usize,
     /// Values of the optimizer's state.

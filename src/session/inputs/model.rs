@@ -82,9 +82,16 @@ pub(super) fn with_vocabulary(
 ) -> Result<ModelConfig> {
     let size = tokenizer.vocab_size();
     let stated = pretrained || config.model.fields.contains_key("vocab_size");
+    // A new model pads as its tokenizer does. RoBERTa counts positions from its padding, so there
+    // the model decides.
+    let decided = pretrained || config.model.fields.contains_key("pad_token_id");
+    let counts_from_padding = model.model_type().bert_variant().is_some_and(BertVariant::counts_from_padding);
+    let pad = if decided || counts_from_padding { None } else { new_pad_id(&model, tokenizer) };
     if !stated {
-        let field = Map::from_iter([("vocab_size".to_string(), Value::from(size))]);
-        model = model.with_fields(&field).map_err(|error| error.at("the tokenizer's vocabulary"))?;
+        // Both at once: the default of the padding may be no id of the tokenizer's vocabulary.
+        let pad = pad.clone().map(|pad| ("pad_token_id".to_string(), pad));
+        let fields = [("vocab_size".to_string(), Value::from(size))].into_iter().chain(pad).collect();
+        model = model.with_fields(&fields).map_err(|error| error.at("the tokenizer's vocabulary"))?;
         if let Some(id) = tokenizer.eot_id() {
             model.set_inert("bos_token_id", id.into());
             model.set_inert("eos_token_id", id.into());
@@ -111,17 +118,24 @@ pub(super) fn with_vocabulary(
             format!("set model.vocab_size = {size}, or use the tokenizer that belongs to the model")
         }));
     }
-    // A new model pads as its tokenizer does. RoBERTa counts positions from its padding, so there
-    // the model decides.
-    let decided = pretrained || config.model.fields.contains_key("pad_token_id");
-    let counts_from_padding = model.model_type().bert_variant().is_some_and(BertVariant::counts_from_padding);
-    if let (false, Some(pad)) = (decided || counts_from_padding, tokenizer.pad_id()) {
-        model = with_pad_id(model, pad)?;
+    match pad {
+        Some(pad) => with_pad_id(model, pad),
+        None => Ok(model),
     }
-    Ok(model)
 }
 
-pub(super) fn with_pad_id(model: ModelConfig, pad: u32) -> Result<ModelConfig> {
-    let field = Map::from_iter([("pad_token_id".to_string(), Value::from(pad))]);
+/// The `pad_token_id` of a new model by its tokenizer; none where the model's own stands. In
+/// Llama's family it is null where the tokenizer pads with its end of text, which is to be learnt:
+/// the row of the padding is zero and stays so.
+fn new_pad_id(model: &ModelConfig, tokenizer: &Tokenizer) -> Option<Value> {
+    let pad = tokenizer.pad_id();
+    match model.model_type().llama_variant() {
+        Some(_) => Some(pad.filter(|_| pad != tokenizer.eot_id()).into()),
+        None => pad.map(Value::from),
+    }
+}
+
+pub(super) fn with_pad_id(model: ModelConfig, pad: impl Into<Value>) -> Result<ModelConfig> {
+    let field = Map::from_iter([("pad_token_id".to_string(), pad.into())]);
     model.with_fields(&field).map_err(|error| error.at("the tokenizer's padding"))
 }

@@ -104,7 +104,11 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
 
     // The tokenizer, then the weights.
     for (file, sets, name) in [
-        ("text.toml", &["run.on_existing=overwrite", "trainer.save_strategy=no"][..], "tokenizer.json"),
+        (
+            "text.toml",
+            &["run.on_existing=overwrite", "trainer.save_strategy=no", "tokenizer.train_vocab_size=330"][..],
+            "tokenizer.json",
+        ),
         (
             "rows.toml",
             &["run.on_existing=overwrite", "trainer.save_strategy=no", "model.vocab_size=600"],

@@ -155,9 +155,9 @@ pub(super) fn classes_of_tokenizers() -> Case {
         set(&["tokenizer.from = \"qwen\""]),
         argument("Qwen2Tokenizer", "qwen", json!({"add_bos_token": true, "bos_token": "t"})),
         argument("Qwen2Tokenizer", "qwen", json!({"add_eos_token": true, "eos_token": "h"})),
-        // A special token, behind which a text begins again.
-        argument("LlamaTokenizer", "llama", json!({"legacy": true, "extra_special_tokens": ["sat"]})),
-        argument("LlamaTokenizer", "llama", json!({"legacy": false, "extra_special_tokens": ["sat"]})),
+        // A special token within a word, behind which a text begins again.
+        argument("LlamaTokenizer", "llama", json!({"legacy": true, "extra_special_tokens": ["sa"]})),
+        argument("LlamaTokenizer", "llama", json!({"legacy": false, "extra_special_tokens": ["sa"]})),
         of_questions(set(&questions)),
         of_questions(both(
             file(

@@ -306,7 +306,7 @@ fn of_arguments(arguments: &[String]) -> Result<Vec<(String, Json)>> {
         let [file] = values[..] else {
             return Err(Error::config(format!("--{name}: expected one JSON file, got {}", values.len())));
         };
-        // What stands beside the file wins over it, as with `kiln train`.
+        // Arguments beside the file win over it, as with `kiln train`.
         let of_file = of_file(file)?.into_iter().filter(|(name, _)| !read.iter().any(|(given, _)| given == name));
         read.extend(of_file.collect::<Vec<_>>());
     }

@@ -140,8 +140,7 @@ impl ModelConfig {
                 Self::Bert(BertConfig { variant: *variant, inert, ..BertConfig::deserialize(&merged).map_err(bad)? })
             }
             Self::Llama(LlamaConfig { variant, .. }) => {
-                let config = LlamaConfig::deserialize(&merged).map_err(bad)?;
-                Self::Llama(LlamaConfig { variant: *variant, inert, ..config }.without_derived())
+                Self::Llama(LlamaConfig { variant: *variant, inert, ..LlamaConfig::deserialize(&merged).map_err(bad)? })
             }
         };
         config.validate()?;

@@ -282,15 +282,6 @@ impl LlamaConfig {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
     }
 
-    /// This configuration without numbers that follow from others: the file that is written states
-    /// them all the same.
-    pub(super) fn without_derived(self) -> Self {
-        let num_key_value_heads = self.num_key_value_heads.filter(|heads| *heads != self.num_attention_heads);
-        let plain = Self { head_dim: None, ..self };
-        let head_dim = self.head_dim.filter(|own| *own != plain.head_dim());
-        Self { num_key_value_heads, head_dim, ..plain }
-    }
-
     /// Whether the projections to query, key and value have a bias, and whether the one after the
     /// attention has.
     pub fn attention_biases(&self) -> [bool; 2] {
@@ -344,11 +335,14 @@ impl LlamaConfig {
     }
 
     /// `fields` with the rotary frequencies under one name: `rope_theta`, and `rope_scaling`, which
-    /// stands before `rope_parameters` as in `transformers`, lie on top of this configuration's.
+    /// stands before `rope_parameters` as in `transformers`, lie on top of this configuration's. A
+    /// null of either takes the scaling away.
     ///
     /// # Errors
     /// Values of another type, and positions on a part of each head.
     pub(super) fn with_rope_parameters(&self, fields: &Map<String, Value>) -> Result<Map<String, Value>> {
+        let is_null = |name: &str| fields.get(name).is_some_and(Value::is_null);
+        let is_removed = is_null(ROPE_SCALING) || is_null(ROPE_PARAMETERS);
         let mut fields = fields.clone();
         let mut take = |name: &str| fields.shift_remove(name).filter(|value| !value.is_null());
         let [theta, scaling, parameters, partial] = [ROPE_THETA, ROPE_SCALING, ROPE_PARAMETERS, PARTIAL].map(&mut take);
@@ -358,6 +352,7 @@ impl LlamaConfig {
         let stated = stated.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let stated = stated.into_iter().find(|(_, value)| value.as_object().is_none_or(|map| !map.is_empty()));
         let mut rope = match stated {
+            None if is_removed => Map::new(),
             None if theta.is_none() => return Ok(fields),
             None => match serde_json::to_value(&self.rope_parameters) {
                 Ok(Value::Object(mut rope)) => {
@@ -371,6 +366,7 @@ impl LlamaConfig {
                 return Err(Error::config(format!("{name}: expected an object with rope_type, got {other}")));
             }
         };
+        let truncates_null = rope.get("truncate").is_some_and(Value::is_null);
         rope.retain(|_, value| !value.is_null());
         whole(rope.shift_remove(PARTIAL).as_ref())?;
         // Its name in the first files that had it.
@@ -378,6 +374,17 @@ impl LlamaConfig {
             rope.entry("rope_type").or_insert(old);
         }
         rope.entry(ROPE_THETA).or_insert_with(|| theta.unwrap_or_else(|| self.rope_parameters.rope_theta.into()));
+        let rope_type = rope.get("rope_type").and_then(Value::as_str).unwrap_or_default();
+        let (is_yarn, is_llama3) = (rope_type == "yarn", rope_type == "llama3");
+        if is_yarn && truncates_null {
+            rope.insert("truncate".into(), false.into()); // Python takes the null that is stated
+        }
+        if is_yarn || is_llama3 {
+            // From the same file: a longer sequence that is set later has the same pre-training.
+            let stated = fields.get("max_position_embeddings").filter(|value| !value.is_null());
+            let longest = stated.cloned().unwrap_or_else(|| self.max_position_embeddings.into());
+            rope.entry("original_max_position_embeddings").or_insert(longest);
+        }
         fields.insert(ROPE_PARAMETERS.into(), rope.into());
         Ok(fields)
     }
@@ -533,6 +540,27 @@ impl RopeParameters {
                 ));
             }
         };
+        let read_by: [(_, _, &[&str]); 10] = [
+            ("factor", self.factor.is_some(), &["linear", "llama3", "yarn"]),
+            ("original_max_position_embeddings", self.original_max_position_embeddings.is_some(), &["llama3", "yarn"]),
+            ("low_freq_factor", self.low_freq_factor.is_some(), &["llama3"]),
+            ("high_freq_factor", self.high_freq_factor.is_some(), &["llama3"]),
+            ("attention_factor", self.attention_factor.is_some(), &["yarn"]),
+            ("beta_fast", self.beta_fast.is_some(), &["yarn"]),
+            ("beta_slow", self.beta_slow.is_some(), &["yarn"]),
+            ("mscale", self.mscale.is_some(), &["yarn"]),
+            ("mscale_all_dim", self.mscale_all_dim.is_some(), &["yarn"]),
+            ("truncate", self.truncate.is_some(), &["yarn"]),
+        ];
+        let is_foreign = |types: &[&str]| !types.contains(&self.rope_type.as_str());
+        if let Some((name, _, types)) = read_by.into_iter().find(|(_, stated, types)| *stated && is_foreign(types)) {
+            let types = types.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(" or ");
+            return bad(format!("the rope_type {:?} does not read {name}", self.rope_type)).map_err(|error| {
+                error.help(format!(
+                    "leave {name} out, or set rope_type, which is \"default\" where it is left out, to {types}"
+                ))
+            });
+        }
         let is_above_0 = |value: f64| value.is_finite() && value > 0.0;
         if !(self.rope_theta.is_finite() && self.rope_theta > 1.0) {
             return bad(format!("rope_theta: expected a number above 1, got {}", self.rope_theta));

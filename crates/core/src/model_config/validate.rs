@@ -12,7 +12,7 @@ const GELUS: &str = "\"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu\"";
 pub(super) fn near_divisors(width: usize, number: usize) -> String {
     let divides = |candidate: &usize| width.is_multiple_of(*candidate);
     // 1 divides every width.
-    let below = (1..number.min(width)).rev().find(divides).unwrap_or(1);
+    let below = (1..number.min(width + 1)).rev().find(divides).unwrap_or(1);
     match (number + 1..=width).find(divides) {
         Some(above) => format!("{below} or {above}"),
         None => below.to_string(),

@@ -22,13 +22,13 @@ use kiln_core::dataset::{Buckets, PaddingRule, PaddingStrategy, Sampler};
 use kiln_core::error::Result;
 pub use kiln_core::keys::{Key, Resume};
 use kiln_core::ranges::{
-    ABOVE_0, ABOVE_0_TO_1, FROM_0, FROM_0_TO_1, Section, Spelled, any, number, text, texts, whole,
+    ABOVE_0, ABOVE_0_TO_1, FROM_0, FROM_0_TO_1, Section, Seed, Spelled, any, number, text, texts, whole,
 };
 use kiln_core::schema::{Schema, Value};
 use kiln_core::values::{count, count_or_minus_one, number_or_minus_one, seed, some_count, strings};
 use kiln_core::variables;
 pub use names::{EvalStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy};
-use ranges::{AtLeast, Steps, duration, folder, line, weights, window};
+use ranges::{AtLeast, Steps, Window, duration, folder, line, weights};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use values::integrations;
@@ -164,7 +164,7 @@ kiln_core::keys! {
         /// `trace.json` of the run folder, for chrome://tracing or Perfetto: `[10, 12]`. Looking
         /// takes a little time of these steps. Default: none.
         #[serde(skip_serializing_if = "Option::is_none")]
-        profile_steps: Option<[u64; 2]> = None, Free, window;
+        profile_steps: Option<[u64; 2]> = None, Free, Window;
         /// When to evaluate. Default: `no`.
         eval_strategy: EvalStrategy = EvalStrategy::No, Free hf;
         /// With `eval_strategy = "steps"`: every so many steps, or a ratio, samples or tokens.
@@ -213,10 +213,10 @@ kiln_core::keys! {
         /// Seed of the weights, of dropout and of the order of samples; above 2^63 - 1 in quotes.
         /// Default: 42.
         #[serde(with = "seed")]
-        seed: u64 = 42, Bound hf;
+        seed: u64 = 42, Bound hf, Seed;
         /// Seed of the order of samples alone. Default: `seed`.
         #[serde(with = "seed::some", skip_serializing_if = "Option::is_none")]
-        data_seed: Option<u64> = None, Derived hf;
+        data_seed: Option<u64> = None, Derived hf, Seed;
         /// Makes every run of a config the same, bit for bit. On the CPU it always is; on other
         /// devices, where kernels add in an order of their own, this is refused. Default: false.
         full_determinism: bool = false, Free hf;

@@ -16,15 +16,24 @@ pub(super) fn duration(key: &str, value: &Option<f64>) -> Checked {
 }
 
 /// A first and a last step.
-pub(super) fn window(key: &str, window: &Option<[u64; 2]>) -> Checked {
-    match window {
-        Some([first, last]) if *first == 0 || first > last => {
-            let message = format!(
-                "expected a first step of 1 or more and a last one that is not before it, got [{first}, {last}]"
-            );
-            Err(Complaint::new(key, message))
+pub(super) struct Window;
+
+impl Range<Option<[u64; 2]>> for Window {
+    fn check(&self, key: &str, window: &Option<[u64; 2]>) -> Checked {
+        match window {
+            Some([first, last]) if *first == 0 || first > last => {
+                let message = format!(
+                    "expected a first step of 1 or more and a last one that is not before it, got [{first}, {last}]"
+                );
+                Err(Complaint::new(key, message))
+            }
+            _ => Ok(()),
         }
-        _ => Ok(()),
+    }
+
+    fn bound(&self, mut of_type: Value) -> Value {
+        of_type["items"]["minimum"] = 1.into();
+        of_type
     }
 }
 

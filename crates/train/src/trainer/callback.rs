@@ -253,7 +253,7 @@ mod tests {
         let expected = "{'step': 12345, 'epoch': 0.001482, 'loss': 5.689, 'learning_rate': 0.0004667, 'tokens_per_s': 8639.0, \
                         'peak_mib': None, 'grad_norm': nan}";
         assert_eq!(printed, expected);
-        // What transformers' PrinterCallback prints of an evaluation, and at the end.
+        // The rows that transformers' PrinterCallback prints of an evaluation, and at the end.
         for split in ["eval", "train"] {
             let names =
                 ["loss", "runtime", "samples_per_second", "steps_per_second"].map(|name| format!("{split}_{name}"));

@@ -184,7 +184,7 @@ impl Laps {
         if let Some(open) = &mut self.0 {
             open.start += waited;
             open.step.held_up = waited >= HELD_UP;
-            // What others have taken meanwhile is no part of the step.
+            // The time of others meanwhile is no part of the step.
             open.energy.as_mut().and_then(Counters::take);
         }
     }

@@ -38,6 +38,9 @@ impl<T: TrainingTask> Trainer<T> {
         self.session.plan().check_evaluation()?;
         self.check_figures()?;
         self.check_reporters()?;
+        if !self.world.is_root() {
+            self.callbacks.retain(|callback| callback.reports_to().is_none());
+        }
         threads::compute_here(&self.session.device);
         #[cfg(feature = "cuda")]
         self.connect_devices()?;
@@ -76,6 +79,8 @@ impl<T: TrainingTask> Trainer<T> {
         folder.status.end(output.as_ref().err());
         let written = folder.status.write(folder.path());
         self.write_page(&folder);
+        // Reporters wait for their servers when they are dropped, and keep nobody from the results.
+        self.callbacks.retain(|callback| callback.reports_to().is_none());
         output.and_then(|output| written.map(|()| output))
     }
 
@@ -208,7 +213,7 @@ impl<T: TrainingTask> Trainer<T> {
                 self.save(folder, run, &after, stopping)?;
             }
             self.observer.end_step(&run.progress, &self.spans.end_step(), logs)?;
-            let ends = !run.goes_on() || stopping.is_end();
+            let ends = !run.goes_on() || stopping.is_end() || stopping.is_continued(run);
             if let Some(profile) = &mut run.profile
                 && let Some(notice) = profile.end_step(after.step, began, &self.spans, ends, folder.path())?
             {
