@@ -7,6 +7,7 @@ mod adamw;
 mod attention;
 mod contract;
 mod cross_entropy;
+mod decoder;
 mod dropout;
 mod embedding;
 mod feed_forward;

@@ -76,6 +76,15 @@ fn a_narrow_input_is_rounded_before_the_weight() {
 }
 
 #[test]
+fn one_feature_is_its_sign_times_the_weight() {
+    // The gradient is what is left of the difference of two numbers of order 1 by epsilon.
+    agrees_with_host("[3, 1]", &inputs(3, 1), &op, &host, 1e-3);
+    let (y, _) = run(&inputs(3, 1), &op, Ops::Fused);
+    let weight = inputs(3, 1)[1].values[0];
+    assert!(y.iter().all(|y| (y.abs() / weight.abs() - 1.0).abs() < 0.05), "{y:?} of {weight}");
+}
+
+#[test]
 fn rows_of_zeros_and_of_large_numbers() {
     let mut inputs = inputs(2, 31);
     inputs[0].values[..31].fill(0.0);
