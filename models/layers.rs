@@ -130,9 +130,9 @@ fn activated<'a>(
     }
 }
 
-/// Noise on the output of a token embedding in training, by its strength alpha (NEFTune, Jain et al.
-/// 2023, arXiv 2310.05914): each element gets a number drawn evenly from 0 to `alpha / sqrt(seq *
-/// width)`, either way. Reference: `transformers.integrations.neftune`.
+/// Noise on the output of a token embedding in training, by its strength alpha (NEFTune, Jain et
+/// al. 2023, arXiv 2310.05914): each element gets a number drawn evenly from 0 to `alpha / sqrt(seq
+/// * width)`, either way. Reference: `transformers.integrations.neftune`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct EmbeddingNoise(pub Option<f64>);
 

@@ -34,8 +34,8 @@ pub mod session;
 
 // Using a model, and training one from a file.
 pub mod inference;
-pub mod entry;
 pub mod mlflow;
+pub mod entry;
 
 // All that a script needs.
 pub mod prelude;

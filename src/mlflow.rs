@@ -120,9 +120,9 @@ struct ServerRun {
 
 impl Mlflow {
     /// The reporter that the environment describes: `MLFLOW_TRACKING_URI` (needed),
-    /// `MLFLOW_EXPERIMENT_NAME` or `MLFLOW_EXPERIMENT_ID`, `MLFLOW_RUN_ID`, `MLFLOW_TAGS`, `MLFLOW_MAX_LOG_PARAMS`,
-    /// `MLFLOW_TRACKING_USERNAME` with `MLFLOW_TRACKING_PASSWORD` or `MLFLOW_TRACKING_TOKEN`,
-    /// `MLFLOW_HTTP_REQUEST_TIMEOUT` (seconds).
+    /// `MLFLOW_EXPERIMENT_NAME` or `MLFLOW_EXPERIMENT_ID`, `MLFLOW_RUN_ID`, `MLFLOW_TAGS`,
+    /// `MLFLOW_MAX_LOG_PARAMS`, `MLFLOW_TRACKING_USERNAME` with `MLFLOW_TRACKING_PASSWORD` or
+    /// `MLFLOW_TRACKING_TOKEN`, `MLFLOW_HTTP_REQUEST_TIMEOUT` (seconds).
     ///
     /// # Errors
     /// A variable that is missing, malformed, or asks for something that this reporter does not do.

@@ -355,8 +355,8 @@ fn both_forms_drop_the_same_elements() {
     }
 }
 
-/// The noise of NEFTune against transformers' hook (`neftune_post_forward_hook`): `zeros.uniform_(-m,
-/// m)` with `m = alpha / sqrt(seq * width)`, in training alone.
+/// The noise of NEFTune against transformers' hook (`neftune_post_forward_hook`):
+/// `zeros.uniform_(-m, m)` with `m = alpha / sqrt(seq * width)`, in training alone.
 #[test]
 fn noise_on_the_token_embedding_is_even_within_its_bound_and_absent_in_evaluation() {
     let (alpha, rows) = (5.0, (0..64).map(|row| (0..12).map(|i| (row * 7 + i) % 40).collect::<Vec<i32>>()));
@@ -387,8 +387,8 @@ fn noise_on_the_token_embedding_is_even_within_its_bound_and_absent_in_evaluatio
     let mean = noise.iter().sum::<f64>() / count;
     let variance = noise.iter().map(|x| x * x).sum::<f64>() / count;
     let largest = noise.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
-    // 12,288 draws: the largest lies within 1e-3 of the bound but for one in 4e5, the mean within five
-    // and the variance within four of their standard deviations. Sums round at 1e-7.
+    // 12,288 draws: the largest lies within 1e-3 of the bound but for one in 4e5, the mean within
+    // five and the variance within four of their standard deviations. Sums round at 1e-7.
     assert!(largest <= bound + 1e-6 && largest > 0.999 * bound, "{largest}, {bound}");
     assert!(mean.abs() < 5.0 * bound / (3.0 * count).sqrt(), "{mean}");
     let expected = bound * bound / 3.0;

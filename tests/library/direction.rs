@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// The crates of which modules are ordered: folder and modules, lowest first. Walls between crates
 /// are their manifests.
 const CRATES: [(&str, &[&str]); 5] = [
-    ("src", &["config", "task", "plan", "session", "inference", "entry", "prelude", "guide"]),
+    ("src", &["config", "task", "plan", "session", "inference", "mlflow", "entry", "prelude", "guide"]),
     (
         "crates/train/src",
         &[
@@ -32,7 +32,7 @@ const CRATES: [(&str, &[&str]); 5] = [
             "prelude",
         ],
     ),
-    ("models", &["error", "ops", "lora", "layers", "rows", "kv_cache", "gpt2", "bert", "weights", "model"]),
+    ("models", &["error", "ops", "lora", "layers", "rows", "kv_cache", "gpt2", "bert", "llama", "weights", "model"]),
     (
         "crates/core/src",
         &[

@@ -766,6 +766,18 @@ impl ModelConfig {
     }
 }
 
+/// The numbers nearest to `number` that divide `width`: the one below, and the one above it where
+/// there is one.
+fn near_divisors(width: usize, number: usize) -> String {
+    let divides = |candidate: &usize| width.is_multiple_of(*candidate);
+    // 1 divides every width.
+    let below = (1..number.min(width + 1)).rev().find(divides).unwrap_or(1);
+    match (number + 1..=width).find(divides) {
+        Some(above) => format!("{below} or {above}"),
+        None => below.to_string(),
+    }
+}
+
 /// The `eos_token_id` of a model, one id or a list, with the name of the field in the error.
 ///
 /// With `vocab_size` every id must be below it, since a generation that ends at another token than

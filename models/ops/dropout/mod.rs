@@ -181,9 +181,10 @@ pub fn plain<const D: usize>(x: Tensor<D>, p: f64, rng: DropoutRng<'_>) -> Tenso
     }
 }
 
-/// `x [n, features]` with a number added to each element, drawn evenly from `-bound` to `bound`. The
-/// identity where `rng` is off. On the CPU the numbers are a function of a seed and of the element's
-/// place, so that both modes add the same; elsewhere they come from the device's generator.
+/// `x [n, features]` with a number added to each element, drawn evenly from `-bound` to `bound`.
+/// The identity where `rng` is off. On the CPU the numbers are a function of a seed and of the
+/// element's place, so that both modes add the same; elsewhere they come from the device's
+/// generator.
 ///
 /// # Panics
 /// For an `x` without features.

@@ -70,8 +70,8 @@ pub struct Values {
     /// each layer, and with dropout three.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dora: usize,
-    /// Values of the tables of the vocabulary that each pass computes anew beside the frozen one: for
-    /// rows that learn alone, and for an adapter on the output.
+    /// Values of the tables of the vocabulary that each pass computes anew beside the frozen one:
+    /// for rows that learn alone, and for an adapter on the output.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub tables: usize,
     /// Parameters of the largest trainable tensor.

@@ -115,6 +115,7 @@ fn a_disk_that_is_full_leaves_nothing_half_written() {
             "model.safetensors",
         ),
     ] {
+        succeeds(&mut place.config("plan", file, sets)); // fills the caches
         fails(
             &mut limited(place.config("train", file, sets), 12),
             1,

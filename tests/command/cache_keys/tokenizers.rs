@@ -156,8 +156,8 @@ pub(super) fn classes_of_tokenizers() -> Case {
         argument("Qwen2Tokenizer", "qwen", json!({"add_bos_token": true, "bos_token": "t"})),
         argument("Qwen2Tokenizer", "qwen", json!({"add_eos_token": true, "eos_token": "h"})),
         // A special token within a word, behind which a text begins again.
-        argument("LlamaTokenizer", "llama", json!({"legacy": true, "extra_special_tokens": ["sa"]})),
-        argument("LlamaTokenizer", "llama", json!({"legacy": false, "extra_special_tokens": ["sa"]})),
+        argument("LlamaTokenizer", "llama", json!({"legacy": true, "extra_special_tokens": ["rain"]})),
+        argument("LlamaTokenizer", "llama", json!({"legacy": false, "extra_special_tokens": ["rain"]})),
         of_questions(set(&questions)),
         of_questions(both(
             file(

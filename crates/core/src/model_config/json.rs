@@ -183,7 +183,7 @@ impl ModelConfig {
     }
 
     /// The `config.json` of a model with this configuration and `architecture` (a class name of
-    /// `transformers`).
+    /// `transformers`; empty where it describes no file).
     pub fn to_json(&self, architecture: &str) -> Value {
         let mut map = Map::new();
         map.insert("architectures".into(), json!([architecture]));
@@ -195,9 +195,11 @@ impl ModelConfig {
                 map.insert(name.clone(), value.clone());
             }
         }
-        if let Self::Gpt2(config @ Gpt2Config { variant: Gpt2Variant::Gpt2, .. }) = self {
+        if let Self::Gpt2(config @ Gpt2Config { variant: Gpt2Variant::Gpt2, .. }) = self
+            && !architecture.is_empty()
+        {
             // llama.cpp's converter needs it, and the files of OpenAI's models have it.
-            map.entry("n_ctx").or_insert_with(|| config.n_positions.into());
+            map.insert("n_ctx".into(), config.n_positions.into());
         }
         map.extend(self.attention_layers().map(|layers| (ATTENTION_LAYERS.to_owned(), layers)));
         if let Self::Llama(config) = self {

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Labels, ModelConfig, ModelType};
+use super::{Labels, ModelConfig, ModelType, near_divisors};
 use crate::error::{Error, Result};
 
 /// Which model of Llama's family it is.
@@ -397,7 +397,7 @@ impl LlamaConfig {
                 "num_attention_heads ({heads}) is not divisible by num_key_value_heads ({kv_heads}); as many heads of \
                  queries share each head of keys"
             ))
-            .help(format!("set num_key_value_heads = {}", super::validate::near_divisors(heads, kv_heads))));
+            .help(format!("set num_key_value_heads = {}", near_divisors(heads, kv_heads))));
         }
         if !self.head_dim().is_multiple_of(2) {
             return Err(Error::config(format!(

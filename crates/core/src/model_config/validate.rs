@@ -1,23 +1,11 @@
 //! Checks of a configuration that its types cannot express: sizes, divisibility, ranges, known
 //! activations and labels.
 
-use super::{Activation, LlamaVariant, ModelConfig, eos_token_ids};
+use super::{Activation, LlamaVariant, ModelConfig, eos_token_ids, near_divisors};
 use crate::error::{Error, Result};
 
 /// The activations of GPT-2 and BERT, for messages.
 const GELUS: &str = "\"gelu_new\", \"gelu_pytorch_tanh\" or \"gelu\"";
-
-/// The numbers nearest to `number` that divide `width`: the one below, and the one above it where
-/// there is one.
-pub(super) fn near_divisors(width: usize, number: usize) -> String {
-    let divides = |candidate: &usize| width.is_multiple_of(*candidate);
-    // 1 divides every width.
-    let below = (1..number.min(width + 1)).rev().find(divides).unwrap_or(1);
-    match (number + 1..=width).find(divides) {
-        Some(above) => format!("{below} or {above}"),
-        None => below.to_string(),
-    }
-}
 
 impl ModelConfig {
     /// Checks what the types cannot say: sizes, divisibility, ranges, known activations and labels.
