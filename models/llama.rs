@@ -17,7 +17,7 @@ use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_hea
 use crate::ops::attention::{Qkv, Unseen};
 use crate::ops::device::DeviceKernels;
 use crate::ops::embedding::embedding;
-use crate::ops::rotary::rotary;
+use crate::ops::rotary::{Angles, rotary};
 use crate::ops::swiglu::swiglu;
 use crate::ops::{Operand, Pass};
 use crate::rows::Rows;
@@ -86,14 +86,6 @@ struct RotaryPositions {
     frequencies: Vec<f32>,
     /// 1 but for `yarn`.
     factor: f64,
-}
-
-/// Cosines and sines of the rotary positions of a batch's rows, `[rows, head_dim / 2]` each: of the
-/// tokens of one sequence where all sequences have the same positions, else of all rows.
-#[derive(Debug, Clone)]
-pub(crate) struct Angles {
-    cos: Tensor<2>,
-    sin: Tensor<2>,
 }
 
 impl RotaryPositions {

@@ -14,13 +14,13 @@
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
-use crate::llama::Angles;
 use crate::ops::attention::{Mask, Unseen};
 use crate::ops::compute::Pass;
 use crate::ops::device::DeviceKernels;
 use crate::ops::dropout::DropoutRng;
 use crate::ops::dropout::masks::{Numbered, RowNumbers};
 use crate::ops::embedding::embedding;
+use crate::ops::rotary::Angles;
 use crate::ops::{Form, Operator, Ops};
 
 /// See the top of this file. Made once for a batch by [`Model::rows`](crate::Model::rows) and

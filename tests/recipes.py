@@ -51,6 +51,7 @@ def close(one, other, tolerance, what):
 def gguf(gpt2, bert):
     """llama.cpp's converter; it knows tokenizers by the ids of a text, so that of GPT-2 is put beside the weights."""
     root = os.environ.get("KILN_LLAMA_CPP") or missing("KILN_LLAMA_CPP names no checkout of llama.cpp")
+    need("transformers")
     root = pathlib.Path(root)
     sys.path.insert(0, str(root / "gguf-py"))
     import numpy
@@ -138,6 +139,7 @@ def onnx(gpt2, bert):
 
 def lm_eval(gpt2, bert):
     """EleutherAI's harness on a task of local rows, against the scores of `kiln predict`."""
+    need("transformers")
     need("lm_eval", "lm-eval")
     import transformers
 

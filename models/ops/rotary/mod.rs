@@ -19,6 +19,14 @@ use super::flex::{self, FlexTensor};
 use super::simd::{fma, vectorised};
 use super::{Form, Operator, Ops};
 
+/// Cosines and sines of the rotary positions of a batch's rows, `[rows, head_dim / 2]` each: of the
+/// tokens of one sequence where all sequences have the same positions, else of all rows.
+#[derive(Debug, Clone)]
+pub(crate) struct Angles {
+    pub(crate) cos: Tensor<2>,
+    pub(crate) sin: Tensor<2>,
+}
+
 /// Turns element `i` of each head with element `i + head_dim / 2` by angle `i` of the row (Su et
 /// al. 2021), paired as `rotate_half` of `transformers` pairs them: `x cos + rotate_half(x) sin`.
 ///
