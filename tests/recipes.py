@@ -140,6 +140,7 @@ def onnx(gpt2, bert):
 def lm_eval(gpt2, bert):
     """EleutherAI's harness on a task of local rows, against the scores of `kiln predict`."""
     need("transformers")
+    need("datasets")
     need("lm_eval", "lm-eval")
     import transformers
 
