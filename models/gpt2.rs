@@ -9,7 +9,7 @@ use kiln_core::model_config::{Activation, Gpt2Config, Gpt2Variant};
 
 use crate::kv_cache::KvCache;
 use crate::layers::{Conv1D, EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear};
-use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_heads};
+use crate::ops::attention::plain::{attention, merge_heads, split_heads};
 use crate::ops::attention::{Qkv, Unseen};
 use crate::ops::dropout::dropout;
 use crate::ops::{Operand, Pass};
@@ -169,14 +169,7 @@ impl Gpt2Model {
     /// values, before the last normalisation: `input_ids [batch, seq]` -> `[batch * seq, n_embd]`.
     pub fn forward_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Tensor<2> {
         let ([batch, seq], device) = (input_ids.dims(), input_ids.device());
-        let hidden = cache.hidden(seq, &device); // [batch or 1, 1, seq, past + seq]
-        let local = self.window().map(|window| {
-            let local = local_mask(seq, cache.len(), window, &device);
-            match &hidden {
-                Some(hidden) => hidden.clone().bool_or(local.expand(hidden.dims())),
-                None => local,
-            }
-        });
+        let [hidden, local] = cache.hidden_within(seq, self.window(), &device); // [batch or 1, 1, seq, past + seq]
         let positions = cache.positions(seq, self.wpe.weight.lazy_shape().dims::<2>()[0], &device);
         let mut x = self.embed(input_ids, positions.map_or(Positions::From(cache.len()), Positions::At), pass);
         for (index, block) in self.h.iter().enumerate() {

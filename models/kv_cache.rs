@@ -2,6 +2,8 @@
 
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
+use crate::ops::attention::plain::{causal_mask, local_mask};
+
 /// Keys and values of the tokens seen so far: one pair `[batch, heads, capacity, head_dim]` a
 /// layer, of which the first [`len`](Self::len) places are taken. A token is written into its
 /// place; when no place is left, the capacity is doubled, so that `n` tokens are copied fewer than
@@ -47,7 +49,7 @@ impl KvCache {
     /// len + seq]`; none where each sees all.
     pub(crate) fn hidden(&self, seq: usize, device: &Device) -> Option<Tensor<4, Bool>> {
         let keys = self.len + seq;
-        let later = (seq > 1).then(|| crate::ops::attention::plain::causal_mask(seq, self.len, device));
+        let later = (seq > 1).then(|| causal_mask(seq, self.len, device));
         if self.padding.is_empty() {
             return later;
         }
@@ -60,6 +62,25 @@ impl KvCache {
             Some(later) => later.expand([batch, 1, seq, keys]).bool_or(of_padding),
             None => of_padding,
         })
+    }
+
+    /// [`hidden`](Self::hidden), and the same for layers that attend to the last `window` tokens
+    /// alone, where there are such layers.
+    pub(crate) fn hidden_within(
+        &self,
+        seq: usize,
+        window: Option<usize>,
+        device: &Device,
+    ) -> [Option<Tensor<4, Bool>>; 2] {
+        let hidden = self.hidden(seq, device);
+        let local = window.map(|window| {
+            let local = local_mask(seq, self.len, window, device);
+            match &hidden {
+                Some(hidden) => hidden.clone().bool_or(local.expand(hidden.dims())),
+                None => local,
+            }
+        });
+        [hidden, local]
     }
 
     /// The positions of `seq` tokens that follow, `[batch * seq]`, of a model that has `most`; none

@@ -13,7 +13,7 @@ use kiln_core::model_config::{LlamaConfig, LlamaVariant};
 use crate::gpt2::Positions;
 use crate::kv_cache::KvCache;
 use crate::layers::{EachLinear, Embedding, EmbeddingNoise, Linear, Lora, RmsNorm};
-use crate::ops::attention::plain::{attention, local_mask, merge_heads, split_heads};
+use crate::ops::attention::plain::{attention, merge_heads, split_heads};
 use crate::ops::attention::{Qkv, Unseen};
 use crate::ops::device::DeviceKernels;
 use crate::ops::embedding::embedding;
@@ -243,14 +243,7 @@ impl LlamaModel {
     /// hidden_size]`.
     pub fn forward_cached(&self, input_ids: Tensor<2, Int>, cache: &mut KvCache, pass: Pass<'_>) -> Tensor<2> {
         let ([batch, seq], device) = (input_ids.dims(), input_ids.device());
-        let hidden = cache.hidden(seq, &device); // [batch or 1, 1, seq, past + seq]
-        let local = self.window().map(|window| {
-            let local = local_mask(seq, cache.len(), window, &device);
-            match &hidden {
-                Some(hidden) => hidden.clone().bool_or(local.expand(hidden.dims())),
-                None => local,
-            }
-        });
+        let [hidden, local] = cache.hidden_within(seq, self.window(), &device); // [batch or 1, 1, seq, past + seq]
         let end = cache.len() + seq;
         let positions = cache.positions(seq, end, &device).map_or(Positions::From(cache.len()), Positions::At);
         let angles = self.positions.angles(positions, end, &device, pass);

@@ -243,7 +243,11 @@ impl Settings {
                 return Err(refused(format!("{name} is not supported")).help(format!("unset {name}")));
             }
         }
-        for name in ["MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_TRACKING_CLIENT_CERT_PATH"] {
+        if is_on("DISABLE_MLFLOW_INTEGRATION") {
+            return Err(refused("DISABLE_MLFLOW_INTEGRATION forbids it".into())
+                .help("unset DISABLE_MLFLOW_INTEGRATION, or leave mlflow out of trainer.report_to"));
+        }
+        for name in ["MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_TRACKING_CLIENT_CERT_PATH", "MLFLOW_TRACKING_AUTH"] {
             if variable(name).is_some() {
                 return Err(refused(format!("{name} is not supported")).help(format!("unset {name}")));
             }
@@ -255,9 +259,10 @@ impl Settings {
         }
         let count = |name: &str, default: usize| match variable(name) {
             None => Ok(default),
-            Some(given) => given
-                .parse::<usize>()
-                .map_err(|_| refused(format!("{name}: expected a whole number, got {given:?}")).help("correct it")),
+            Some(given) => given.parse::<usize>().map_err(|_| {
+                refused(format!("{name}: expected a whole number, got {given:?}"))
+                    .help(format!("set {name} to a whole number, or unset it"))
+            }),
         };
         let tags = match variable("MLFLOW_TAGS") {
             None => Map::new(),
@@ -367,12 +372,12 @@ impl RunOnServer {
                 return Lacking { figures: self.lost + self.waiting.len() + later, end: true };
             }
             has_failed = true;
-            next = Instant::now() + pause;
+            // A run that ends does not wait as long between attempts as one that goes on.
+            next = Instant::now() + if end.is_some() { FIRST_PAUSE } else { pause };
             if end.is_some_and(|(_, deadline)| next >= deadline) {
                 return Lacking { figures: self.lost + self.waiting.len(), end: true };
             }
-            let longest = if end.is_some() { FIRST_PAUSE } else { MAX_PAUSE };
-            pause = (pause * 2).min(longest);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 

@@ -163,6 +163,10 @@ pub fn predict(
         return Err(Error::config(format!("--top-k: expected 1 to {vocabulary} tokens, got {}", options.top_k)));
     }
     match task {
+        Task::QuestionAnswering if options.skip_empty => {
+            Err(Error::config("--skip-empty: every question has an answer or none, so no row is left out")
+                .help("leave --skip-empty out"))
+        }
         Task::QuestionAnswering => predictor.answers(write),
         Task::Clm
         | Task::Mlm

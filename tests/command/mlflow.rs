@@ -253,6 +253,8 @@ fn a_server_that_fails_ends_no_run() {
         ("MLFLOW_TAGS", "stage=test"),
         ("MLFLOW_MAX_LOG_PARAMS", "many"),
         ("MLFLOW_TRACKING_INSECURE_TLS", "true"),
+        ("MLFLOW_TRACKING_AUTH", "plugin"),
+        ("DISABLE_MLFLOW_INTEGRATION", "TRUE"),
     ] {
         let mut command = reporting(folder.path(), "http://127.0.0.1:9", &["--set", "run.output_dir=never"]);
         command.env(name, value);

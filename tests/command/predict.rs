@@ -470,6 +470,7 @@ fn answers() {
     let one = ["--text", "where is the dog", "--text-pair", "the dog is in the box"];
     assert_eq!(texts(&predictions(folder.path(), &one)), texts(&found)[1..2]);
     messages.fails(kiln(folder.path()).args(["predict", "run"]).args(&one[..2]), 2);
+    messages.fails(kiln(folder.path()).args(["predict", "run", "--skip-empty"]).args(one), 2);
 
     let mut lying = squad(2);
     lying["data"][0]["paragraphs"][1]["qas"][0]["answers"][0]["answer_start"] = json!(3);

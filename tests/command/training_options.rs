@@ -291,7 +291,7 @@ fn a_profile_of_some_steps_shows_parts_and_operators() {
     let messages = messages!();
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "clm");
-    for window in ["[4, 3]", "[0, 3]", "[1]"] {
+    for window in ["[4, 3]", "[0, 3]", "[1]", "[15, 16]"] {
         let window = format!("trainer.profile_steps={window}");
         messages.fails(train(folder.path(), "run", &["--set", &window]), 2);
     }

@@ -76,6 +76,7 @@ impl TrainPlan {
         batch.seq_len = data.padding.length(facts.data.train.max_len);
         check_tokens(trainer, data.train_tokens)?;
         let mut steps = step_plan(trainer, &batch, &data)?;
+        check_profile(trainer, steps.total)?;
         let step_size = steps.step_size(&batch, data.train_tokens);
         steps.intervals = interval_notes(trainer, step_size);
         let learning_rate = trainer.learning_rate_scaling.scaled(
@@ -425,6 +426,17 @@ pub(crate) fn check_metric(metric: &str, figures: &[&str], task: &str) -> Result
         Some(near) => format!("did you mean `{near}`? {known}"),
         None => known,
     }))
+}
+
+/// Steps whose time is to be shown are steps of the run.
+fn check_profile(trainer: &TrainingArguments, total: usize) -> Result<()> {
+    match trainer.profile_steps {
+        Some([first, _]) if first > total as u64 => Err(Error::config(format!(
+            "trainer.profile_steps: expected steps of the run, which ends after step {total}, got step {first}"
+        ))
+        .help("name earlier steps, or leave it out")),
+        _ => Ok(()),
+    }
 }
 
 /// Lengths that are counted in tokens need data that tells how long its examples are.
