@@ -122,7 +122,8 @@ impl Error {
         };
         // An error of the operating system is its number; another one has no copy.
         let source = error.raw_os_error().map(std::io::Error::from_raw_os_error);
-        Self::new(kind, format!("cannot {action}: {said}")).caused_by(source)
+        let refused = Self::new(kind, format!("cannot {action}: {said}")).caused_by(source);
+        if kind == ErrorKind::OutOfMemory { refused.help(NO_MEMORY) } else { refused }
     }
 
     /// Names the error of a library or of the system that this one follows from; the message says
@@ -270,6 +271,8 @@ impl std::error::Error for Error {
 /// which knows the run folder, puts the command itself in its place.
 pub const CONTINUE: &str = "continue with `kiln train FILE --resume`";
 
+/// What to do where the system refuses a mapping or a buffer.
+const NO_MEMORY: &str = "raise the limit of memory (`ulimit -v`, a container's) or end other programs";
 const NO_THREAD: &str = "raise the limit of tasks (`ulimit -u`, a container's pids limit) or of memory (`ulimit -v`)";
 
 /// Whether `words` of a panic say that the system refuses another thread.
@@ -431,6 +434,9 @@ mod tests {
     fn a_lack_of_memory_is_no_defect() {
         let io = |kind: std::io::ErrorKind| Error::io("map a file", &kind.into()).exit_code();
         assert_eq!((io(std::io::ErrorKind::OutOfMemory), io(std::io::ErrorKind::NotFound)), (4, 1));
+        // A mapping that is refused names the limit to raise.
+        let said = Error::io("map a file", &std::io::Error::from_raw_os_error(12)).to_string();
+        assert!(said.contains("ulimit -v"), "{said}");
         let panicked = |message: &str| Error::panicked("a step", message).exit_code();
         let pool = "The global thread pool has not been initialized.: ThreadPoolBuildError { kind: IOError(..) }";
         assert_eq!((panicked(pool), panicked("CUDA_ERROR_OUT_OF_MEMORY"), panicked("index 7")), (4, 4, 7));
