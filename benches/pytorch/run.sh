@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Kiln beside PyTorch, in turn, on the same models, weights, data, optimizer and precision:
 #
-#     benches/pytorch/run.sh [cpu|gpu|smoke] [options of `kiln bench`]
+#     benches/pytorch/run.sh [cpu|llama|gpu|smoke] [options of `kiln bench`]
 #
-# Needs a release build of kiln (or $KILN) and a Python with torch and transformers, which python.sh finds or makes. The suite cpu is
-# measured in f32 and then in bf16, PyTorch by autocast, unless --precision names one type. The result is
+# Needs a release build of kiln (or $KILN) and a Python with torch, transformers and peft, which python.sh finds or makes. The suites cpu and
+# llama are measured in f32 and then in bf16, PyTorch by autocast, unless --precision names one type. The result is
 # benches/results/DATE-pytorch-SUITE.json, in bf16 DATE-pytorch-SUITE-bf16.json, unless --out says otherwise.
 # Without --no-compile there are two peers: eager, and torch.compile.
 set -Eeuo pipefail
@@ -20,7 +20,7 @@ python="$("$here/python.sh")"
 
 peers=(--peer "eager=$python $here/worker.py --mode eager" --peer "compile=$python $here/worker.py --mode compile")
 more=() out="" precisions=()
-[ "$suite" = cpu ] && precisions=(f32 bf16)
+case "$suite" in cpu | llama) precisions=(f32 bf16) ;; esac
 while [ $# -gt 0 ]; do
     case "$1" in
     --no-compile) peers=("${peers[@]:0:2}") ;;

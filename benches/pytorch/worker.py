@@ -1,7 +1,7 @@
 """PyTorch's side of `kiln bench`: an arm that makes optimizer steps when it is its turn.
 
-It reads a case folder that Kiln has written (`case.json`, `data.jsonl`, `model/`), loads the same weights with
-`transformers`, and trains on the same rows in the same order: AdamW(fused=True), constant rate, the global norm clipped,
+It reads a case folder that Kiln has written (`case.json`, `data.jsonl`, `model/`, and `adapter/` where LoRA learns), loads the
+same weights with `transformers` and `peft`, and trains on the same rows in the same order: AdamW(fused=True), constant rate, the global norm clipped,
 SDPA, autocast for bf16. `--mode compile` wraps the model in `torch.compile`. Protocol (crates/measure/src/interleaved/protocol.rs): a line of
 JSON when it is ready, then `run N` on stdin is answered with a line of JSON on stdout; everything else goes to stderr.
 
@@ -124,16 +124,29 @@ class Batches:
         return batch, len(rows), sum(lengths)
 
 
+def adapted(model, adapter):
+    try:
+        import peft
+    except ImportError:
+        fail("the case has adapters, and this Python has no peft: pip install peft")
+    return peft.PeftModel.from_pretrained(model, adapter, is_trainable=True)
+
+
 def serve_steps(folder, case, mode, place):
     # The attention of transformers' own default, by name, so that a change of the default is no change here.
-    model = MODELS[case["task"]].from_pretrained(os.path.join(folder, "model"), attn_implementation="sdpa")
+    narrow = TYPES.get(case["precision"])
+    # Frozen weights lie in the type of the products, as people load a base for adapters; what learns stays in f32.
+    base = {"dtype": narrow} if case.get("has_adapter") and narrow else {}
+    model = MODELS[case["task"]].from_pretrained(os.path.join(folder, "model"), attn_implementation="sdpa", **base)
+    model.config.use_cache = False
+    if case.get("has_adapter"):
+        model = adapted(model, os.path.join(folder, "adapter"))
     model = model.to(place.device).train()
     # The parameters of the model itself: a compiled one has the same.
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=case["learning_rate"], weight_decay=0.0, fused=True)
     forward = torch.compile(model) if mode == "compile" else model
     batches = Batches(folder, case)
-    narrow = TYPES.get(case["precision"])
     # The device is waited for as often as Kiln's arms wait for it: every step on the CPU, every tenth on a GPU.
     every = 1 if place.device.type == "cpu" else 10
     say({"provenance": provenance(mode, place), "batch": case["batch"], "total_steps": 2**40})

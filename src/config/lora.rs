@@ -27,7 +27,8 @@ kiln_core::keys! {
         /// one or a list: `["c_attn", "mlp.c_proj"]`; or `"all-linear"`: all linear layers but that
         /// of the output. Embeddings (`wte`, `word_embeddings`) and the output of a language model
         /// (`lm_head`, `decoder`) get one by their names. Default: PEFT's, which are `c_attn` for
-        /// GPT-2, `query` and `value` for BERT and RoBERTa, `q_lin` and `v_lin` for DistilBERT.
+        /// GPT-2, `q_proj` and `v_proj` for GPT-Neo and the Llama family, `q_lin` and `v_lin` for
+        /// DistilBERT, `query` and `value` for the others.
         #[serde(deserialize_with = "strings", skip_serializing_if = "Vec::is_empty")]
         target_modules: Vec<String> = Vec::new(), Bound, texts;
         /// The biases that learn, too: `"none"`, `"all"`, or `"lora_only"`, which are those of the

@@ -1,5 +1,5 @@
 //! A case written down for its arms: a folder with the model's weights in Hugging Face's
-//! form (`model/`), the rows (`data.jsonl`, in the order in which they are trained on), and
+//! form (`model/`), adapters on it in PEFT's (`adapter/`, where the case has any), the rows (`data.jsonl`, in the order in which they are trained on), and
 //! `case.json`, which says everything else that a peer of another framework has to know. Kiln's own
 //! arms read the same files through an ordinary config.
 
@@ -17,7 +17,7 @@ use kiln_core::files::{write_json, write_whole};
 use kiln_core::random::{seed_for, uniform};
 use kiln_data::IGNORED;
 use kiln_models::weights::save;
-use kiln_models::{Model, ModelType};
+use kiln_models::{LoraConfig, Model, ModelType};
 use serde::{Deserialize, Serialize};
 
 use super::suite::{Case, CaseBatch, Lengths};
@@ -60,6 +60,9 @@ pub struct CaseFile {
     pub learning_rate: f64,
     /// The global norm is clipped at it.
     pub max_grad_norm: f64,
+    /// `adapter/` beside `model/` is what learns.
+    #[serde(default)]
+    pub has_adapter: bool,
     /// Threads on the CPU.
     pub threads: usize,
     /// The sizes of single operators.
@@ -88,6 +91,10 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
     fs::create_dir(&model_folder).map_err(|error| Error::io(format!("make {}", model_folder.display()), &error))?;
     write_json(&model_folder.join("config.json"), &model_config.to_json(&model.architecture()))?;
     save(&model, &model_folder)?;
+    let from = match case.lora_r {
+        Some(r) => adapters(model, r, case, &model_folder, folder)?,
+        None => model_folder,
+    };
     let (batch, rows) = match case.batch {
         CaseBatch::Size(size) => (Some(size), size * BATCHES),
         CaseBatch::Max => (None, ROWS_OF_MAX),
@@ -108,12 +115,13 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
         device: kind.to_string(),
         learning_rate: LEARNING_RATE,
         max_grad_norm: MAX_GRAD_NORM,
+        has_adapter: case.lora_r.is_some(),
         threads: kiln_core::host::threads(),
         shapes: Shapes::new(&model_config, case.task, batch.unwrap_or(1), case.length),
     };
     write_json(&folder.join("case.json"), &file)?;
     let mut config = RunConfig {
-        model: ModelSection::from_pretrained(model_folder.to_string_lossy()),
+        model: ModelSection::from_pretrained(from.to_string_lossy()),
         data: DataSection {
             sampler: Sampler::Sequential,
             ..DataSection::tokenized(case.task, [data.to_string_lossy()])
@@ -138,6 +146,24 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
         config.trainer.batch.scaling = BatchScaling::Grow;
     }
     Ok(Prepared { folder: folder.into(), config })
+}
+
+/// Writes adapters of rank `r` on all linear layers of `model`, which is saved in `base`, below
+/// `folder`; returns their folder.
+fn adapters(model: Model, r: usize, case: &Case, base: &Path, folder: &Path) -> Result<PathBuf> {
+    let adapter = folder.join("adapter");
+    fs::create_dir(&adapter).map_err(|error| Error::io(format!("make {}", adapter.display()), &error))?;
+    let config = model.settled(LoraConfig {
+        base_model_name_or_path: Some(base.to_string_lossy().into_owned()),
+        r,
+        lora_alpha: 2.0 * r as f64,
+        target_modules: vec!["all-linear".into()],
+        task_type: LoraConfig::task_type_of(case.task.head()).map(str::to_owned),
+        ..LoraConfig::default()
+    });
+    write_json(&adapter.join("adapter_config.json"), &config.to_json(case.kind))?;
+    save(&model.with_lora(&config)?, &adapter)?;
+    Ok(adapter)
 }
 
 /// Row `row` as a line of `data.jsonl`.

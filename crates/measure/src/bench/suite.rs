@@ -113,18 +113,28 @@ pub struct Case {
     /// The type of matrix products.
     #[serde(default)]
     pub precision: Precision,
-    /// Fields of Hugging Face's `config.json` that are not the family's defaults.
+    /// The published size of the family; none is its default.
+    #[serde(default)]
+    pub size: Option<String>,
+    /// Fields of Hugging Face's `config.json` that are not the defaults of the family or the size.
     #[serde(default)]
     pub model: Map<String, Value>,
+    /// The rank of adapters on all linear layers (LoRA), beside frozen weights; none trains the
+    /// whole model.
+    #[serde(default)]
+    pub lora_r: Option<usize>,
 }
 
 impl Case {
     /// The model's configuration, without any dropout.
     ///
     /// # Errors
-    /// Fields that are no fields of the family.
+    /// A size that the family does not have, and fields that are no fields of it.
     pub fn model_config(&self) -> Result<ModelConfig> {
-        let mut config = ModelConfig::from_fields(self.kind, &self.model)?;
+        let mut config = match &self.size {
+            Some(size) => ModelConfig::preset(self.kind, size)?.with_fields(&self.model)?,
+            None => ModelConfig::from_fields(self.kind, &self.model)?,
+        };
         without_dropout(&mut config);
         Ok(config)
     }
@@ -132,7 +142,7 @@ impl Case {
     /// Its description, in a line.
     ///
     /// # Errors
-    /// Fields that are no fields of the family.
+    /// The errors of [`model_config`](Self::model_config).
     pub fn describe(&self) -> Result<String> {
         let config = self.model_config()?;
         let (width, layers, heads, _) = config.shape();
@@ -145,9 +155,10 @@ impl Case {
             Lengths::Reviews => "up to ",
         };
         let (kind, vocabulary, task) = (self.kind, config.vocab_size(), self.task);
+        let adapters = self.lora_r.map_or_else(String::new, |r| format!(", LoRA of rank {r} on all linear layers"));
         Ok(format!(
-            "{kind} for {task}, {layers} layers x {width} wide x {heads} heads, vocabulary {vocabulary}; {batch} x \
-             {lengths}{} tokens, {}, no dropout",
+            "{kind} for {task}, {layers} layers x {width} wide x {heads} heads, vocabulary {vocabulary}{adapters}; \
+             {batch} x {lengths}{} tokens, {}, no dropout",
             self.length, self.precision
         ))
     }
@@ -237,7 +248,7 @@ mod tests {
 
     #[test]
     fn every_case_describes_a_model() {
-        for name in ["smoke", "cpu", "gpu", "gpu-tiny"] {
+        for name in ["smoke", "cpu", "llama", "gpu", "gpu-tiny"] {
             let suite = Suite::named(name).unwrap();
             let mut names = suite.cases.iter().map(|case| case.name.as_str()).collect::<Vec<_>>();
             names.sort_unstable();
