@@ -41,7 +41,7 @@ fn the_smoke_suite_measures_both_modes() {
     let report = json(&folder.path().join("bench-smoke.json"));
     assert_eq!((&report["schema"], &report["complete"]), (&Value::from("kiln.bench/1"), &Value::from(true)));
     let cases = report["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), 4);
+    assert_eq!(cases.len(), 5);
     // Where each mode has the most that fit, steps are no longer the same work: figures, no ratio.
     let max = cases.iter().find(|case| case["name"] == "gpt2-tiny-max").unwrap();
     assert_eq!(["native", "compiled"].map(|mode| contestant(max, mode)["batch"].as_u64()), [Some(8); 2]);
