@@ -1,11 +1,11 @@
-//! GPT-2, BERT and Llama on [Burn](https://burn.dev): what is computed. Each model is written once,
-//! in one file, from top to bottom, with Hugging Face's names; the device decides which backend
-//! runs it. GPT-Neo is a variant of GPT-2; RoBERTa (with CamemBERT and XLM-RoBERTa), DistilBERT,
-//! ELECTRA and ALBERT are variants of BERT; Mistral, Qwen and SmolLM3 are variants of Llama.
+//! This crate has the models GPT-2, BERT and Llama on [Burn](https://burn.dev). Each model is one
+//! module with Hugging Face's names, and the device decides which backend runs it. GPT-Neo is a
+//! variant of GPT-2. RoBERTa (with CamemBERT and XLM-RoBERTa), DistilBERT, ELECTRA and ALBERT are
+//! variants of BERT. Mistral, Qwen and SmolLM3 are variants of Llama.
 //!
-//! The crate knows no data and no training loop, and no files but weights: `[batch, seq]` ids go
-//! in, logits come out. [`ops`] has the operators that the models and their training are made of,
-//! in a plain and a fused form, for models of one's own as well.
+//! A model takes token ids `[batch, seq]` and returns logits. The crate has no data, no training
+//! loop, and no files but weights. [`ops`] has the operators of the models and of their training,
+//! in a plain and a fused form; any Burn module may call them.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};

@@ -1,12 +1,12 @@
-//! Kiln trains GPT-2 and BERT on [Burn](https://burn.dev): the models of [`kiln_models`], a
-//! [`Trainer`] like Hugging Face's, configs in which nothing is ignored, and one switch between
-//! `native` (eager) and `compiled` (fused operators, Burn's fusion, autotune, captured steps).
+//! Kiln trains GPT-2, BERT, Llama and their relatives on [Burn](https://burn.dev). It has a
+//! [`Trainer`] like Hugging Face's, configs in which no key is silently ignored, and one switch
+//! between the modes `native` (Burn's operations) and `compiled` (fused operators and, on a GPU,
+//! Burn's fusion, autotuning and captured steps).
 //!
-//! The modules stand in the order in which data flows, and each imports only from those above it. A
-//! [`RunConfig`] is what a file says. A [`Session`] opens what it names: model folder, tokenizer,
-//! data and device. From the config and these facts follows its [`RunPlan`]: batch arithmetic,
-//! steps, learning rate, memory. The [`Trainer`] of [`kiln_train`], which knows no file, carries
-//! the plan out.
+//! The modules stand in the order in which data flows, and each imports only from those above it.
+//! [`RunConfig`] is a config file. [`Session`] opens the model folder, the tokenizer, the data and
+//! the device that the config names. [`RunPlan`] has the numbers that follow: the batch, the steps,
+//! the learning rate, the memory. The [`Trainer`] of [`kiln_train`] executes the plan.
 //!
 //! ```no_run
 //! use kiln::prelude::*;
@@ -20,27 +20,27 @@
 //! # }
 //! ```
 //!
-//! The crate stands on [`kiln_core`], [`kiln_data`], [`kiln_models`] and [`kiln_train`]. The crate
-//! `kiln-measure` shows that both modes compute the same and measures what the switch is worth;
-//! `kiln-cli` is the program.
+//! This crate uses [`kiln_core`], [`kiln_data`], [`kiln_models`] and [`kiln_train`]. The crate
+//! `kiln-measure` checks that both modes compute the same and measures how much faster compiled is.
+//! The crate `kiln-cli` is the program.
 
-// The run as it is written, and what is learned.
+// Config files, and the tasks.
 pub mod config;
 pub mod task;
 
-// The run as it will be, and what it has open.
+// The plan of a run, and its open parts.
 pub mod plan;
 pub mod session;
 
-// Using a model, and training one from a file.
+// The use of a trained model, the reporter of MLflow, and the training of a config file.
 pub mod inference;
 pub mod mlflow;
 pub mod entry;
 
-// All that a script needs.
+// The imports of a program.
 pub mod prelude;
 
-// The guide, which is text.
+// The guide.
 pub mod guide;
 
 pub use config::RunConfig;

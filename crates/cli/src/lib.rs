@@ -1,5 +1,5 @@
-//! The command line: arguments, and what each command prints. All work is done by the library; an
-//! error ends the process with the exit code of its kind.
+//! The command line of Kiln: the arguments and the output of each command. The crates `kiln` and
+//! `kiln-measure` do the work. An error ends the process with the exit code of its kind.
 
 mod init;
 mod advice;

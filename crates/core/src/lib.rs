@@ -1,8 +1,8 @@
-//! Foundations of the crates of [Kiln](https://docs.rs/kiln), without tensors and training:
-//! [errors](error) with their exit codes, [`files`] that are written whole, [records](metrics) of
-//! metrics, seeds, signals, processes, facts about the machine, [tables of names](names) that other
-//! programs write, the [configurations of models](model_config), and [datasets](dataset) with the
-//! order and the batches of their examples.
+//! This crate has what all other crates of [Kiln](https://docs.rs/kiln) use, without tensors and
+//! training: [errors](error) with their exit codes, [`files`] that are written atomically,
+//! [records](metrics) of metrics, random seeds, signals, processes, facts about the machine,
+//! [tables](names) of the names in files of other programs, [configurations](model_config) of
+//! models, and [datasets](dataset) with the sampling and batching of their examples.
 //!
 //! ```
 //! use kiln_core::model_config::{ModelConfig, ModelType};

@@ -1,9 +1,11 @@
-//! Data, in the order in which it flows: paths -> corpus -> text chunks -> tokenizer -> tokens ->
-//! blocks (or a table -> its rows, windows of SQuAD's contexts, or tokenised rows), all kept in one
-//! kind of [store], or kept nowhere ([stream]) -> subset -> sampler -> loader -> collate ->
-//! [`PaddedBatch`]. From the subset on the modules are those of [`kiln_core::dataset`]. Everything
-//! here lives on the host; nothing knows tensors or training, and models only by their
-//! `config.json`.
+//! This crate turns files into batches of token ids on the host. It has no tensors and no training,
+//! and it reads no file of a model but `config.json`. The modules have the order of the data flow:
+//!
+//! 1. Text: paths -> corpus -> text chunks -> tokenizer -> tokens -> blocks. Other formats: table,
+//!    then rows, windows of SQuAD's contexts, or tokenised rows.
+//! 2. Tokenised examples: a [store] on disk, or a [stream] that reads the files again.
+//! 3. Batches: subset -> sampler -> loader -> collate -> [`PaddedBatch`]. These modules are in
+//!    [`kiln_core::dataset`].
 
 pub mod task;
 pub mod settings;

@@ -1,10 +1,11 @@
-//! Measuring above the training loop: benchmarks, native against compiled, the largest batch,
-//! searches, and reports.
+//! This crate measures trainings: benchmarks, comparisons of native with compiled, the largest
+//! batch, searches, and reports.
 //!
-//! An **arm** is what takes part in a measurement. All questions use the same parts: processes
-//! ([`runner`]) that train by turns ([`interleaved`]), the record of the measurements
-//! ([`figures`]), the comparison of two arms by time ([`stats`]) and by loss ([`loss_parity`]), the
-//! [`verdict`], and the forms of a report ([`report`]).
+//! An **arm** is one of the things that a measurement compares: a mode with its settings, another
+//! program, or a number of devices. All measurements use the same modules: [`runner`] starts
+//! processes, [`interleaved`] lets them train by turns, [`figures`] has the record of the
+//! measurements, [`stats`] compares two arms by time and [`loss_parity`] by loss, [`verdict`] gives
+//! the answer, and [`report`] writes it.
 
 pub mod engines;
 pub mod proof;

@@ -1,23 +1,23 @@
-//! The Trainer of [Kiln](https://docs.rs/kiln), which knows no config file: [arguments] by Hugging
-//! Face's names, the [plan] of a run that follows from them, the training loop with checkpoints and
-//! resume, both [engine]s, [optimizers and schedules](optim), and the work of several devices
-//! ([distributed]). A program that trains a module of its own depends on this crate alone: Kiln's
-//! operators and layers are [`models`], datasets and records [`core`].
+//! This crate has the Trainer of [Kiln](https://docs.rs/kiln) and reads no config file. It has
+//! [arguments] with Hugging Face's names, the [plan] of a run that follows from them, the training
+//! loop with checkpoints, both [modes](engine), [optimizers and schedules](optim), and training on
+//! several devices ([distributed]). A program that trains a Burn module of its own needs no other
+//! crate of Kiln: operators and layers are [`models`], datasets and records [`core`].
 
-// The ground floor: what was built, reads from a device, several processes.
+// Facts about the build, reads from a device, several processes.
 pub mod build_info;
 pub mod reads;
 pub mod distributed;
 
-// How it is computed.
+// Modes, devices, precision, and the optimizer.
 pub mod engine;
 pub mod optim;
 
-// The run as it is asked for, and as it will be.
+// The arguments of a run, and the plan that follows from them.
 pub mod arguments;
 pub mod plan;
 
-// What is learned, and what a run has open.
+// The task, and the open parts and files of a run.
 pub mod confusion;
 pub mod description;
 pub mod task;
@@ -30,7 +30,7 @@ pub mod run_folder;
 pub mod trainer;
 pub mod trial;
 
-// All that a program needs.
+// The imports of a program.
 pub mod prelude;
 
 pub use arguments::TrainingArguments;
