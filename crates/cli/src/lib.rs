@@ -53,7 +53,7 @@ use terminal::show;
 use training::{ConfigArgs, EvalArgs, InitArgs, PartArgs, PlanArgs, TrainArgs, VerifyResumeArgs};
 use tuning::{TrialArgs, TuneArgs};
 
-/// Trains GPT-2 and BERT from a config file.
+/// Trains GPT-2, BERT and Llama from a config file.
 #[derive(Debug, Parser)]
 #[command(name = "kiln", version, about, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(help_template = help::template(), after_help = help::chapters())]
@@ -98,7 +98,7 @@ enum Command {
     Probe(ProbeArgs),
     /// Run one batch through a model and write logits, loss and gradients
     Forward(ForwardArgs),
-    /// Continue a text with a trained GPT-2
+    /// Continue a text with a trained causal language model
     Generate(GenerateArgs),
     /// Predict labels, numbers or answers for the rows of a file
     Predict(PredictArgs),
