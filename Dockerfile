@@ -18,7 +18,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ git && rm -
 COPY . .
 
 FROM source AS build-cpu
-RUN cargo build --locked --release --package kiln-cli --target-dir /target && install -D /target/release/kiln /out/kiln
+RUN cargo build --locked --release --package kiln-cli --features push --target-dir /target && install -D /target/release/kiln /out/kiln
 
 FROM source AS build-cuda
 # CUDA is loaded when Kiln runs, so it is built without CUDA, for this version. Burn downloads the LLVM that it links.
@@ -26,10 +26,11 @@ ENV CUDARC_CUDA_VERSION=12080
 RUN CARGO_TARGET_DIR=/target .cargo/install-engines cuda /out
 
 FROM ${CUDA} AS cuda
-# NVRTC compiles kernels when they are first used, with the headers of CUDA. The driver is the host's.
+# NVRTC compiles kernels when they are first used, with the headers of CUDA. The driver is the host's. `kiln push` takes the
+# certificates of the system.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends cuda-nvrtc-12-8 cuda-cudart-dev-12-8 cuda-crt-12-8 libstdc++6 \
+    && apt-get install -y --no-install-recommends ca-certificates cuda-nvrtc-12-8 cuda-cudart-dev-12-8 cuda-crt-12-8 libstdc++6 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 kiln && install -d -o kiln -g kiln /opt/ml
 COPY --from=build-cuda /out/kiln /out/kiln-native /usr/local/bin/
@@ -42,7 +43,9 @@ ENTRYPOINT ["kiln", "job"]
 FROM ${KILN_CPU} AS built-cpu
 
 FROM ${DEBIAN} AS cpu
-RUN useradd --create-home --uid 10001 kiln && install -d -o kiln -g kiln /opt/ml
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10001 kiln && install -d -o kiln -g kiln /opt/ml
 COPY --from=built-cpu /out/kiln /usr/local/bin/
 ENV KILN_CACHE=/tmp/kiln HF_HOME=/tmp/huggingface
 ARG USER=kiln

@@ -6,8 +6,8 @@ use kiln_core::error::Result;
 use kiln_train::trainer::PrinterCallback;
 
 use crate::config::RunConfig;
-use crate::mlflow;
 use crate::session::{BuiltIn, OpenSession, Session};
+use crate::{mlflow, push};
 
 /// A trainer of the run that a config file describes.
 pub trait FromConfig: Sized {
@@ -21,6 +21,6 @@ pub trait FromConfig: Sized {
 impl FromConfig for kiln_train::Trainer<BuiltIn> {
     fn from_config(path: impl AsRef<Path>) -> Result<Self> {
         let trainer = Self::from_session(Session::open(RunConfig::load(path)?)?)?;
-        mlflow::with_reporters(trainer.with_callback(PrinterCallback::default()))
+        push::with_push(mlflow::with_reporters(trainer.with_callback(PrinterCallback::default()))?)
     }
 }

@@ -35,6 +35,7 @@ pub mod session;
 // The use of a trained model, the reporter of MLflow, and the training of a config file.
 pub mod inference;
 pub mod mlflow;
+pub mod push;
 pub mod entry;
 
 // The imports of a program.

@@ -283,7 +283,7 @@ const SAME: &str = "the key of the same name in `[trainer]`";
 const PYTORCH: &str = "it belongs to PyTorch";
 const ONE_PROCESS: &str = "data is read ahead in a thread of the one process";
 const ONE_DEVICE: &str = "`kiln launch` starts the processes of a run, and they need no such setting";
-const NO_UPLOAD: &str = "nothing is uploaded";
+const HUB_TOKEN: &str = "the token is that of `HF_TOKEN` or of `hf auth login`, so that no file has it";
 const LAUNCHER: &str = "leave it out: a run of several processes has the whole model in each (`kiln launch`)";
 const NO_TRACKER: &str = "rows go to `metrics.jsonl`, to stdout, and with `report_to` to TensorBoard or MLflow";
 const TOKENS: &str = "every log row has `tokens` and `tokens_per_s`";
@@ -301,6 +301,11 @@ const NOTES: &[(&str, &str)] = &[
         "report_to",
         "the key of the same name in `[trainer]`; a service besides MLflow in an `--hf-args` file has no effect, and MLflow has none without `MLFLOW_TRACKING_URI`",
     ),
+    (
+        "push_to_hub",
+        "the key of the same name in `[trainer]`; true needs a build with the Cargo feature `push` and a token, by `HF_TOKEN` or `hf auth login`",
+    ),
+    ("hub_strategy", "the key of the same name in `[trainer]`; not `all_checkpoints`"),
     (
         "full_determinism",
         "the key of the same name in `[trainer]`; on the CPU every run is deterministic, elsewhere it is refused",
@@ -431,19 +436,14 @@ const OTHERS: &[Argument] = {
             NONE_FALSE,
             "a run that a signal stops always saves a checkpoint",
         ),
-        refused(
-            "push_to_hub",
+        no_effect("hub_token", Both, TEXT, "[\"<HUB_TOKEN>\"]", HUB_TOKEN),
+        no_effect(
+            "hub_always_push",
             Both,
             FLAG,
             NONE_FALSE,
-            "upload the folder model/ of the finished run; transformers opens it",
+            "one upload goes on at a time, and the last one is always made",
         ),
-        no_effect("hub_token", Both, TEXT, "[\"<HUB_TOKEN>\"]", NO_UPLOAD),
-        no_effect("hub_private_repo", Both, FLAG, NONE_FALSE, NO_UPLOAD),
-        no_effect("hub_model_id", Both, TEXT, "[]", NO_UPLOAD),
-        no_effect("hub_strategy", Both, TEXT, "[\"every_save\"]", NO_UPLOAD),
-        no_effect("hub_always_push", Both, FLAG, NONE_FALSE, NO_UPLOAD),
-        no_effect("hub_revision", Both, TEXT, "[]", NO_UPLOAD),
         no_effect(
             "ignore_data_skip",
             Both,
@@ -572,9 +572,9 @@ const OTHERS: &[Argument] = {
             WHOLE_OR_TEXT,
             "sets `trainer.per_device_train_batch_size`, today's name",
         ),
-        no_effect("push_to_hub_model_id", Old, TEXT, "[]", NO_UPLOAD),
-        no_effect("push_to_hub_organization", Old, TEXT, "[]", NO_UPLOAD),
-        no_effect("push_to_hub_token", Old, TEXT, "[\"<PUSH_TO_HUB_TOKEN>\"]", NO_UPLOAD),
+        refused("push_to_hub_model_id", Old, TEXT, "[]", "today's name is `hub_model_id`, with the organization in it"),
+        refused("push_to_hub_organization", Old, TEXT, "[]", "write `hub_model_id = \"ORGANIZATION/NAME\"`"),
+        no_effect("push_to_hub_token", Old, TEXT, "[\"<PUSH_TO_HUB_TOKEN>\"]", HUB_TOKEN),
         no_effect("ray_scope", Old, TEXT, "[\"last\"]", "it belongs to a search of hyperparameters"),
         no_effect("save_safetensors", Old, FLAG, "[true]", "weights are always written as safetensors"),
         no_effect("torchdynamo", Old, TEXT, "[]", "today's name is `torch_compile`, which is honoured"),

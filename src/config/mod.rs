@@ -44,8 +44,8 @@ pub use values::Validation;
 
 pub use crate::arguments::{
     BatchArguments, BatchScaling, BatchScope, ClassWeights, DdpBackend, DistributedArguments, EvalStrategy,
-    Integration, Interval, LearningRateScaling, LogLevel, LoggingStrategy, LrScaling, OnExisting, RunLength,
-    RunSection, Samples, SaveStrategy, ScaledRate, StepSize, TrainBatchSize, TrainingArguments,
+    HubStrategy, Integration, Interval, LearningRateScaling, LogLevel, LoggingStrategy, LrScaling, OnExisting,
+    RunLength, RunSection, Samples, SaveStrategy, ScaledRate, StepSize, TrainBatchSize, TrainingArguments,
 };
 pub use crate::engine::compiler::settings::{FusedOps, TrainingCompilerConfig, Verify};
 pub use crate::engine::settings::{AutotuneLevel, CompilerMode, DeviceArguments, DeviceKind, Precision, Switch};

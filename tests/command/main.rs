@@ -17,6 +17,7 @@ mod init;
 mod language_models;
 mod lora;
 mod predict;
+mod push;
 mod recipes;
 mod predict_agrees;
 mod labels;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// The crates of which modules are ordered: folder and modules, lowest first. Walls between crates
 /// are their manifests.
 const CRATES: [(&str, &[&str]); 5] = [
-    ("src", &["config", "task", "plan", "session", "inference", "mlflow", "entry", "prelude", "guide"]),
+    ("src", &["config", "task", "plan", "session", "inference", "mlflow", "push", "entry", "prelude", "guide"]),
     (
         "crates/train/src",
         &[

@@ -13,7 +13,7 @@ use kiln_core::error::{Error, Result};
 use kiln_core::host::{self, Bound};
 use kiln_core::process::{Child, Kind, scratch};
 use kiln_core::words::thousands;
-use kiln_data::hub::HubSettings;
+use kiln_data::hub::{CAN_PUSH, HubSettings};
 use kiln_measure::engines::{Identity, Programs};
 use kiln_train::distributed::mpi_library;
 
@@ -279,7 +279,8 @@ fn hub() -> Option<Line> {
     } else {
         "; the settings are checked, and the Hub is not asked"
     };
-    Some(Line::ok("hub", format!("{}, {token}{asked}", settings.shown_endpoint())))
+    let pushes = if CAN_PUSH { "" } else { "; `kiln push` needs a build with the feature push" };
+    Some(Line::ok("hub", format!("{}, {token}{asked}{pushes}", settings.shown_endpoint())))
 }
 
 /// The Python that `KILN_PYTHON` names, or else `python3`, with transformers.

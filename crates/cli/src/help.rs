@@ -26,7 +26,7 @@ const MOST: usize = 120;
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Train", &["init", "schema", "plan", "train", "launch", "sweep", "tune-batch", "pretune"]),
     ("Look at runs", &["runs", "describe", "watch", "report", "metrics"]),
-    ("Use a model", &["eval", "predict", "generate", "forward", "merge", "export"]),
+    ("Use a model", &["eval", "predict", "generate", "forward", "merge", "export", "push"]),
     ("Compare and check", &["compare", "bench", "parity", "bisect", "verify-resume"]),
     ("Jobs", &["job", "submit", "attach", "stop"]),
     ("This machine", &["doctor", "devices", "cache", "help", "completions"]),

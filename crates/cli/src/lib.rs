@@ -45,7 +45,7 @@ use kiln_core::process;
 use kiln_measure::engines::Identity;
 use kiln_models::Ops;
 use metrics::MetricsArgs;
-use models::{ExportArgs, ForwardArgs, GenerateArgs, MergeArgs};
+use models::{ExportArgs, ForwardArgs, GenerateArgs, MergeArgs, PushArgs};
 use predict::PredictArgs;
 use ranks::LaunchArgs;
 use sweep::SweepArgs;
@@ -106,6 +106,8 @@ enum Command {
     Merge(MergeArgs),
     /// Pack a model folder into model.tar.gz
     Export(ExportArgs),
+    /// Upload the model of a run to the Hugging Face Hub: its files in one commit, checked by digest
+    Push(PushArgs),
     /// Measure whether compiling pays for the run that a config file describes
     Compare(CompareArgs),
     /// Make the page of a run, or the report of a comparison or of finished runs, without running
@@ -210,6 +212,7 @@ impl Cli {
             Command::Predict(args) => predict::run_predict(&args),
             Command::Merge(args) => models::run_merge(&args),
             Command::Export(args) => models::run_export(&args),
+            Command::Push(args) => models::run_push(&args),
             Command::Compare(args) => compare::run_compare(&args),
             Command::Report(args) => compare::run_report(&args),
             Command::Bench(args) => bench::run_bench(&args),

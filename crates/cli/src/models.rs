@@ -13,6 +13,7 @@ use kiln::config::{
 use kiln::engine::device;
 use kiln::engine::precision::PrecisionPlan;
 use kiln::inference::forward::forward_to_file;
+use kiln::push::{folder_of, lines, push_model};
 use kiln::session::export::export;
 use kiln::session::generation_config;
 use kiln::session::merge::merge;
@@ -21,6 +22,8 @@ use kiln::task::generate::Generator;
 use kiln_core::error::{Error, Result, printable};
 use kiln_core::files::read_regular_text;
 use kiln_core::process::shell_quoted;
+use kiln_core::signals;
+use kiln_data::hub::{HubSettings, Target};
 use kiln_data::tokenized::{Limits, read_batch};
 use kiln_data::tokenizer::Tokenizer;
 use kiln_measure::engines;
@@ -132,6 +135,25 @@ pub(super) struct ExportArgs {
     /// The archive to write, as a rule model.tar.gz
     #[arg(long, value_name = "FILE")]
     tar: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PushArgs {
+    /// A run folder, whose model/ is taken, or the folder of a model, an adapter or a checkpoint
+    run: PathBuf,
+    /// The repository: org/name, or name for the account of the token. It is made where it is not
+    /// there
+    #[arg(value_name = "ORG/NAME")]
+    id: String,
+    /// Make the repository private, where it is made
+    #[arg(long)]
+    private: bool,
+    /// The branch; it is made where it is not there
+    #[arg(long, value_name = "BRANCH")]
+    revision: Option<String>,
+    /// Propose the files as a pull request, and leave the branch as it is
+    #[arg(long)]
+    create_pr: bool,
 }
 
 /// The device, and in which form and which type the model computes there: in `mode` and in
@@ -366,6 +388,20 @@ pub(super) fn run_export(args: &ExportArgs) -> Result<()> {
     let exported = export(&args.model, &args.tar)?;
     exported.iter().try_for_each(|(name, bytes)| say(format!("{bytes:>12}  {name}")))?;
     say(format!("wrote {}", args.tar.display()))
+}
+
+pub(super) fn run_push(args: &PushArgs) -> Result<()> {
+    let PushArgs { run, id, private, revision, create_pr } = args;
+    let target = Target { id: id.clone(), revision: revision.clone(), private: *private, create_pr: *create_pr };
+    let settings = HubSettings::from_env()?;
+    target.check(&settings)?;
+    let folder = folder_of(run)?;
+    signals::install()?;
+    let (pushed, others) = push_model(&folder, &target, "Upload by kiln push", &settings)?;
+    if !others.is_empty() {
+        say(format!("left out, since no model needs it: {}", others.join(", ")))?;
+    }
+    lines(&pushed).iter().try_for_each(say)
 }
 
 #[cfg(test)]

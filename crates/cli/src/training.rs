@@ -20,8 +20,8 @@ use kiln::distributed::World;
 use kiln::engine::compiler::decision::Decision;
 use kiln::inference::evaluate_folder::{evaluate_folder, evaluate_untrained};
 use kiln::inference::predict::{PredictOptions, format_of};
-use kiln::mlflow;
 use kiln::plan::{RunPlan, RunSettings};
+use kiln::push;
 use kiln::run_folder::runs::{Run, repeat_command};
 use kiln::run_folder::{PAGE, PREDICTIONS, RunFolder, RunStatus, Status};
 use kiln::session::evaluation::{self, EvaluationSession};
@@ -619,6 +619,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let check = if is_continued && world.is_root() { RunFolder::check_continued } else { RunFolder::check };
     check(&RunSettings::of(&config.trainer))?;
     test_file(&config)?;
+    push::check(&config.trainer)?;
     // The others have the micro-batch of rank 0: theirs might be another one.
     let found = world.made_by_root(|| tuning::size_of(&config))?;
     if let Some(micro) = found.filter(|_| !world.is_root()) {
@@ -649,7 +650,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let trainer = said.into_iter().fold(trainer, Trainer::with_said);
     let mut trainer = trainer.with_callback(Printer::new(talk, loaded)).with_page(report::page_of_run);
     if world.is_root() {
-        trainer = mlflow::with_reporters(trainer)?
+        trainer = push::with_push(kiln::mlflow::with_reporters(trainer)?)?
             .with_callback(memory::BeginsAgain { is_alone: !world.is_shared(), options: args.beside_the_plan() });
     }
     if args.of_job {

@@ -46,14 +46,14 @@ fn evaluation_follows_a_precision_that_is_given_over_the_arguments() {
 #[test]
 fn neutral_and_harmless_values_are_taken_and_listed() {
     let config = parse(
-        "push_to_hub = false\ndisable_tqdm = true\nremove_unused_columns = false\ndataloader_num_workers = 4\n\
+        "push_to_hub = false\nhub_always_push = true\ndisable_tqdm = true\nremove_unused_columns = false\ndataloader_num_workers = 4\n\
          ddp_find_unused_parameters = false\nddp_timeout = 60\nlocal_rank = -1\nfsdp = \"\"\ntf32 = true\n\
          accelerator_config = { split_batches = false }",
     )
     .unwrap();
     assert_eq!(
         config.trainer.no_effect,
-        ["push_to_hub, disable_tqdm, remove_unused_columns, dataloader_num_workers, ddp_find_unused_parameters, \
+        ["hub_always_push, disable_tqdm, remove_unused_columns, dataloader_num_workers, ddp_find_unused_parameters, \
           ddp_timeout, local_rank, fsdp, tf32, accelerator_config"]
     );
     let no_effect = config.trainer.no_effect.clone();
@@ -62,12 +62,12 @@ fn neutral_and_harmless_values_are_taken_and_listed() {
     // An override may take back an argument of the file that would be refused.
     assert!(
         RunConfig::from_text(
-            &format!("{SMALL}push_to_hub = true\nbf16 = true\n"),
+            &format!("{SMALL}fsdp = \"full_shard\"\nbf16 = true\n"),
             "a.toml",
             None,
             None,
             &[],
-            &["trainer.push_to_hub=false".into(), "trainer.bf16=false".into()],
+            &["trainer.fsdp=".into(), "trainer.bf16=false".into()],
         )
         .is_ok_and(|config| config.trainer.precision == Precision::F32)
     );
@@ -380,7 +380,7 @@ fn files_that_are_refused() {
     let refused = Refused(messages!());
     for args in [
         json!({ "seed": 1, "lerning_rate": 1e-3 }),
-        json!({ "seed": 1, "push_to_hub": true }),
+        json!({ "seed": 1, "push_to_hub_organization": "org" }),
         json!({ "learning_rate": "fast" }),
         json!({ "fp16": true, "bf16": true }),
         json!({ "lr_scheduler_kwargs": "{power}" }),

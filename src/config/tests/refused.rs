@@ -70,7 +70,7 @@ fn hugging_face_arguments_that_are_not_honoured() {
         "bf16 = true\nfp16_full_eval = true",
         "deepspeed = \"ds.json\"",
         "fsdp = \"full_shard\"",
-        "push_to_hub = true",
+        "hub_strategy = \"all_checkpoints\"",
         "local_rank = 1",
         "n_gpu = 4",
         "neftune_noise_alpha = -5",

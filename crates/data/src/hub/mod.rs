@@ -1,15 +1,18 @@
 //! Where a model or a tokenizer comes from: turns the "path-or-hub-id" of a config file or command
 //! line into a local folder. A folder that exists wins; anything else is `id[@revision]` on the
 //! Hugging Face Hub, downloaded once into the standard cache, where Hugging Face's own tools find
-//! it too. It looks at names and sizes only: what the files hold is for the model and tokenizer
+//! it too. [`push`](fn@push) writes to the Hub. It looks at names and sizes only: what the files hold is for the model and tokenizer
 //! loaders, which are its users.
 
 mod card;
 mod dataset;
+mod push;
 mod repo;
 mod settings;
 mod splits;
 mod transfer;
+#[cfg(feature = "push")]
+mod upload;
 mod wanted;
 mod yaml;
 
@@ -19,6 +22,7 @@ pub use card::{CARD_CONFIG, DATASET_CARD, has_card};
 pub use dataset::{dataset_files, dataset_files_with, is_dataset};
 use kiln_core::error::{Error, Result, nearest};
 use kiln_core::variables::expand_text;
+pub use push::{CAN_PUSH, Content, PushFile, Pushed, Target, file_of, prepare, push};
 use repo::{CachedRepo, Repo, RepoInfo, RepoKind};
 pub use repo::{id_of, name_of};
 pub use settings::HubSettings;

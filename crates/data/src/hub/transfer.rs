@@ -2,10 +2,11 @@
 //! the cache under its own name only when every byte is there (length, and SHA-256 where the Hub
 //! gives it); until then it is `*.incomplete`.
 //!
-//! The transfer is Kiln's own because the crate hf-hub 0.5.0 waits for ever on a host that does not
-//! answer, takes a short file for whole, cannot get past a finished but not yet renamed one (HTTP
-//! 416), sends the token to the servers it is redirected to, and asks for a byte range of a gzip
-//! answer, which the Hub does not give (its issue 141).
+//! The transfer is Kiln's own because the crate hf-hub 1.0.0, by which Kiln writes to the Hub
+//! ([`super::push`]), reads with less care: a HEAD waits for ever on a host that does not answer, a
+//! transfer that broke off begins anew (its issue 196), neither length nor digest is checked before
+//! a file gets its name, the page of an HTTP error is taken for the file, names of the listing and
+//! ETags become paths unchecked, and there is no `HF_HUB_OFFLINE`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};

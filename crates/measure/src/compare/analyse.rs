@@ -25,6 +25,8 @@ const FREE: &[&str] = &[
     "generation.",
     "trainer.logging_",
     "trainer.report_to",
+    "trainer.push_to_hub",
+    "trainer.hub_",
     "trainer.eval_",
     "trainer.save_",
     "trainer.max_minutes",

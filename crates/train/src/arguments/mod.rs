@@ -27,7 +27,9 @@ use kiln_core::ranges::{
 use kiln_core::schema::{Schema, Value};
 use kiln_core::values::{count, count_or_minus_one, number_or_minus_one, seed, some_count, strings};
 use kiln_core::variables;
-pub use names::{EvalStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy};
+pub use names::{
+    EvalStrategy, HubStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy,
+};
 use ranges::{AtLeast, Steps, Window, duration, folder, line, weights};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -238,6 +240,23 @@ kiln_core::keys! {
         /// Predicts the rows of `data.test` at the end, into `predict_results.jsonl` of the run
         /// folder. Default: false.
         do_predict: bool = false, Free hf;
+        /// Uploads the model to the Hub, by a thread of its own; an upload that fails is told and
+        /// ends no run. The token is that of `HF_TOKEN` or of `hf auth login`. A build without the
+        /// Cargo feature `push` refuses it. Default: false.
+        push_to_hub: bool = false, Free hf;
+        /// The repository, `org/name`, or `name` for the account of the token; it is made where it
+        /// is not there. Default: the name of the run folder.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        hub_model_id: Option<String> = None, Free hf, text;
+        /// A repository that is made is private. Default: false.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        hub_private_repo: Option<bool> = None, Free hf;
+        /// What is uploaded, and when. A checkpoint that is due while the one before is on its way
+        /// is left out. Default: `every_save`.
+        hub_strategy: HubStrategy = HubStrategy::EverySave, Free hf;
+        /// The branch of the repository; it is made where it is not there. Default: `main`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        hub_revision: Option<String> = None, Free hf, text;
         /// The schedule's own arguments. Default: none given.
         #[serde(skip_serializing_if = "SchedulerKwargs::is_empty")]
         lr_scheduler_kwargs: SchedulerKwargs = SchedulerKwargs::default(), Bound hf;

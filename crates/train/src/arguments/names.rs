@@ -98,6 +98,26 @@ choices! {
     }
 }
 
+choices! {
+    /// What `push_to_hub` uploads, and when (Hugging Face's `hub_strategy`).
+    HubStrategy("hub strategy", no_strategy) {
+        /// The model of the finished run.
+        End = "end",
+        /// The model of every checkpoint too.
+        EverySave = "every_save",
+        /// The model of every checkpoint too, and the checkpoint in the folder `last-checkpoint`,
+        /// from which a run on another machine continues.
+        Checkpoint = "checkpoint",
+    }
+}
+
+fn no_strategy(given: &str) -> Option<Error> {
+    (given == "all_checkpoints").then(|| {
+        Error::config("hub_strategy = \"all_checkpoints\" is not supported: every checkpoint would stay on the Hub")
+            .help("\"checkpoint\" keeps the last one there")
+    })
+}
+
 /// The rest of transformers.integrations' names: services and their clients.
 pub const SERVICES: [&str; 11] = [
     "azure_ml",

@@ -26,8 +26,8 @@ pub(crate) use memory::shown;
 pub use parts::Part;
 pub use print::{Lines, Remarks, update};
 pub use sections::{
-    DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, ModelPlan, OptimizerPlan, RunSettings, SavingPlan, StepPlan,
-    TrainPlan,
+    DataPlan, EnginePlan, EvaluationPlan, LoggingPlan, ModelPlan, OptimizerPlan, PushPlan, RunSettings, SavingPlan,
+    StepPlan, TrainPlan,
 };
 
 use crate::arguments::{

@@ -223,6 +223,9 @@ impl TrainPlan {
             let best = if saving.greater_is_better { "greatest" } else { "least" };
             text.line("at the end", format!("the weights with the {best} {metric} are loaded"));
         }
+        if let Some(push) = &saving.push {
+            text.line("hub", push.describe());
+        }
     }
 }
 

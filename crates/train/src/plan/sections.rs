@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{BatchPlan, NotCaptured, Part};
 use crate::arguments::{
-    DistributedArguments, EvalStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, Samples, SaveStrategy,
-    ScaledRate, StepSize, TrainingArguments,
+    DistributedArguments, EvalStrategy, HubStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, Samples,
+    SaveStrategy, ScaledRate, StepSize, TrainingArguments,
 };
 use crate::engine::compiler::decision::Decision;
 use crate::engine::compiler::settings::Verify;
@@ -342,6 +342,48 @@ pub struct SavingPlan {
     pub early_stopping_patience: Option<usize>,
     /// By how much a better one has to be better.
     pub early_stopping_threshold: f64,
+    /// What is uploaded to the Hub; none for nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub push: Option<PushPlan>,
+}
+
+/// What of a run is uploaded to the Hub, and where.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushPlan {
+    /// The repository: `org/name`, or `name`.
+    pub id: String,
+    /// The branch; none is `main`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// A repository that is made is private.
+    pub private: bool,
+    /// What, and when.
+    pub strategy: HubStrategy,
+}
+
+impl PushPlan {
+    /// The upload that `[trainer]` asks for; none for a run of one step that is only tried.
+    pub fn of(trainer: &TrainingArguments) -> Option<Self> {
+        let folder = trainer.output_dir.file_name().map(|name| name.to_string_lossy().into_owned());
+        (trainer.push_to_hub && !trainer.fast_dev_run).then(|| Self {
+            id: trainer.hub_model_id.clone().or(folder).unwrap_or_default(),
+            revision: trainer.hub_revision.clone(),
+            private: trainer.hub_private_repo.unwrap_or_default(),
+            strategy: trainer.hub_strategy,
+        })
+    }
+
+    /// A line for people.
+    pub fn describe(&self) -> String {
+        let branch = self.revision.as_ref().map_or_else(String::new, |branch| format!(", branch {branch}"));
+        let private = if self.private { ", private where it is new" } else { "" };
+        let when = match self.strategy {
+            HubStrategy::End => "the model at the end",
+            HubStrategy::EverySave => "the model of every checkpoint and at the end",
+            HubStrategy::Checkpoint => "every checkpoint as last-checkpoint/, its model, and the model at the end",
+        };
+        format!("{}{branch}{private}: {when}", self.id)
+    }
 }
 
 impl SavingPlan {
@@ -358,6 +400,7 @@ impl SavingPlan {
             greater_is_better: trainer.best_is_greatest(),
             early_stopping_patience: trainer.early_stopping_patience,
             early_stopping_threshold: trainer.early_stopping_threshold,
+            push: PushPlan::of(trainer),
         }
     }
 }

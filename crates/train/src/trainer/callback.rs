@@ -90,6 +90,11 @@ pub trait Callback<M = Model> {
         None
     }
 
+    /// Whether this callback uploads what `trainer.push_to_hub` names.
+    fn pushes_to_hub(&self) -> bool {
+        false
+    }
+
     /// Before everything else, when the run continues from `checkpoint`.
     fn on_resume(&mut self, progress: &Progress, checkpoint: &Path) {}
 
@@ -156,6 +161,12 @@ pub trait Callback<M = Model> {
 
     /// After the last step, when everything is written.
     fn on_train_end(&mut self, progress: &Progress, summary: &Record) {}
+
+    /// After a run that came to its end, when its status and its page are written in `folder`; what
+    /// is worth telling. It may take long, and keeps nobody from the results.
+    fn on_run_end(&mut self, folder: &Path) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Prints the rows of a run on stdout, the figures that people read with four digits, and, where

@@ -39,7 +39,7 @@ impl<T: TrainingTask> Trainer<T> {
         self.check_figures()?;
         self.check_reporters()?;
         if !self.world.is_root() {
-            self.callbacks.retain(|callback| callback.reports_to().is_none());
+            self.callbacks.retain(|callback| callback.reports_to().is_none() && !callback.pushes_to_hub());
         }
         threads::compute_here(&self.session.device);
         #[cfg(feature = "cuda")]
@@ -81,7 +81,25 @@ impl<T: TrainingTask> Trainer<T> {
         self.write_page(&folder);
         // Reporters wait for their servers when they are dropped, and keep nobody from the results.
         self.callbacks.retain(|callback| callback.reports_to().is_none());
+        if output.is_ok() {
+            self.end_run(&folder);
+        }
         output.and_then(|output| written.map(|()| output))
+    }
+
+    /// Lets the callbacks of rank 0 do what follows a run that came to its end, while the others
+    /// wait.
+    fn end_run(&mut self, folder: &RunFolder) {
+        if self.purpose != Purpose::Train || self.session.plan().saving.push.is_none() {
+            return;
+        }
+        let (world, callbacks) = (self.world.clone(), &mut self.callbacks);
+        let end =
+            || Ok(callbacks.iter_mut().flat_map(|callback| callback.on_run_end(folder.path())).collect::<Vec<_>>());
+        match world.by_root(end) {
+            Ok(lines) => lines.iter().flatten().for_each(|line| self.notice(line)),
+            Err(error) => tracing::warn!("{error}"),
+        }
     }
 
     /// `error` with the command that goes on with this run, where it leaves a run to go on with.
@@ -103,8 +121,14 @@ impl<T: TrainingTask> Trainer<T> {
         }
     }
 
-    /// Refuses a run that is to report to a service, and has no callback that does.
+    /// Refuses a run that is to report to a service or to upload its model, and has no callback
+    /// that does.
     fn check_reporters(&self) -> Result<()> {
+        let pushes = self.session.plan().saving.push.is_some() && self.purpose == Purpose::Train;
+        if pushes && self.world.is_root() && !self.callbacks.iter().any(|callback| callback.pushes_to_hub()) {
+            return Err(Error::config("trainer.push_to_hub = true: no callback uploads the model")
+                .help("add one whose `pushes_to_hub` is true: `kiln::push::with_push(trainer)` adds Kiln's"));
+        }
         let report_to = &self.session.plan().logging.report_to;
         let is_missing = |integration: &Integration| {
             *integration != Integration::TensorBoard
