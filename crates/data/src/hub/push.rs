@@ -2,11 +2,12 @@
 //! the commit which it follows, and is looked at afterwards. What goes over the network is the
 //! crate hf-hub's work, behind the Cargo feature `push`.
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use kiln_core::error::{Error, Result};
 
+#[cfg(feature = "push")]
+use super::upload::{open, upload};
 use super::{DEFAULT_REVISION, HubSettings, parse_id};
 
 /// Whether this build can write to the Hub: the Cargo feature `push`.
@@ -40,7 +41,7 @@ pub struct Content<'a> {
     pub files: Vec<PushFile>,
     /// Says of another file of the repository whether an earlier push has left it and this one
     /// removes it: weights in other shards would be read in the place of the new ones.
-    pub removes: &'a (dyn Fn(&str) -> bool + Sync),
+    pub removes: &'a dyn Fn(&str) -> bool,
     /// The subject of the commit.
     pub message: String,
 }
@@ -118,7 +119,7 @@ impl Target {
 }
 
 /// The token that a push needs.
-fn needed(id: &str) -> String {
+pub(super) fn needed(id: &str) -> String {
     let owner = id.split_once('/').map_or("your account", |(owner, _)| owner);
     format!(
         "set HF_TOKEN, or log in with `hf auth login`, to a token that may write to the repositories of {owner} \
@@ -136,8 +137,6 @@ fn needed(id: &str) -> String {
 /// What is on the Hub by then is used when the push is asked for again.
 pub fn push(target: &Target, content: Content<'_>, settings: &HubSettings) -> Result<Pushed> {
     target.check(settings)?;
-    let names = content.files.iter().map(|file| file.name.as_str()).collect::<HashSet<_>>();
-    assert_eq!(names.len(), content.files.len(), "a path in a repository is one file");
     upload(target, content, settings)
 }
 
@@ -155,9 +154,6 @@ pub fn prepare(target: &Target, settings: &HubSettings) -> Result<()> {
 pub fn file_of(folder: &Path, name: &str) -> PushFile {
     PushFile { name: name.to_owned(), path: folder.join(name) }
 }
-
-#[cfg(feature = "push")]
-use super::upload::{open, upload};
 
 #[cfg(not(feature = "push"))]
 fn upload(_: &Target, _: Content<'_>, _: &HubSettings) -> Result<Pushed> {

@@ -130,7 +130,7 @@ pub(super) fn upload(target: &Target, content: Content<'_>, settings: &HubSettin
         return Ok(Pushed { url, commit: head.commit, is_new, sent: Vec::new(), removed });
     }
     let commit = Commit { head, files, sent, removed, message: content.message };
-    attended(target, settings, commit.inline(), |hub, tell| hub.commit(commit, tell))
+    attended(target, settings, commit.inline(), move |hub, tell| hub.commit(commit, tell))
 }
 
 /// Those of `files` that are not in `listed`.
