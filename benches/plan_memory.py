@@ -26,7 +26,11 @@ DEEP = GPT2 | {"n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 8192}
 BERT = {"kind": "bert", "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024,
         "max_position_embeddings": 128, "vocab_size": 4096}
 MINI = BERT | {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "vocab_size": 30522}
+LLAMA = {"kind": "llama", "num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8,
+         "num_key_value_heads": 2, "max_position_embeddings": 256, "vocab_size": 4096, "tie_word_embeddings": True}
+QWEN3 = LLAMA | {"kind": "qwen3", "head_dim": 48, "vocab_size": 8192, "tie_word_embeddings": False}
 LORA = {"r": 8, "alpha": 16}
+ALL = {"r": 8, "alpha": 16, "target_modules": "all-linear"}
 # Name, model, task, batch, tokens of a sequence, mode, precision, checkpoints, further settings.
 CONFIGS = [
     ("clm", GPT2, "clm", 8, 128, "native", "f32", False, {}),
@@ -57,6 +61,22 @@ CONFIGS = [
     ("clm, LoRA", DEEP, "clm", 8, 128, "native", "bf16", False, {"lora": LORA}),
     ("sequence-classification, LoRA", MINI, "sequence-classification", 32, 64, "compiled", "bf16", True, {"lora": LORA}),
     ("sequence-classification, LoRA", MINI, "sequence-classification", 32, 64, "native", "f32", False, {"lora": LORA}),
+    ("llama", LLAMA, "clm", 8, 128, "native", "f32", False, {}),
+    ("llama", LLAMA, "clm", 12, 128, "compiled", "f32", True, {}),
+    ("llama", LLAMA, "clm", 8, 128, "native", "bf16", False, {}),
+    ("llama", LLAMA, "clm", 12, 128, "compiled", "bf16", False, {}),
+    ("llama, blocks", LLAMA, "clm", 16, 128, "compiled", "f32", False, {"trainer.activation_checkpointing": "blocks"}),
+    ("llama, blocks", LLAMA, "clm", 16, 128, "native", "bf16", False, {"trainer.activation_checkpointing": "blocks"}),
+    ("qwen3", QWEN3, "clm", 4, 256, "native", "f32", True, {}),
+    ("qwen3", QWEN3, "clm", 8, 256, "compiled", "f32", False, {}),
+    ("qwen3", QWEN3, "clm", 8, 256, "compiled", "bf16", False, {}),
+    ("llama, classification", LLAMA, "sequence-classification", 32, 64, "native", "f32", False, {}),
+    ("llama, classification", LLAMA, "sequence-classification", 32, 64, "compiled", "bf16", False, {}),
+    ("llama, LoRA", LLAMA, "clm", 8, 128, "native", "f32", False, {"lora": ALL}),
+    ("llama, LoRA", LLAMA, "clm", 12, 128, "compiled", "f32", False, {"lora": ALL}),
+    ("llama, LoRA", LLAMA, "clm", 12, 128, "compiled", "bf16", False, {"lora": ALL}),
+    ("llama, LoRA", LLAMA, "clm", 8, 128, "native", "bf16", False, {"lora": ALL}),
+    ("qwen3, LoRA on attention", QWEN3, "clm", 8, 256, "compiled", "bf16", False, {"lora": LORA}),
 ]
 
 

@@ -178,7 +178,7 @@ impl RotaryPositions {
 impl LlamaModel {
     /// Random weights as `transformers` draws them: `N(0, initializer_range)`, biases zero.
     pub fn new(config: &LlamaConfig, device: &Device) -> Self {
-        let padding = config.pad_token_id.map(|id| id as usize);
+        let padding = config.padding_row().map(|id| id as usize);
         let layers = config.layers_are_local().into_iter().enumerate();
         Self {
             embed_tokens: Embedding::new(

@@ -191,11 +191,28 @@ def operators(shapes, device, compiled):
     leaf = lambda *size: torch.randn(*size, device=device).mul_(0.5).requires_grad_()  # noqa: E731
     ids = torch.tensor([(i * 7919 + i * i * 31) % vocabulary for i in range(tokens)], device=device)
     form = "tanh" if shapes["gelu_tanh"] else "none"
+    # Of Llama's family: keys and values may have fewer heads.
+    queries, keys = shapes.get("llama") or (width, width)
+    head_dim = queries // heads
 
     def attention(query, key, value):
-        split = lambda x: x.view(batch, length, heads, width // heads).transpose(1, 2)  # noqa: E731
-        y = F.scaled_dot_product_attention(split(query), split(key), split(value), is_causal=shapes["causal"])
-        return y.transpose(1, 2).reshape(tokens, width)
+        split = lambda x: x.view(batch, length, -1, head_dim).transpose(1, 2)  # noqa: E731
+        y = F.scaled_dot_product_attention(
+            split(query), split(key), split(value), is_causal=shapes["causal"], enable_gqa=keys != queries
+        )
+        return y.transpose(1, 2).reshape(tokens, queries)
+
+    def rms_norm(x, weight):  # as LlamaRMSNorm computes it
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+    angles = torch.rand(1, length, 1, head_dim // 2, device=device) * 6
+    cos, sin = (torch.cat([turn(angles)] * 2, -1) for turn in (torch.cos, torch.sin))
+
+    def rotary(x):  # as apply_rotary_pos_emb computes it
+        x = x.view(batch, length, heads, head_dim)
+        first, second = x.chunk(2, -1)
+        return (x * cos + torch.cat((-second, first), -1) * sin).reshape(tokens, queries)
 
     x, small, table = leaf(tokens, width), leaf(width), leaf(vocabulary, width)
     all_ = [
@@ -207,9 +224,15 @@ def operators(shapes, device, compiled):
             lambda x, residual, weight, bias: F.layer_norm(x + residual, (width,), weight, bias, 1e-5),
         ),
         ("linear", [x, leaf(width, inner), leaf(inner)], lambda x, weight, bias: torch.addmm(bias, x, weight)),
-        ("attention", [leaf(tokens, width) for _ in range(3)], attention),
+        ("attention", [leaf(tokens, size) for size in (queries, keys, keys)], attention),
         ("gelu", [leaf(tokens, inner), leaf(inner)], lambda x, bias: F.gelu(x + bias, approximate=form)),
     ]
+    if shapes.get("llama"):
+        all_ = [operator for operator in all_ if operator[0] not in ("dropout", "layer_norm", "gelu")] + [
+            ("rms_norm", [x, small], rms_norm),
+            ("rotary", [leaf(tokens, queries)], rotary),
+            ("swiglu", [leaf(tokens, inner), leaf(tokens, inner)], lambda gate, up: F.silu(gate) * up),
+        ]
     if shapes["predicts_tokens"]:
         all_.append(("cross_entropy", [x, table], lambda x, table: F.cross_entropy(x @ table.T, ids)))
     wrap = torch.compile if compiled else lambda function: function
@@ -256,4 +279,5 @@ def main():
         serve_steps(args.case, case, args.mode, place)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -117,41 +117,122 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a tensor that [`contains`](Self::contains) knows.
-    pub(super) fn read(&self, name: &str) -> Result<Values> {
+    /// Reads a tensor that [`contains`](Self::contains) knows; one of two dimensions is `turned`
+    /// meanwhile, from `[rows, columns]` into `[columns, rows]`.
+    ///
+    /// A file of safetensors is read by parts, so that nothing besides the values themselves takes
+    /// as much memory as the tensor.
+    pub(super) fn read(&self, name: &str, turned: bool) -> Result<Values> {
         match &self.shards[self.index[name]] {
             Shard::Safetensors { path, file, data_start, metadata } => {
                 let info = metadata.info(name).expect("the index lists only names that the shard holds");
-                // Read and not mapped: the pages of a map count as memory of this process.
-                let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
-                let start = SeekFrom::Start((data_start + info.data_offsets.0) as u64);
-                let mut file = file;
-                file.seek(start).and_then(|_| file.read_exact(&mut bytes)).map_err(|source| io(path, source))?;
-                let bytes = bytes.as_slice();
-                let data = match info.dtype {
-                    Dtype::F32 => decode(bytes, f32::from_le_bytes),
-                    Dtype::F64 => decode(bytes, |b| f64::from_le_bytes(b) as f32),
-                    Dtype::F16 => decode(bytes, |b| f16::from_le_bytes(b).to_f32()),
-                    Dtype::BF16 => decode(bytes, |b| bf16::from_le_bytes(b).to_f32()),
+                let decode: Decode = match info.dtype {
+                    Dtype::F32 => |bytes, onto| decode(bytes, f32::from_le_bytes, onto),
+                    Dtype::F64 => |bytes, onto| decode(bytes, |b| f64::from_le_bytes(b) as f32, onto),
+                    Dtype::F16 => |bytes, onto| decode(bytes, |b| f16::from_le_bytes(b).to_f32(), onto),
+                    Dtype::BF16 => |bytes, onto| decode(bytes, |b| bf16::from_le_bytes(b).to_f32(), onto),
                     other => return Err(not_float(path, name, &format!("{other:?}"))),
                 };
-                Ok(Values { shape: info.shape.clone(), data })
+                let bytes = info.data_offsets.1 - info.data_offsets.0;
+                let mut values = Reading::new(&info.shape, turned, bytes, decode);
+                // Read and not mapped: the pages of a map count as memory of this process.
+                let mut file = file;
+                let start = SeekFrom::Start((data_start + info.data_offsets.0) as u64);
+                file.seek(start).map_err(|source| io(path, source))?;
+                let (mut left, mut part) = (bytes, vec![0; values.part]);
+                while left > 0 {
+                    part.truncate(left);
+                    file.read_exact(&mut part).map_err(|source| io(path, source))?;
+                    values.take(&part);
+                    left -= part.len();
+                }
+                Ok(values.values)
             }
             Shard::Pytorch { path, reader } => {
                 let tensor = reader.get(name).expect("the index lists only names that the shard holds");
                 let bytes = tensor
                     .read()
                     .map_err(|error| Error::Weights { path: path.clone(), problem: format!("{name}: {error}") })?;
-                let data = match tensor.dtype() {
-                    pytorch_reader::DType::F32 => decode(&bytes, f32::from_ne_bytes),
-                    pytorch_reader::DType::F64 => decode(&bytes, |b| f64::from_ne_bytes(b) as f32),
-                    pytorch_reader::DType::F16 => decode(&bytes, |b| f16::from_ne_bytes(b).to_f32()),
-                    pytorch_reader::DType::BF16 => decode(&bytes, |b| bf16::from_ne_bytes(b).to_f32()),
+                let decode: Decode = match tensor.dtype() {
+                    pytorch_reader::DType::F32 => |bytes, onto| decode(bytes, f32::from_ne_bytes, onto),
+                    pytorch_reader::DType::F64 => |bytes, onto| decode(bytes, |b| f64::from_ne_bytes(b) as f32, onto),
+                    pytorch_reader::DType::F16 => |bytes, onto| decode(bytes, |b| f16::from_ne_bytes(b).to_f32(), onto),
+                    pytorch_reader::DType::BF16 => |bytes, onto| {
+                        decode(bytes, |b| bf16::from_ne_bytes(b).to_f32(), onto);
+                    },
                     other => return Err(not_float(path, name, &format!("{other:?}"))),
                 };
-                Ok(Values { shape: tensor.shape().to_vec(), data })
+                let mut values = Reading::new(tensor.shape(), turned, bytes.len(), decode);
+                bytes.chunks(values.part.max(1)).for_each(|part| values.take(part));
+                Ok(values.values)
             }
         }
+    }
+}
+
+/// Puts the values of bytes onto others.
+type Decode = fn(&[u8], &mut Vec<f32>);
+
+/// Bytes of a tensor that are read at a time, where a row is shorter: so few that they are in the
+/// cache when they are turned.
+const PART: usize = 1 << 19;
+
+/// A tensor that is read by parts.
+struct Reading {
+    values: Values,
+    decode: Decode,
+    /// Bytes of a part: of whole rows, where the tensor is turned.
+    part: usize,
+    turned: Option<Turned>,
+}
+
+/// The state of a tensor that is turned.
+struct Turned {
+    rows: usize,
+    columns: usize,
+    /// Rows that have been taken.
+    taken: usize,
+    /// The values of a part.
+    values: Vec<f32>,
+}
+
+impl Reading {
+    /// Of a tensor of `shape`, which has so many `bytes` in the file.
+    fn new(shape: &[usize], turned: bool, bytes: usize, decode: Decode) -> Self {
+        let len = shape.iter().product::<usize>();
+        match *shape {
+            [rows, columns] if turned => {
+                let row = bytes / rows.max(1);
+                Self {
+                    values: Values { shape: vec![columns, rows], data: vec![0.0; len] },
+                    decode,
+                    part: bytes.min(row * (PART / row.max(1)).max(1)),
+                    turned: Some(Turned { rows, columns, taken: 0, values: Vec::new() }),
+                }
+            }
+            _ => Self {
+                values: Values { shape: shape.to_vec(), data: Vec::with_capacity(len) },
+                decode,
+                part: bytes.min(PART),
+                turned: None,
+            },
+        }
+    }
+
+    /// Takes the next part.
+    fn take(&mut self, bytes: &[u8]) {
+        let data = &mut self.values.data;
+        let Some(Turned { rows, columns, taken, values }) = &mut self.turned else {
+            return (self.decode)(bytes, data);
+        };
+        values.clear();
+        (self.decode)(bytes, values);
+        let count = values.len() / *columns;
+        for column in 0..*columns {
+            let to = &mut data[column * *rows + *taken..][..count];
+            to.iter_mut().enumerate().for_each(|(row, to)| *to = values[row * *columns + column]);
+        }
+        *taken += count;
     }
 }
 
@@ -206,8 +287,8 @@ impl Shard {
     }
 }
 
-fn decode<const N: usize>(bytes: &[u8], element: impl Fn([u8; N]) -> f32) -> Vec<f32> {
-    bytes.as_chunks::<N>().0.iter().map(|&chunk| element(chunk)).collect()
+fn decode<const N: usize>(bytes: &[u8], element: impl Fn([u8; N]) -> f32, onto: &mut Vec<f32>) {
+    onto.extend(bytes.as_chunks::<N>().0.iter().map(|&chunk| element(chunk)));
 }
 
 fn not_float(path: &Path, name: &str, dtype: &str) -> Error {

@@ -404,7 +404,7 @@ fn check_tied(
 ) -> Result<()> {
     let mut others = tied_to(&parameter.name).filter(|other| other != source && is_alias(other));
     let Some(other) = others.find(|other| checkpoint.contains(other)) else { return Ok(()) };
-    let values = checkpoint.read(&other)?;
+    let values = checkpoint.read(&other, parameter.transposed)?;
     if values.shape == read.shape && values.data == read.data {
         Ok(())
     } else {
@@ -416,18 +416,6 @@ fn check_tied(
             ),
         })
     }
-}
-
-/// `[rows, columns]` turned into `[columns, rows]`.
-fn transposed(values: Values) -> Values {
-    let [rows, columns] = values.shape[..] else {
-        unreachable!("only two-dimensional weights are marked as transposed, and shapes were compared");
-    };
-    let mut data = Vec::with_capacity(values.data.len());
-    for column in 0..columns {
-        data.extend((0..rows).map(|row| values.data[row * columns + column]));
-    }
-    Values { shape: vec![columns, rows], data }
 }
 
 /// `values` with as many `rows`: those that are missing are the mean of those that are there, or of
@@ -505,10 +493,10 @@ struct Fill<'a> {
 
 impl Fill<'_> {
     fn values(&self, parameter: &Parameter, source: &str) -> Result<Values> {
-        let read = self.checkpoint.read(source)?;
+        let read = self.checkpoint.read(source, parameter.transposed)?;
         check_tied(self.checkpoint, parameter, source, &read, self.is_alias)?;
         Ok(if parameter.transposed {
-            transposed(read)
+            read
         } else {
             // In a model that is tied each of the two names may stand for the other.
             let is_tied = (self.is_alias)(source);

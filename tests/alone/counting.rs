@@ -13,6 +13,16 @@ pub fn live() -> isize {
     LIVE.load(Ordering::Relaxed)
 }
 
+/// The most bytes that lived since [`peak_of`] began.
+static PEAK: AtomicIsize = AtomicIsize::new(0);
+
+/// The most bytes that live while `run` runs, of all threads.
+pub fn peak_of(run: impl FnOnce()) -> isize {
+    PEAK.store(live(), Ordering::Relaxed);
+    run();
+    PEAK.load(Ordering::Relaxed)
+}
+
 /// Bytes that have been allocated, freed or not.
 static ALLOCATED: AtomicIsize = AtomicIsize::new(0);
 
@@ -26,7 +36,8 @@ struct Counting;
 // SAFETY: every call goes to the system's allocator unchanged; counting touches no memory of it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        let live = LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed) + layout.size() as isize;
+        PEAK.fetch_max(live, Ordering::Relaxed);
         ALLOCATED.fetch_add(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's layout is passed on.
         unsafe { System.alloc(layout) }

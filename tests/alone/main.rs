@@ -6,6 +6,7 @@
 mod counting;
 mod device_reads;
 mod kv_cache;
+mod loading;
 mod saved_bytes;
 mod soak;
 mod tokenized_memory;

@@ -1,13 +1,13 @@
 //! The bytes that a forward pass keeps for the backward pass, native against compiled: on the CPU
-//! for a GPT-2 of 2 layers with its loss, counted by this binary's own allocator; on wgpu for a
-//! layer at the geometry of GPT-2 small, counted by the device's allocator. The predictions are
-//! sums of the tensors that each operator has to keep.
+//! for a GPT-2 and a Qwen 3 of 2 layers with their losses, counted by this binary's own allocator;
+//! on wgpu for a layer at the geometry of GPT-2 small, counted by the device's allocator. The
+//! predictions are sums of the tensors that each operator has to keep.
 
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 use kiln::config::Task;
 use kiln::data::{BatchLabels, PaddedBatch};
 use kiln::task::{DeviceBatch, LossOptions};
-use kiln_models::{Head, Model, ModelConfig, ModelType, Ops};
+use kiln_models::{Compute, Head, Model, ModelConfig, ModelType, Ops};
 
 use crate::counting::live;
 
@@ -37,7 +37,7 @@ impl Sizes {
     }
 }
 
-/// Bytes, as `live` counts them, that live after the forward pass and did not before it.
+/// Bytes, as `live` counts them, that live after the forward pass of a GPT-2 and did not before it.
 fn live_after_forward(sizes: &Sizes, ops: Ops, device: &Device, live: impl Fn() -> isize) -> isize {
     let Sizes { layers, width, heads, vocabulary, batch, seq } = *sizes;
     let mut fields = serde_json::Map::new();
@@ -46,9 +46,20 @@ fn live_after_forward(sizes: &Sizes, ops: Ops, device: &Device, live: impl Fn() 
     fields.extend(numbers.map(|(name, value)| (name.into(), value.into())));
     fields.extend(["resid_pdrop", "embd_pdrop", "attn_pdrop"].map(|name| (name.into(), 0.0.into())));
     let config = ModelConfig::from_fields(ModelType::Gpt2, &fields).unwrap();
+    live_after_forward_of(&config, [batch, seq], Compute::new(ops, FloatDType::F32), device, live)
+}
+
+/// [`live_after_forward`] of the language model `config` with a batch of `[rows, tokens of a row]`.
+fn live_after_forward_of(
+    config: &ModelConfig,
+    [batch, seq]: [usize; 2],
+    compute: Compute,
+    device: &Device,
+    live: impl Fn() -> isize,
+) -> isize {
     let device = device.clone().autodiff();
-    let model = Model::new(&config, Head::CausalLm, &device).unwrap().with_ops(ops);
-    let ids = (0..batch * seq).map(|i| (i * 7 % vocabulary) as i32).collect::<Vec<_>>();
+    let model = Model::new(config, Head::CausalLm, &device).unwrap().with_compute(compute);
+    let ids = (0..batch * seq).map(|i| (i * 7 % config.vocab_size()) as i32).collect::<Vec<_>>();
     let batch = PaddedBatch {
         rows: batch,
         examples: batch,
@@ -94,6 +105,52 @@ fn compiled_keeps_what_its_operators_have_to_and_native_several_times_that() {
     let logits = 2 * sizes.vocabulary;
     let at_least = (4 * tokens * (sizes.layers * (sizes.layer() + sizes.scores()) + above + logits)) as f64;
     assert!(native as f64 >= at_least, "native {native}, expected at least {at_least}");
+}
+
+/// Floats and narrow values of a token in a layer of a Qwen 3: what each form of its operators keeps.
+#[test]
+fn a_decoder_with_a_gate_and_shared_heads_keeps_what_its_operators_have_to() {
+    if crate::ran_alone(module_path!(), "a_decoder_with_a_gate_and_shared_heads_keeps_what_its_operators_have_to") {
+        return;
+    }
+    let (layers, width, inner, heads, shared, head_dim) = (2, 64, 176, 4, 2, 24);
+    let (vocabulary, batch, seq) = (1024, 4, 128);
+    let fields = serde_json::json!({
+        "num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner, "num_attention_heads": heads,
+        "num_key_value_heads": shared, "head_dim": head_dim, "vocab_size": vocabulary, "max_position_embeddings": seq,
+    });
+    let config = ModelConfig::from_fields(ModelType::Qwen3, fields.as_object().unwrap()).unwrap();
+    let (queries, keys, tokens) = (heads * head_dim, shared * head_dim, batch * seq);
+    let device = Device::flex();
+    // Each norm its input and a number a row; query, key and value; the attention's result; the gate
+    // and its factor.
+    let all = 2 * width + queries + keys + queries + 2 * keys + queries + 2 * inner;
+    let numbers = 2 + heads + shared;
+    for (name, ops, dtype, bytes) in [
+        // The results of the norms and of the product with the gate, and the log-sum-exp.
+        ("compiled", Ops::Fused, FloatDType::F32, 4 * (all + numbers + 2 * width + inner + heads)),
+        // Attention and the gate write bf16, which one product alone reads.
+        (
+            "compiled",
+            Ops::Fused,
+            FloatDType::BF16,
+            4 * (all - queries + numbers + 2 * width + heads) + 2 * (queries + inner),
+        ),
+        // What was normalised; the softmax and its exponentials; the sigmoid and what comes of it.
+        (
+            "native",
+            Ops::Plain,
+            FloatDType::F32,
+            4 * (all + numbers + 2 * width + queries + keys + 2 * width + 2 * heads * seq + 3 * inner),
+        ),
+    ] {
+        let live = live_after_forward_of(&config, [batch, seq], Compute::new(ops, dtype), &device, live);
+        // Above the layers: the last norm, its result, and of the plain loss the exponentials.
+        let above = 4 * (2 * width + if ops == Ops::Plain { width + vocabulary } else { 0 });
+        let predicted = tokens * (layers * bytes + above);
+        println!("{name} {dtype:?}: {live}, predicted {predicted}, ratio {:.3}", live as f64 / predicted as f64);
+        assert!((0.95..1.1).contains(&(live as f64 / predicted as f64)), "{name} {dtype:?}: {live}, {predicted}");
+    }
 }
 
 /// A sequence of 1024 tokens through layers of GPT-2 small, in f32. PERFORMANCE.md predicts 303 MB

@@ -98,7 +98,7 @@ enum Command {
     Probe(ProbeArgs),
     /// Run one batch through a model and write logits, loss and gradients
     Forward(ForwardArgs),
-    /// Continue a text with a trained causal language model
+    /// Continue a text with a trained language model
     Generate(GenerateArgs),
     /// Predict labels, numbers or answers for the rows of a file
     Predict(PredictArgs),

@@ -168,7 +168,10 @@ impl Shapes {
             ),
             (
                 "attention",
-                format!("{batch} x {heads} heads x {length} x {head_dim}"),
+                match keys_width / head_dim {
+                    all if all == heads => format!("{batch} x {heads} heads x {length} x {head_dim}"),
+                    shared => format!("{batch} x {heads} heads on {shared} x {length} x {head_dim}"),
+                },
                 Box::new(|| {
                     let [query, key, value] = qkv.clone().map(|part| compute.narrow(part));
                     attention.forward(Qkv::Separate { query, key, value }, &mask)
@@ -283,5 +286,24 @@ mod tests {
         }
         let shapes = Shapes { causal: false, predicts_tokens: false, ..shapes };
         assert_eq!(shapes.measure(Compute::new(Ops::Fused, DTYPES[0]), &Device::flex(), 1).unwrap().len(), 7);
+    }
+
+    #[test]
+    fn operators_of_llama_with_heads_of_keys_that_queries_share() {
+        let fields = json!({
+            "num_hidden_layers": 1, "hidden_size": 18, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6,
+            "intermediate_size": 40, "vocab_size": 32,
+        });
+        let config = ModelConfig::from_fields(ModelType::Qwen3, fields.as_object().unwrap()).unwrap();
+        let shapes = Shapes::new(&config, Task::Clm, 2, 8);
+        assert_eq!(shapes.llama, Some([24, 12]));
+        for (ops, dtype) in [Ops::Plain, Ops::Fused].into_iter().flat_map(|ops| DTYPES.map(|dtype| (ops, dtype))) {
+            let times = shapes.measure(Compute::new(ops, dtype), &Device::flex(), 1).unwrap();
+            let names = times.iter().map(|it| it.name.as_str()).collect::<Vec<_>>();
+            let all = ["embedding", "linear", "lora", "attention", "rms_norm", "rotary", "swiglu", "cross_entropy"];
+            assert_eq!(names, all);
+            assert_eq!((&*times[3].shape, &*times[5].shape), ("2 x 4 heads on 2 x 8 x 6", "16 x 4 heads x 6"));
+            assert_eq!(times[3].gflop, Some(12.0 * 16.0 * 4.5 * 24.0 / 1e9), "by the heads of the queries");
+        }
     }
 }

@@ -28,8 +28,12 @@ pub(super) fn open(mut opening: Opening<'_>) -> Result<Inputs> {
     let pad_id = pad_id(&opening.model, &tokenizer);
     let reads_last = opening.model.is_decoder() && opening.config.data.task.head() == Head::SequenceClassification;
     if let (true, None, Some(pad)) = (reads_last, opening.model.pad_token_id(), pad_id) {
-        // `GPT2ForSequenceClassification` and Llama's find the last token of a row by it.
+        // `GPT2ForSequenceClassification` and Llama's find the last token of a row by it. The
+        // embedding of a Llama is made without it, as under the Trainer of `transformers`.
         opening.model = with_pad_id(opening.model, pad)?;
+        if let ModelConfig::Llama(config) = &mut opening.model {
+            config.learns_padding = true;
+        }
     }
     Ok(Inputs { max_length: Some(max_length), ..opening.inputs(Some(tokenizer), pad_id.unwrap_or(0), data) })
 }

@@ -88,6 +88,11 @@ pub struct LlamaConfig {
     /// The id that padding uses, whose embedding gets no gradient from being looked up. Default
     /// none; SmolLM3 128004.
     pub pad_token_id: Option<u32>,
+    /// Whether the embedding of `pad_token_id` learns from being looked up. Not a field of the file:
+    /// the Trainer of `transformers` gives a model its tokenizer's padding when the embedding is
+    /// made without one, and the file that it writes has the id.
+    #[serde(skip)]
+    pub learns_padding: bool,
     /// Labels of a classification head.
     #[serde(flatten)]
     pub labels: Labels,
@@ -186,6 +191,7 @@ impl Default for LlamaConfig {
             no_rope_layer_interval: 4,
             tie_word_embeddings: false,
             pad_token_id: None,
+            learns_padding: false,
             labels: Labels::default(),
             inert: Map::new(),
         }
@@ -290,6 +296,11 @@ impl LlamaConfig {
             LlamaVariant::Mistral => [false, false],
             LlamaVariant::Llama | LlamaVariant::Qwen3 | LlamaVariant::SmolLm3 => [self.attention_bias; 2],
         }
+    }
+
+    /// The id whose embedding gets no gradient from being looked up (`padding_idx`).
+    pub fn padding_row(&self) -> Option<u32> {
+        self.pad_token_id.filter(|_| !self.learns_padding)
     }
 
     /// Whether the projections of the feed-forward block have a bias.

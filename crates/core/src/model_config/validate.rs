@@ -70,10 +70,15 @@ impl ModelConfig {
         if let Some(pad) = self.pad_token_id()
             && pad as usize >= self.vocab_size()
         {
-            return Err(Error::config(format!(
-                "pad_token_id: expected an id below vocab_size ({}), got {pad}",
-                self.vocab_size()
-            )));
+            let (kind, size) = (self.model_type(), self.vocab_size());
+            let error = Error::config(format!("pad_token_id: expected an id below vocab_size ({size}), got {pad}"));
+            return Err(match kind.llama_variant() {
+                Some(variant) if variant.config().pad_token_id == Some(pad) => error.help(format!(
+                    "{pad} is the default of {kind}, whose vocabulary is larger: set pad_token_id too, to an id that no \
+                     text has and whose embedding learns nothing"
+                )),
+                _ => error,
+            });
         }
         // Only a decoder generates; what an encoder's file says is never used as an id.
         eos_token_ids(self.inert().get("eos_token_id"), self.is_decoder().then(|| self.vocab_size()))?;
