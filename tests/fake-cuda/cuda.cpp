@@ -743,21 +743,24 @@ API CUresult cuModuleGetFunction(Function **function, Module *module, const char
             for (int size : made->parameters) total += size;
             if (total > 4096) complain("kernel " + made->name + " " + made->hash + " has " + std::to_string(total) + " bytes of parameters");
         }
+        std::string file = settings().dir + "/ptx/" + module->hash + ".ptx";
+        // Other processes may do the same.
+        auto written = [](const std::string &path, const std::string &text) {
+            std::string own = path + "." + std::to_string(getpid());
+            std::ofstream(own) << text;
+            rename(own.c_str(), path.c_str());
+        };
+        struct stat there;
+        if (compiled && stat(file.c_str(), &there) != 0) {
+            mkdir((settings().dir + "/ptx").c_str(), 0755);
+            written(file, module->ptx);
+        }
         if (compiled && !settings().ptxas.empty()) {
-            std::string file = settings().dir + "/ptx/" + module->hash + ".ptx", output, kept = settings().dir + "/ptx/" + module->hash + ".txt";
-            struct stat there;
+            std::string output, kept = settings().dir + "/ptx/" + module->hash + ".txt";
             if (stat(kept.c_str(), &there) == 0) {
                 std::ifstream in(kept);
                 output.assign(std::istreambuf_iterator<char>(in), {});
             } else {
-                mkdir((settings().dir + "/ptx").c_str(), 0755);
-                // Other processes may do the same.
-                auto written = [](const std::string &path, const std::string &text) {
-                    std::string own = path + "." + std::to_string(getpid());
-                    std::ofstream(own) << text;
-                    rename(own.c_str(), path.c_str());
-                };
-                written(file, module->ptx);
                 std::string arch = "sm_" + std::to_string(settings().cc) + (settings().cc >= 90 ? "a" : "");
                 int status = run_process({settings().ptxas, "-v", "-arch=" + arch, file, "-o", "/dev/null"}, output);
                 if (status) output = "FAILED\n" + output;
@@ -854,6 +857,7 @@ API CUresult cuStreamBeginCapture_v2(Stream *stream, int mode) {
     if (!settings().graphs) return NOT_SUPPORTED;
     if (!streams.count(stream)) return refuse(INVALID_HANDLE, "cuStreamBeginCapture");
     if (stream->capturing) return refuse(INVALID_VALUE, "a stream that records is told to record");
+    TRACE("recording begins");
     stream->capturing = true, stream->invalidated = false, stream->mode = mode, stream->by = pthread_self();
     stream->graph = new Graph();
     if (mode != 2) capturing++;

@@ -187,6 +187,31 @@ static void watch_faults() {
     sigaction(SIGBUS, &action, &before[1]);
 }
 
+/// The order of blocks, and of the threads of a block between barriers, which a GPU does not promise: another one for every launch,
+/// drawn from FAKE_CUDA_SEED; with 0 they come one after the other. A kernel without a barrier that it needs finds values of before.
+static unsigned long long drawn() {
+    static unsigned long long state = [] {
+        const char *text = getenv("FAKE_CUDA_SEED");
+        unsigned long long seed = text && *text ? strtoull(text, nullptr, 10) : 1;
+        if (seed) fake_log("NOTE blocks and threads run in random order: FAKE_CUDA_SEED=%llu", seed);
+        return seed * 0x9E3779B97F4A7C15ull;
+    }();
+    if (!state) return 0;
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state;
+}
+
+/// The numbers below `n` in an order of their own: every `step`-th, from `first` on.
+struct Order {
+    unsigned long long n, first, step;
+    explicit Order(unsigned long long n) : n(n), first(drawn() % n), step(drawn() % n) {
+        auto divisor = [](unsigned long long a, unsigned long long b) { while (b) { auto rest = a % b; a = b, b = rest; } return a; };
+        if (!step) step = 1;
+        while (divisor(step, n) != 1) step++;
+    }
+    unsigned operator[](unsigned long long i) const { return (first + i * step) % n; }
+};
+
 void fake_run(const FakeKernel &kernel, const std::string &name, const std::string &hash, const unsigned grid[3], const unsigned block[3],
     unsigned shared, void **arguments) {
     watch_faults();
@@ -194,20 +219,22 @@ void fake_run(const FakeKernel &kernel, const std::string &name, const std::stri
     unsigned n = block[0] * block[1] * block[2];
     fake_uint3 bdim = {block[0], block[1], block[2]}, gdim = {grid[0], grid[1], grid[2]};
     char *memory = shared_memory();
+    Order blocks((unsigned long long)grid[0] * grid[1] * grid[2]), threads(n);
+    auto place = [&](unsigned long long number) { return fake_uint3{unsigned(number % grid[0]), unsigned(number / grid[0] % grid[1]), unsigned(number / grid[0] / grid[1])}; };
     if (!kernel.meets) {
         FakeThread self = {};
         self.bdim = bdim, self.gdim = gdim, self.shared = memory;
         fake_self = &self;
-        for (unsigned z = 0; z < grid[2]; z++)
-            for (unsigned y = 0; y < grid[1]; y++)
-                for (unsigned x = 0; x < grid[0]; x++) {
-                    self.bid = {x, y, z};
-                    for (unsigned i = 0; i < n; i++) {
-                        self.tid = {i % block[0], i / block[0] % block[1], i / (block[0] * block[1])};
-                        self.lane = i % 32, self.warp = i / 32;
-                        kernel.call(arguments);
-                    }
-                }
+        for (unsigned long long b = 0; b < blocks.n; b++) {
+            self.bid = place(blocks[b]);
+            if (shared) memset(memory, 0xFF, shared);
+            for (unsigned k = 0; k < n; k++) {
+                unsigned i = threads[k];
+                self.tid = {i % block[0], i / block[0] % block[1], i / (block[0] * block[1])};
+                self.lane = i % 32, self.warp = i / 32;
+                kernel.call(arguments);
+            }
+        }
         fake_self = nullptr;
         strcpy(what_runs, "nothing");
         return;
@@ -218,58 +245,59 @@ void fake_run(const FakeKernel &kernel, const std::string &name, const std::stri
     char *stack = stacks(n);
     BlockRun *outer = running;
     running = &run;
-    for (unsigned z = 0; z < grid[2]; z++)
-        for (unsigned y = 0; y < grid[1]; y++)
-            for (unsigned x = 0; x < grid[0]; x++) {
-                memset(memory, 0xFF, shared);
-                run.alive = n;
-                for (unsigned w = 0; w < run.warps.size(); w++) {
-                    unsigned lanes = n - w * 32 < 32 ? n - w * 32 : 32;
-                    run.warps[w].waiting = 0, run.warps[w].operation = 0;
-                    run.warps[w].alive = lanes == 32 ? ~0u : (1u << lanes) - 1;
-                }
-                for (unsigned i = 0; i < n; i++) {
-                    FakeThread &t = run.threads[i];
-                    t = {};
-                    t.tid = {i % block[0], i / block[0] % block[1], i / (block[0] * block[1])};
-                    t.bid = {x, y, z}, t.bdim = bdim, t.gdim = gdim, t.shared = memory;
-                    t.lane = i % 32, t.warp = i / 32;
-                    void **top = (void **)(stack + (i + 1) * STACK - 64);
-                    *--top = nullptr;         // in place of a return address: aligns the stack as after a call
-                    *--top = (void *)begin;
-                    for (int r = 0; r < 6; r++) *--top = nullptr;
-                    t.stack_pointer = top;
-                }
-                while (run.alive) {
-                    bool moved = false;
-                    for (unsigned i = 0; i < n; i++) {
-                        FakeThread &t = run.threads[i];
-                        if (t.state == AT_WORD && (*t.word & t.mask) != t.value) t.state = READY;
-                        if (t.state == READY) {
-                            moved = true;
-                            fake_self = &run.threads[i];
-                            fake_switch(&run.main_stack, run.threads[i].stack_pointer);
-                        }
-                    }
-                    if (moved) continue;
-                    // All threads wait. If all of them are at the block's barrier, they continue.
-                    unsigned at_block = 0;
-                    for (unsigned i = 0; i < n; i++) at_block += run.threads[i].state == AT_BLOCK;
-                    if (at_block == run.alive) {
-                        for (unsigned i = 0; i < n; i++)
-                            if (run.threads[i].state == AT_BLOCK) run.threads[i].state = READY;
-                        continue;
-                    }
-                    // Otherwise some wait for lanes of their warp that wait elsewhere: a divergent operation of the warp, which
-                    // takes place among the lanes that arrived.
-                    bool woken = false;
-                    for (unsigned w = 0; w < run.warps.size(); w++)
-                        if (run.warps[w].waiting) wake_warp(&run, w), woken = true;
-                    static bool told = false;
-                    if (!told) told = true, fake_log("NOTE kernel %s %s: a warp operation of some lanes only", name.c_str(), hash.c_str());
-                    if (!woken) { fake_log("kernel %s %s: its threads wait for each other for ever", name.c_str(), hash.c_str()); abort(); }
+    for (unsigned long long b = 0; b < blocks.n; b++) {
+        fake_uint3 bid = place(blocks[b]);
+        memset(memory, 0xFF, shared); // NaN
+        run.alive = n;
+        for (unsigned w = 0; w < run.warps.size(); w++) {
+            unsigned lanes = n - w * 32 < 32 ? n - w * 32 : 32;
+            run.warps[w].waiting = 0, run.warps[w].operation = 0;
+            run.warps[w].alive = lanes == 32 ? ~0u : (1u << lanes) - 1;
+        }
+        for (unsigned i = 0; i < n; i++) {
+            FakeThread &t = run.threads[i];
+            t = {};
+            t.tid = {i % block[0], i / block[0] % block[1], i / (block[0] * block[1])};
+            t.bid = bid, t.bdim = bdim, t.gdim = gdim, t.shared = memory;
+            t.lane = i % 32, t.warp = i / 32;
+            void **top = (void **)(stack + (i + 1) * STACK - 64);
+            *--top = nullptr;         // in place of a return address: aligns the stack as after a call
+            *--top = (void *)begin;
+            for (int r = 0; r < 6; r++) *--top = nullptr;
+            t.stack_pointer = top;
+        }
+        while (run.alive) {
+            bool moved = false;
+            Order threads(n);
+            for (unsigned k = 0; k < n; k++) {
+                unsigned i = threads[k];
+                FakeThread &t = run.threads[i];
+                if (t.state == AT_WORD && (*t.word & t.mask) != t.value) t.state = READY;
+                if (t.state == READY) {
+                    moved = true;
+                    fake_self = &run.threads[i];
+                    fake_switch(&run.main_stack, run.threads[i].stack_pointer);
                 }
             }
+            if (moved) continue;
+            // All threads wait. If all of them are at the block's barrier, they continue.
+            unsigned at_block = 0;
+            for (unsigned i = 0; i < n; i++) at_block += run.threads[i].state == AT_BLOCK;
+            if (at_block == run.alive) {
+                for (unsigned i = 0; i < n; i++)
+                    if (run.threads[i].state == AT_BLOCK) run.threads[i].state = READY;
+                continue;
+            }
+            // Otherwise some wait for lanes of their warp that wait elsewhere: a divergent operation of the warp, which
+            // takes place among the lanes that arrived.
+            bool woken = false;
+            for (unsigned w = 0; w < run.warps.size(); w++)
+                if (run.warps[w].waiting) wake_warp(&run, w), woken = true;
+            static bool told = false;
+            if (!told) told = true, fake_log("NOTE kernel %s %s: a warp operation of some lanes only", name.c_str(), hash.c_str());
+            if (!woken) { fake_log("kernel %s %s: its threads wait for each other for ever", name.c_str(), hash.c_str()); abort(); }
+        }
+    }
     running = outer;
     fake_self = nullptr;
     strcpy(what_runs, "nothing");
