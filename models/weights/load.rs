@@ -189,7 +189,9 @@ pub fn load_adapted<M: StateDict>(
     // `peft` writes the base's own values beside an adapter on the output.
     let is_other = |name: &String| {
         let values = |checkpoint: &Checkpoint, name: &str| {
-            find(checkpoint, name, &|_| ties).and_then(|source| checkpoint.read(&source).ok()).map(|values| values.data)
+            find(checkpoint, name, &|_| ties)
+                .and_then(|source| checkpoint.read(&source, false).ok())
+                .map(|values| values.data)
         };
         values(&whole, name) != values(&saved, &format!("{PREFIX}{name}"))
     };

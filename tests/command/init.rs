@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::json;
+
 use crate::common::messages::messages;
 use crate::common::{kiln, rows, succeeds};
 
@@ -48,6 +50,51 @@ fn a_config_for_little_text_trains() {
     let args = ["init", "clm", "run/model", "--train", "nothing.txt", "--out", "nothing.toml"];
     messages.fails(kiln(folder.path()).args(args), 3);
     assert!(!folder.path().join("nothing.toml").exists());
+}
+
+#[test]
+fn a_config_for_conversations_trains() {
+    let messages = messages!();
+    let folder = tempfile::tempdir().unwrap();
+    with_model(folder.path());
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}";
+    write("run/model/chat_template.jinja", template);
+    let row = |column: &str, index: usize| {
+        let said = |role: &str, content: String| json!({"role": role, "content": content});
+        let both = [said("user", format!("line {index}")), said("assistant", format!("tells of weather {index}"))];
+        format!("{}\n", json!({column: both}))
+    };
+    let rows_of = |column: &str| (0..40).map(|index| row(column, index)).collect::<String>();
+    write("answers.jsonl", &rows_of("messages"));
+    write("shared.jsonl", &rows_of("conversations"));
+    write("other.jsonl", &rows_of("dialogue"));
+    write("text.csv", "messages\nhello\n");
+    let init = |args: &[&str]| {
+        let mut command = kiln(folder.path());
+        command.args(["init", "chat"]).args(args);
+        command
+    };
+    let said = succeeds(&mut init(&["run/model", "--train", "answers.jsonl"]));
+    assert!(said.contains("`kiln plan chat.toml`, then `kiln train chat.toml`"), "{said}");
+    succeeds(kiln(folder.path()).args(["train", "chat.toml", "--set", "trainer.max_steps=1"]));
+    let run = folder.path().join("runs/chat");
+    assert!(rows(&run).iter().any(|row| row["eval_loss"].is_number()), "answers to evaluate on");
+    assert!(run.join("model/adapter_config.json").is_file(), "LoRA");
+    let written = |args: &[&str], name: &str| {
+        succeeds(init(args).args(["--out", name]));
+        std::fs::read_to_string(folder.path().join(name)).unwrap()
+    };
+    let text = written(&["run/model", "--train", "shared.jsonl", "--validation", "10%"], "shared.toml");
+    assert!(text.contains("messages_column = \"conversations\"") && text.contains("validation = \"10%\""), "{text}");
+    assert!(text.contains("max_length = 64 "), "the model has no more positions: {text}");
+    let text = written(&["run/model", "--train", "other.jsonl", "--text-column", "dialogue"], "named.toml");
+    assert!(text.contains("messages_column = \"dialogue\""), "{text}");
+    let text = written(&["run/model"], "later.toml");
+    assert!(text.contains("train = \"data/conversations.jsonl\""), "{text}");
+    messages.fails(init(&["run/model", "--train", "other.jsonl", "--out", "new.toml"]), 3);
+    messages.fails(init(&["run/model", "--train", "text.csv", "--out", "new.toml"]), 2);
+    messages.fails(init(&["random", "--out", "new.toml"]), 2);
 }
 
 #[test]

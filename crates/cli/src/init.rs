@@ -99,6 +99,45 @@ const INIT_NAMES: [(&str, &str); 7] = [
     (", or the folder in data.dataset_name", ""),
 ];
 
+/// What a template is for: a task, or a chat model, which learns the answers of conversations by
+/// the task `clm`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// A task.
+    Task(Task),
+    /// Conversations.
+    Chat,
+}
+
+impl Purpose {
+    const CHAT: &str = "chat";
+
+    /// The purpose called `name`.
+    ///
+    /// # Errors
+    /// Another name than `chat` and those of the tasks.
+    pub fn from_name(name: &str) -> Result<Self> {
+        if name == Self::CHAT { Ok(Self::Chat) } else { Task::from_name(name).map(Self::Task) }
+    }
+
+    /// The task by which it is learned.
+    pub fn task(self) -> Task {
+        match self {
+            Self::Task(task) => task,
+            Self::Chat => Task::Clm,
+        }
+    }
+}
+
+impl std::fmt::Display for Purpose {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Task(task) => task.fmt(f),
+            Self::Chat => f.write_str(Self::CHAT),
+        }
+    }
+}
+
 /// The data of a template: those that were named, else names to be replaced.
 #[derive(Debug, Clone)]
 pub struct Data {
@@ -139,6 +178,53 @@ impl Data {
             documents: Documents::File,
             is_named: false,
         }
+    }
+
+    /// Names of files of conversations that stand for those of the user.
+    pub fn conversations_placeholder() -> Self {
+        let train = vec!["data/conversations.jsonl".to_owned()];
+        Self { format: DataFormat::Jsonl, train, validation: CHAT_SHARE, ..Self::placeholder(Task::Clm) }
+            .with_messages(MESSAGES[0])
+    }
+
+    fn with_messages(self, column: &str) -> Self {
+        Self { columns: Columns { text: column.to_owned(), ..self.columns }, ..self }
+    }
+
+    /// The conversations in the files `train`, in `column` or in one that is called as in published
+    /// data.
+    ///
+    /// # Errors
+    /// Files that do not exist, an ending of a format that has no conversations, and files without
+    /// the column.
+    pub fn conversations(train: &[String], validation: Option<Validation>, column: Option<&str>) -> Result<Self> {
+        let is_saved = train.iter().any(|name| is_saved(Path::new(name)));
+        let files = paths::resolve(train, if is_saved { DataFormat::Arrow } else { DataFormat::Text })
+            .map_err(|error| error.in_terms_of(&INIT_NAMES))?;
+        let file = files[0].display();
+        let format = match format_of(&files[0]) {
+            Ok(DataFormat::Squad) => DataFormat::Jsonl,
+            Ok(format @ (DataFormat::Jsonl | DataFormat::Parquet | DataFormat::Arrow)) => format,
+            _ => {
+                return Err(Error::config(format!("--train {file}: expected a table of conversations")).help(
+                    "conversations are lists of messages in .jsonl, .json or .parquet, or in a folder of arrow files",
+                ));
+            }
+        };
+        let there = column_names(&files[0], format);
+        let column = match column {
+            Some(column) => Some(column).filter(|column| there.iter().any(|name| name == column)),
+            None => MESSAGES.into_iter().find(|column| there.iter().any(|name| name == column)),
+        };
+        let Some(column) = column else {
+            return Err(Error::data(format!(
+                "--train {file}: expected a column with lists of messages, called {:?} or {:?}; there are {there:?}",
+                MESSAGES[0], MESSAGES[1]
+            ))
+            .help("name the column with --text-column"));
+        };
+        let (train, validation) = (train.to_vec(), validation.unwrap_or(CHAT_SHARE));
+        Ok(Self { format, train, validation, is_named: true, ..Self::placeholder(Task::Clm) }.with_messages(column))
     }
 
     /// The files `train`, in the format that their endings tell. Of a table the first row is read,
@@ -257,6 +343,12 @@ impl Data {
     }
 }
 
+/// The columns of conversations in published data: of TRL and OpenAI, and of ShareGPT.
+const MESSAGES: [&str; 2] = ["messages", "conversations"];
+
+/// The share of conversations for validation.
+const CHAT_SHARE: Validation = Validation::Share(0.05);
+
 /// Tokens of a sample of a language model: as many as usual, and fewer for little text.
 const BLOCKS: [usize; 5] = [LONGEST_BLOCK, 64, 32, 16, 8];
 const LONGEST_BLOCK: usize = 128;
@@ -333,8 +425,9 @@ fn line(key: &str, value: impl std::fmt::Display, comment: &str) -> String {
 }
 
 /// The text of a config that fine-tunes `model` (a folder or a Hub id), whose sequences have up to
-/// `positions` tokens, on `task` with `data`, into the folder `runs/NAME`.
-pub fn template(task: Task, name: &str, model: &str, positions: Option<usize>, data: &Data) -> String {
+/// `positions` tokens, for `purpose` with `data`, into the folder `runs/NAME`.
+pub fn template(purpose: Purpose, name: &str, model: &str, positions: Option<usize>, data: &Data) -> String {
+    let task = purpose.task();
     let output = quoted(&format!("runs/{name}"));
     let is_random = model == RANDOM;
     let model = if is_random { "random weights".to_owned() } else { quoted(model) };
@@ -352,10 +445,13 @@ pub fn template(task: Task, name: &str, model: &str, positions: Option<usize>, d
         line("from", &model, "a folder or a Hub id; its tokenizer is used too")
     };
     let rate = if is_random { "1e-3" } else { "5e-5" };
-    let (data, trainer) = (data_keys(task, positions, data), trainer_keys(task).replace("5e-5", rate));
+    let (data, lora, trainer) = match purpose {
+        Purpose::Task(task) => (data_keys(task, positions, data), "", trainer_keys(task).replace("5e-5", rate)),
+        Purpose::Chat => (chat_keys(positions, data), CHAT_LORA, CHAT_TRAINER.to_owned()),
+    };
     format!(
         "{SCHEMA_LINE}
-# {task} with {}. `kiln plan FILE` shows what it would do, `kiln train FILE` does it.
+# {purpose} with {}. `kiln plan FILE` shows what it would do, `kiln train FILE` does it.
 
 [run]
 output_dir = {output}
@@ -365,7 +461,7 @@ on_existing = \"fail\"                 # fail | resume | overwrite
 {from}
 [data]
 task = \"{task}\"
-{data}
+{data}{lora}
 [compiler]
 enabled = false                      # true: usually 2.1 to 5.0 times as fast on a CPU in f32, same losses; \"auto\" tries both
 
@@ -387,6 +483,36 @@ kind = \"auto\"                        # auto | cpu | wgpu | cuda
         one_line(&model)
     )
 }
+
+/// Tokens that a conversation is cut to.
+const LONGEST_CHAT: usize = 512;
+
+/// The keys of `[data]` for conversations.
+fn chat_keys(positions: Option<usize>, data: &Data) -> String {
+    let longest = positions.map_or(LONGEST_CHAT, |positions| LONGEST_CHAT.min(positions));
+    line("format", format_args!("\"{}\"", data.format), "jsonl | parquet | arrow")
+        + &line("train", list(&data.train), "{\"messages\": [{\"role\": \"user\", \"content\": \"..\"}, ..]}")
+        + &line("validation", data.validation(), "files, or a share such as \"10%\"")
+        + &line("messages_column", quoted(&data.columns.text), "written as text by the tokenizer's chat template")
+        + &line("assistant_only_loss", true, "the loss counts the answers alone")
+        + &line("max_length", longest, "tokens that a conversation is cut to")
+        + &line("packing", true, "several conversations a row, each with attention and positions of its own")
+}
+
+const CHAT_LORA: &str = "
+[lora]                               # leave the section out to train all weights, with a rate ten times as small
+r = 16
+lora_alpha = 32
+lora_dropout = 0.05
+target_modules = \"all-linear\"
+";
+
+const CHAT_TRAINER: &str = "num_train_epochs = 1                 # or max_steps, max_tokens, max_minutes
+per_device_train_batch_size = 2
+gradient_accumulation_steps = 8      # 16 = 2 x 8 micro-batches
+per_device_eval_batch_size = 2
+learning_rate = 2e-4
+";
 
 /// The keys of `[data]`.
 fn data_keys(task: Task, positions: Option<usize>, data: &Data) -> String {
@@ -544,7 +670,8 @@ mod tests {
             let columns = columns(Task::Regression, Some(text.into()), None, &[], Some(label.into()));
             Data::named(Task::Regression, train.clone(), Some(Validation::Share(0.25)), columns, None)
         };
-        let text = template(Task::Regression, "new", "org/model", Some(32), &named("review", "stars").unwrap());
+        let text =
+            template(Purpose::Task(Task::Regression), "new", "org/model", Some(32), &named("review", "stars").unwrap());
         assert!(text.lines().all(|line| one_line(line) == line), "{text}");
         let data = RunConfig::parse(&text, "new.toml").unwrap().data;
         assert_eq!(
@@ -562,10 +689,15 @@ mod tests {
 
     #[test]
     fn every_template_is_a_config_of_its_task() {
+        let chat = template(Purpose::Chat, "new", "org/model", None, &Data::conversations_placeholder());
+        let config = RunConfig::parse(&chat, "new.toml").unwrap();
+        assert_eq!((config.data.task, config.data.max_length), (Task::Clm, Some(512)));
+        assert_eq!((config.data.messages_column.as_deref(), config.lora.unwrap().r), (Some("messages"), 16));
+        assert!(chat.lines().all(|line| line.chars().count() <= 130), "{chat}");
         for task in Task::ALL {
             if task == Task::Clm {
                 let positions = random_weights(task).unwrap();
-                let text = template(task, "new", RANDOM, Some(positions), &Data::placeholder(task));
+                let text = template(Purpose::Task(task), "new", RANDOM, Some(positions), &Data::placeholder(task));
                 let config = RunConfig::parse(&text, "new.toml").unwrap();
                 assert_eq!((config.model.from, config.tokenizer.train_vocab_size), (None, Some(4096)));
                 assert_eq!(config.trainer.learning_rate, 1e-3);
@@ -573,7 +705,7 @@ mod tests {
             } else {
                 assert!(random_weights(task).is_err());
             }
-            let text = template(task, "a \"name\"", "org/a \"name\"", None, &Data::placeholder(task));
+            let text = template(Purpose::Task(task), "a \"name\"", "org/a \"name\"", None, &Data::placeholder(task));
             let config = RunConfig::parse(&text, "new.toml").unwrap_or_else(|error| panic!("{task}: {error}"));
             assert_eq!((config.data.task, config.model.from.as_deref()), (task, Some("org/a \"name\"")));
             assert!(text.lines().all(|line| line.chars().count() <= 130), "{text}");

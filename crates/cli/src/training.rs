@@ -53,7 +53,7 @@ use super::predict::predict_to_file;
 use super::ranks::{self, Ranks};
 use super::terminal::{LogFormat, Printer, Talk, runs};
 use super::{faults, finite, keep_moving, memory, progress_bar, say, tuning};
-use crate::init::{Data, RANDOM, check_model, columns, columns_of, random_weights, template};
+use crate::init::{Data, Purpose, RANDOM, check_model, columns, columns_of, random_weights, template};
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -222,7 +222,8 @@ impl TrainArgs {
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
     /// clm, mlm, sequence-classification, multi-label-classification, regression,
-    /// token-classification, multiple-choice or question-answering; asked for when it is left out
+    /// token-classification, multiple-choice or question-answering, or chat for conversations;
+    /// asked for when it is left out
     task: Option<String>,
     /// The pretrained model: a folder or a Hub id, or `random` for a small GPT-2 with random
     /// weights; asked for when it is left out
@@ -233,7 +234,8 @@ pub(super) struct InitArgs {
     /// The validation data: files likewise, or a share such as 10%
     #[arg(long, value_name = "FILES", num_args = 1.., requires = "train")]
     validation: Vec<String>,
-    /// The column with the text; `text` when it is left out
+    /// The column with the text, or with the messages of a conversation; `text`, or `messages`,
+    /// when it is left out
     #[arg(long, value_name = "COLUMN", requires = "train")]
     text_column: Option<String>,
     /// The column with the second text of a pair
@@ -253,9 +255,13 @@ pub(super) struct InitArgs {
 
 impl InitArgs {
     /// The data that were named, or names to be replaced, for a model of so many positions.
-    fn data(&self, task: Task, positions: Option<usize>) -> Result<Data> {
+    fn data(&self, purpose: Purpose, positions: Option<usize>) -> Result<Data> {
+        let task = purpose.task();
         if self.train.is_empty() {
-            return Ok(Data::placeholder(task));
+            return Ok(match purpose {
+                Purpose::Task(task) => Data::placeholder(task),
+                Purpose::Chat => Data::conversations_placeholder(),
+            });
         }
         let validation = match &self.validation[..] {
             [] => None,
@@ -272,6 +278,9 @@ impl InitArgs {
             }
             files => Some(Validation::Files(files.to_vec())),
         };
+        if purpose == Purpose::Chat {
+            return Data::conversations(&self.train, validation, self.text_column.as_deref());
+        }
         let is_choice = task == Task::MultipleChoice;
         match &self.choice_columns[..] {
             [_, ..] if !is_choice => {
@@ -290,22 +299,22 @@ impl InitArgs {
         }
     }
 
-    /// The file to write for `task`.
-    fn path(&self, task: Task) -> PathBuf {
-        self.out.clone().unwrap_or_else(|| PathBuf::from(format!("{task}.toml")))
+    /// The file to write for `purpose`.
+    fn path(&self, purpose: Purpose) -> PathBuf {
+        self.out.clone().unwrap_or_else(|| PathBuf::from(format!("{purpose}.toml")))
     }
 
-    /// Task, model and data as the arguments name them.
-    fn named(&self, task: &str, model: &str) -> Result<(Task, Option<usize>, Data)> {
-        let task = Task::from_name(task)?;
-        check_free(&self.path(task))?;
-        let positions = positions(task, model)?;
-        Ok((task, positions, self.data(task, positions)?))
+    /// Purpose, positions of the model, and data as the arguments name them.
+    fn named(&self, purpose: &str, model: &str) -> Result<(Purpose, Option<usize>, Data)> {
+        let purpose = Purpose::from_name(purpose)?;
+        check_free(&self.path(purpose))?;
+        let positions = positions(purpose, model)?;
+        Ok((purpose, positions, self.data(purpose, positions)?))
     }
 
-    /// Task, model and data, asked for at the terminal where the arguments name none. The answers
-    /// become arguments.
-    fn asked(&mut self) -> Result<(Task, Option<usize>, Data)> {
+    /// What [`named`](Self::named) gives, asked for at the terminal where the arguments name none.
+    /// The answers become arguments.
+    fn asked(&mut self) -> Result<(Purpose, Option<usize>, Data)> {
         let term = Term::stderr();
         if !std::io::stdin().is_terminal() || !term.is_term() {
             return Err(Error::config("kiln init: expected TASK and MODEL; it asks for them on a terminal alone")
@@ -314,19 +323,23 @@ impl InitArgs {
                 ));
         }
         let tasks = "Task: clm (continue text), mlm (fill gaps), sequence-classification, multi-label-classification, regression, \
-             token-classification, multiple-choice or question-answering";
-        let task = until_read(&term, (tasks, None), self.task.as_deref(), Task::from_name)?;
-        check_free(&self.path(task))?;
-        let usual = if task == Task::Clm { "distilbert/distilgpt2" } else { "distilbert/distilbert-base-uncased" };
-        let random = if task == Task::Clm {
-            "; random for a small GPT-2 with random weights"
-        } else {
-            " (random weights are for clm, whose tokenizer is learned from the text)"
+             token-classification, multiple-choice or question-answering; or chat (answer in conversations)";
+        let purpose = until_read(&term, (tasks, None), self.task.as_deref(), Purpose::from_name)?;
+        check_free(&self.path(purpose))?;
+        let task = purpose.task();
+        let (usual, random) = match purpose {
+            Purpose::Chat => ("HuggingFaceTB/SmolLM2-135M-Instruct", ", with a chat template"),
+            Purpose::Task(Task::Clm) => ("distilbert/distilgpt2", "; random for a small GPT-2 with random weights"),
+            Purpose::Task(_) => (
+                "distilbert/distilbert-base-uncased",
+                " (random weights are for clm, whose tokenizer is learned from the text)",
+            ),
         };
         let models = format!("Pretrained model: a folder or an id of the Hugging Face Hub{random}");
         let models = (models.as_str(), Some(usual));
-        let (model, positions) =
-            until_read(&term, models, self.model.as_deref(), |model| Ok((model.to_owned(), positions(task, model)?)))?;
+        let (model, positions) = until_read(&term, models, self.model.as_deref(), |model| {
+            Ok((model.to_owned(), positions(purpose, model)?))
+        })?;
         self.model = Some(model);
         if self.train.is_empty() {
             let files = ("Training data: a file or a glob; nothing to name it later in the config", Some(""));
@@ -339,7 +352,7 @@ impl InitArgs {
             self.train.first().is_some_and(|file| format_of(Path::new(file)).is_ok_and(DataFormat::is_table));
         // A table with the usual columns needs no question.
         let data = loop {
-            match self.data(task, positions) {
+            match self.data(purpose, positions) {
                 Err(error) if is_table => tell(&term, &error)?,
                 data => break data?,
             }
@@ -356,17 +369,20 @@ impl InitArgs {
                 self.label_column = Some(ask("Column with the label", self.label_column.as_deref())?);
             }
         };
-        Ok((task, positions, data))
+        Ok((purpose, positions, data))
     }
 }
 
 /// The longest sequence of the model `model`, where its configuration can be read. Warns where it
 /// cannot.
-fn positions(task: Task, model: &str) -> Result<Option<usize>> {
+fn positions(purpose: Purpose, model: &str) -> Result<Option<usize>> {
     if model == RANDOM {
-        return random_weights(task).map(Some);
+        return match purpose {
+            Purpose::Task(task) => random_weights(task).map(Some),
+            Purpose::Chat => Err(Error::config(format!("{RANDOM}: expected a pretrained model with a chat template"))),
+        };
     }
-    let checked = check_model(task, model, &HubSettings::from_env()?)?;
+    let checked = check_model(purpose.task(), model, &HubSettings::from_env()?)?;
     if let Some(reason) = &checked.unchecked {
         let near = near_model(model).map_or_else(String::new, |near| format!("; did you mean {near}?"));
         tracing::warn!("{model} is not checked: {}{near}", reason.message());
@@ -385,21 +401,22 @@ fn is_taken(path: &Path) -> Error {
 }
 
 pub(super) fn run_init(mut args: InitArgs) -> Result<()> {
-    let (task, positions, data) = match (&args.task, &args.model) {
-        (Some(task), Some(model)) => args.named(task, model)?,
+    let (purpose, positions, data) = match (&args.task, &args.model) {
+        (Some(purpose), Some(model)) => args.named(purpose, model)?,
         _ => args.asked()?,
     };
-    let path = args.path(task);
+    let path = args.path(purpose);
     let model = args.model.unwrap_or_default();
     if model == RANDOM {
         data.check_learns_tokenizer()?;
     }
-    let name = path.file_stem().map_or_else(|| task.to_string(), |name| name.to_string_lossy().into_owned());
+    let name = path.file_stem().map_or_else(|| purpose.to_string(), |name| name.to_string_lossy().into_owned());
     // The one that is there may belong to other config files.
     let beside = path.with_file_name(SCHEMA_FILE);
     let has_schema = beside.exists();
     let file = OpenOptions::new().write(true).create_new(true).open(&path);
-    let written = file.and_then(|mut file| file.write_all(template(task, &name, &model, positions, &data).as_bytes()));
+    let written =
+        file.and_then(|mut file| file.write_all(template(purpose, &name, &model, positions, &data).as_bytes()));
     written.map_err(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => is_taken(&path),
         _ => Error::io(format!("write {}", path.display()), &error),

@@ -306,18 +306,18 @@ impl Activations {
         layer + self.moving + self.head_gradient + self.mapped
     }
 
-    /// The memory of a batch of an evaluation, with the activations of training that are still
-    /// allocated meanwhile.
-    pub(super) fn of_evaluation(&self) -> u128 {
-        let Evaluation { bytes, logits, fits } = self.evaluation;
+    /// The memory of a batch of an evaluation beside `packed` bytes of weights, with the pages of
+    /// training's activations that the heap keeps meanwhile.
+    pub(super) fn of_evaluation(&self, packed: u128) -> u128 {
+        let Evaluation { bytes, logits } = self.evaluation;
+        let alone = packed + bytes;
         if logits == 0 {
-            return bytes;
+            return alone;
         }
-        // The heap keeps the pages of training's tensors and gives them to as many of the logits as
-        // they hold.
+        // The heap gives its pages to as many of the logits as they hold, and to packed weights,
+        // which are smaller.
         let left = self.at_the_top();
-        let found = if fits { left / logits * logits } else { 0 };
-        left + bytes.saturating_sub(found)
+        alone.max(left + bytes.saturating_sub(left / logits * logits))
     }
 }
 
@@ -330,12 +330,9 @@ fn at_a_time(bytes: u64, each: u128, count: u128) -> u128 {
 #[derive(Debug, Clone, Copy)]
 struct Evaluation {
     bytes: u128,
-    /// The bytes of its logits where they come beside what training's tensors leave in the heap; 0
-    /// where they do not.
+    /// The bytes of its logits where they are mapped beside what training's tensors leave in the
+    /// heap; 0 where they are not.
     logits: u128,
-    /// Whether they are put where training's tensors were: tensors of two types leave places that
-    /// are too small (benches/results/2026-11-26-memory.md).
-    fits: bool,
 }
 
 impl Evaluation {
@@ -358,13 +355,11 @@ impl Evaluation {
             (true, false) => 5,
         };
         let logits = F32 * tokens * model.vocab_size() as u128;
-        let is_mixed = !compute.is_f32() && compute.ops().form(Operator::Linear) == Form::Fused;
         // The plain loss of training has more logits than an evaluation.
-        let is_beside = inputs.host.is_some() && is_fused && widest < MAPPED && (logits >= MAPPED || is_mixed);
+        let is_beside = inputs.host.is_some() && is_fused && widest < MAPPED && logits >= MAPPED;
         Self {
             bytes: (F32 * tokens * layer as u128).max(logits * halves / 2),
             logits: if is_beside { logits } else { 0 },
-            fits: !is_mixed,
         }
     }
 }

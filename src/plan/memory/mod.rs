@@ -194,7 +194,7 @@ impl MemoryEstimate {
             last,
             Moment { peak: Peak::Exchange, gradients, other: sent },
             Moment { peak: Peak::Update, gradients, other: update },
-            Moment { peak: Peak::Evaluation, gradients: 0, other: copies + packed + activations.of_evaluation() },
+            Moment { peak: Peak::Evaluation, gradients: 0, other: copies + activations.of_evaluation(packed) },
         ];
         let Moment { peak, gradients, other } =
             moments.into_iter().max_by_key(|moment| moment.gradients + moment.other).unwrap_or(first);
