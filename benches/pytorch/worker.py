@@ -189,7 +189,9 @@ def operators(shapes, device, compiled):
     tokens = batch * length
     torch.manual_seed(1)
     leaf = lambda *size: torch.randn(*size, device=device).mul_(0.5).requires_grad_()  # noqa: E731
-    ids = torch.tensor([(i * 7919 + i * i * 31) % vocabulary for i in range(tokens)], device=device)
+    # By Zipf's law, as kiln's.
+    ids = [min(int((vocabulary + 1) ** (i * 0.618033988749895 % 1)), vocabulary) - 1 for i in range(tokens)]
+    ids = torch.tensor(ids, device=device)
     form = "tanh" if shapes["gelu_tanh"] else "none"
     # Of Llama's family: keys and values may have fewer heads.
     queries, keys = shapes.get("llama") or (width, width)

@@ -24,6 +24,14 @@ pub fn uniform(hash: u64) -> f64 {
     (hash >> 11) as f64 / (1u64 << 53) as f64
 }
 
+/// A rank from 0 to below `count` by Zipf's law, as the words of a text have them: rank `k` has a
+/// share of about `1 / (k + 1)` (the inverse of `ln(k + 1) / ln(count + 1)`, of the ranks below
+/// `k`). `at` is from 0 to below 1.
+pub fn zipf(at: f64, count: u64) -> u64 {
+    let rank = (count as f64 + 1.0).powf(at) as u64;
+    rank.saturating_sub(1).min(count.saturating_sub(1))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -42,5 +50,17 @@ mod tests {
             assert!(all[i + 1..].iter().all(|b| a != b));
         }
         assert_eq!(seed_for(1, "dropout", 3, 4), seed_for(1, "dropout", 3, 4));
+    }
+
+    #[test]
+    fn ranks_have_the_shares_of_zipfs_law() {
+        let drawn = (0..100_000).map(|i| zipf(uniform(mix(i)), 50_257)).collect::<Vec<_>>();
+        let share = |rank: u64| drawn.iter().filter(|drawn| **drawn == rank).count() as f64 / 1e5;
+        // ln((k + 2) / (k + 1)) / ln(50258); a share has a standard error of sqrt(0.06 / 1e5).
+        for (rank, expected) in [(0, 0.0640), (1, 0.0375), (9, 0.0088)] {
+            assert!((share(rank) - expected).abs() < 0.004, "{rank}: {}", share(rank));
+        }
+        assert!(drawn.iter().all(|rank| *rank < 50_257) && drawn.iter().any(|rank| *rank > 40_000));
+        assert_eq!((zipf(0.999_999, 1), zipf(0.0, 7)), (0, 0));
     }
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
 use kiln::config::Task;
 use kiln_core::error::{Error, Result};
+use kiln_core::random::zipf;
 use kiln_models::ops::attention::{Attention, Mask, Qkv};
 use kiln_models::ops::cross_entropy::CrossEntropy;
 use kiln_models::ops::dropout::DropoutRng;
@@ -99,7 +100,9 @@ impl Shapes {
         };
         let vector = |size: usize| Tensor::<1>::random([size], Distribution::Normal(0.0, 0.5), device).require_grad();
         let ids = || {
-            let ids = (0..tokens).map(|i| ((i * 7919 + i * i * 31) % vocabulary) as i32).collect::<Vec<_>>();
+            // As frequent as those of a text; the steps of the golden ratio fill the range evenly.
+            let id = |i: usize| zipf((i as f64 * 0.618_033_988_749_895).fract(), vocabulary as u64) as i32;
+            let ids = (0..tokens).map(id).collect::<Vec<_>>();
             Tensor::<1, Int>::from_ints(&ids[..], device)
         };
         let (x, residual, wide) = (matrix(tokens, width), matrix(tokens, width), matrix(tokens, inner));

@@ -90,7 +90,10 @@ impl Split {
         Self {
             qkv,
             query_scale,
-            keys: Cube::bool_into_int(inputs.keys.clone(), IntDType::I32),
+            keys: match settings.rows {
+                Rows::Padded => Cube::bool_into_int(inputs.keys.clone(), IntDType::I32),
+                _ => inputs.seed.clone(), // which is not read
+            },
             by: Scores {
                 scale,
                 causal: settings.causal,

@@ -14,7 +14,7 @@ use kiln::config::{
 };
 use kiln_core::error::{Error, Result};
 use kiln_core::files::{write_json, write_whole};
-use kiln_core::random::{seed_for, uniform};
+use kiln_core::random::{seed_for, uniform, zipf};
 use kiln_data::IGNORED;
 use kiln_models::weights::save;
 use kiln_models::{LoraConfig, Model, ModelType};
@@ -172,9 +172,10 @@ fn row_of(case: &Case, vocabulary: usize, review_lengths: &[usize], row: u64) ->
         Lengths::Full => case.length,
         Lengths::Reviews => review_length(review_lengths, uniform(seed_for(SEED, "bench-length", row, 0)), case.length),
     };
-    // Id 0 is BERT's padding.
+    // Id 0 is BERT's padding. A text has few ids very often, on which the time of an embedding's
+    // gradient may depend.
     let first = u64::from(case.kind != ModelType::Gpt2);
-    let id = |at: u64| first + seed_for(SEED, "bench-ids", row, at) % (vocabulary as u64 - first);
+    let id = |at: u64| first + zipf(uniform(seed_for(SEED, "bench-ids", row, at)), vocabulary as u64 - first);
     let ids = (0..length as u64).map(id).collect::<Vec<_>>();
     match case.task {
         Task::Clm => serde_json::json!({ "input_ids": ids }),
