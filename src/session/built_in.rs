@@ -11,6 +11,7 @@ use kiln_core::signals;
 use kiln_data::collate::Collator;
 use kiln_data::labels::{LabelNames, label_names};
 use kiln_data::padding::Padding;
+use kiln_data::tokenized::Limits;
 use kiln_data::tokenizer::{NamedFile, Tokenizer};
 use kiln_data::{Dataset, Example};
 use kiln_models::layers::EmbeddingNoise;
@@ -284,6 +285,11 @@ impl TrainingTask for BuiltIn {
     }
 
     fn batch(&self, examples: &[Example], rows: usize) -> Result<TaskBatch> {
+        // Files are checked when they are opened; a dataset of the user's own is not.
+        let limits = Limits::of(&self.model_config, self.task);
+        for (row, example) in examples.iter().enumerate() {
+            limits.check_ids(example).map_err(|error| error.at(format_args!("row {row} of a batch")))?;
+        }
         let batch = Collator { pad_id: self.pad_id, padding: self.padding.clone(), rows }.collate(examples)?;
         Ok(TaskBatch { batch, task: self.task, loss: self.loss.clone() })
     }
@@ -446,5 +452,39 @@ impl TensorTree for DeviceBatch {
         });
         let class_weights = self.class_weights.map(|weights| weights.map(mapper));
         Self { input, targets, class_weights, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use kiln_core::model_config::ModelType;
+    use kiln_data::Label;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_id_that_a_table_does_not_have_is_refused_before_it_reaches_the_device() {
+        let fields = json!({"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 8});
+        let model = ModelConfig::from_fields(ModelType::Gpt2, fields.as_object().unwrap()).unwrap();
+        let task = BuiltIn::new(Task::Clm, model);
+        let example = |ids: [i32; 3], positions: [i32; 3]| Example {
+            input_ids: ids.to_vec(),
+            attention_mask: None,
+            token_type_ids: None,
+            position_ids: Some(positions.to_vec()),
+            label: Label::Tokens(vec![1, 2, 3]),
+        };
+        let fine = example([0, 31, 2], [0, 1, 7]);
+        assert!(task.batch(&[fine.clone(), fine.clone()], 2).is_ok());
+        for (bad, message) in [
+            (example([0, 32, 2], [0, 1, 2]), "row 1 of a batch: input_ids[1]: expected 0 to 31, got 32"),
+            (example([0, 1, -1], [0, 1, 2]), "row 1 of a batch: input_ids[2]: expected 0 to 31, got -1"),
+            (example([0, 1, 2], [8, 0, 1]), "row 1 of a batch: position_ids[0]: expected 0 to 7, got 8"),
+        ] {
+            let error = task.batch(&[fine.clone(), bad], 2).err().unwrap().to_string();
+            assert!(error.starts_with(message), "{error}");
+        }
     }
 }

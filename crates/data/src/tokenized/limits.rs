@@ -51,13 +51,10 @@ impl Limits {
                 self.max_positions
             )));
         }
-        in_range("input_ids", &example.input_ids, self.vocab_size, "the vocabulary has that many tokens", false)?;
-        if let Some(types) = &example.token_type_ids {
-            match self.type_vocab_size {
-                Some(count) => in_range("token_type_ids", types, count, "the model has that many token types", false)?,
-                None => return Err(Error::data("the row has token_type_ids, but the model has no token types")),
-            }
+        if example.token_type_ids.is_some() && self.type_vocab_size.is_none() {
+            return Err(Error::data("the row has token_type_ids, but the model has no token types"));
         }
+        self.check_ids(example)?;
         if self.reads_last_token && example.attention_mask.as_ref().is_some_and(|mask| mask.last() == Some(&false)) {
             return Err(Error::data(
                 "attention_mask: the row ends with padding, and the model has no pad_token_id by which its head would pass \
@@ -86,6 +83,24 @@ impl Limits {
                 in_range("end_positions", &[*end], len, "the row has that many tokens", false)
             }
             Label::None | Label::Value(_) | Label::Multi(_) | Label::Choice { .. } => Ok(()),
+        }
+    }
+
+    /// Checks the ids by which rows of tables are looked up, of tokens, their types and their
+    /// positions: a GPU does not, and would read beyond the table.
+    ///
+    /// # Errors
+    /// The id that is out of range, with its position and the range.
+    pub fn check_ids(&self, example: &Example) -> Result<()> {
+        in_range("input_ids", &example.input_ids, self.vocab_size, "the vocabulary has that many tokens", false)?;
+        if let (Some(types), Some(count)) = (&example.token_type_ids, self.type_vocab_size) {
+            in_range("token_type_ids", types, count, "the model has that many token types", false)?;
+        }
+        match &example.position_ids {
+            Some(positions) => {
+                in_range("position_ids", positions, self.max_positions, "the model has that many positions", false)
+            }
+            None => Ok(()),
         }
     }
 }
