@@ -122,6 +122,7 @@ mod compiled {
 
     use burn::BurnConfig;
     use burn::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, autotune, cache::CacheConfig};
+    use cubecl_environment::stream::{StreamPolicy, set_policy};
     use kiln_core::cache;
     use kiln_core::error::{Error, Result};
     use serde_json::json;
@@ -160,6 +161,9 @@ mod compiled {
         if !CubeClRuntimeConfig::try_set(cubecl.override_from_env()) || !BurnConfig::try_set(burn.override_from_env()) {
             return Err(too_late("Burn's own"));
         }
+        // Streams of their own for threads would be ordered by when memory was allocated, and not
+        // by when it was last written: captured steps write in place.
+        set_policy(StreamPolicy::Single);
         *settled = Some(settings);
         Ok(())
     }
