@@ -11,10 +11,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{AdamWOp, Inputs, State};
+use super::{AdamWOp, Inputs, SAMPLED, State};
 use crate::ops::cube::product::is_software;
 use crate::ops::cube::rows::cube_sum;
-use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, empty, lanes, own, shaped};
+use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_cube, empty, lanes, own, shaped};
 use crate::ops::list::TensorList;
 
 impl AdamWOp for Cube {
@@ -24,6 +24,10 @@ impl AdamWOp for Cube {
 
     fn norm(tensors: TensorList<Self>) -> FusedTensor {
         <Self as UpdateKernels>::global_norm(tensors)
+    }
+
+    fn sample(tensors: TensorList<Self>) -> FusedTensor {
+        <Self as UpdateKernels>::first_values(tensors)
     }
 }
 
@@ -80,12 +84,6 @@ fn buffers(tensors: &[CubeTensor]) -> SequenceArg<Box<[f32]>> {
     tensors.iter().map(buffer).collect()
 }
 
-/// Cubes for `pieces` with `units` units each; there may be more cubes than pieces.
-fn count(x: &CubeTensor, pieces: usize, units: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new_1d(units as u32);
-    (cubecl::calculate_cube_count_elemwise(&x.client, pieces * units, dim), dim)
-}
-
 /// Units of a cube, and elements that each of them takes.
 #[derive(Clone, Copy)]
 struct Shape {
@@ -130,6 +128,11 @@ pub(in crate::ops) trait UpdateKernels: Backend {
     #[fusion(meta = |tensors| shaped(&tensors[0], [1]))]
     fn global_norm(#[extension_type] tensors: TensorList<Self>) -> FloatTensor<Self>;
 
+    /// The first [`SAMPLED`] elements of every tensor, one after another; 0 for those that a tensor
+    /// does not have.
+    #[fusion(meta = |tensors| shaped(&tensors[0], [tensors.len() * SAMPLED]))]
+    fn first_values(#[extension_type] tensors: TensorList<Self>) -> FloatTensor<Self>;
+
     /// `sums * by[0] + values * by[1]` in the memory of `sums`; `by [2]`.
     #[fusion(meta = |sums, _values, _by| sums.clone())]
     fn accumulate(
@@ -160,7 +163,7 @@ impl UpdateKernels for CubeBackend {
         for first in (0..values.len()).step_by(at_once) {
             let these = first..values.len().min(first + at_once);
             let Pieces { sizes, firsts, cubes } = Pieces::new(&values[these.clone()], units * each);
-            let (count, dim) = count(&scale, cubes, units);
+            let (count, dim) = by_cube(&scale, cubes, units);
             // SAFETY: a value, its moments and its gradient have the same number of elements,
             // row-major, and a unit touches those below it; `factors` has eight elements for every
             // kind.
@@ -199,7 +202,7 @@ impl UpdateKernels for CubeBackend {
         let mut before = 0;
         for tensors in tensors.chunks(at_once) {
             let Pieces { sizes, firsts, cubes } = Pieces::new(tensors, lanes * each);
-            let (count, dim) = count(&sums, cubes, lanes);
+            let (count, dim) = by_cube(&sums, cubes, lanes);
             // SAFETY: units read below the size of a tensor, and `sums` has an element for every
             // piece.
             unsafe {
@@ -221,7 +224,7 @@ impl UpdateKernels for CubeBackend {
             before += cubes;
         }
         let norm = empty(&sums, [1]);
-        let (count, dim) = count(&sums, 1, lanes);
+        let (count, dim) = by_cube(&sums, 1, lanes);
         // SAFETY: units read below `pieces`, which `sums` has, and one writes the one element of
         // `norm`.
         unsafe {
@@ -239,6 +242,30 @@ impl UpdateKernels for CubeBackend {
         norm
     }
 
+    fn first_values(tensors: TensorList<Self>) -> CubeTensor {
+        let tensors = tensors.0.into_iter().map(into_contiguous).collect::<Vec<_>>();
+        let sample = empty(&tensors[0], [tensors.len() * SAMPLED]);
+        let at_once = at_once(&sample, 1, 2); // the sample, and what the kernel is told of sizes
+        for (chunk, tensors) in tensors.chunks(at_once).enumerate() {
+            let (count, dim) = by_cube(&sample, 1, SAMPLED);
+            // SAFETY: a unit reads an element that its tensor has, and writes its own one of the
+            // [`SAMPLED`] that `sample` has for that tensor.
+            unsafe {
+                first_of_each::launch_unchecked(
+                    &sample.client,
+                    count,
+                    dim,
+                    addresses(tensors),
+                    buffers(tensors),
+                    buffer(&sample),
+                    tensors.iter().map(|tensor| tensor.shape().num_elements()).collect(),
+                    chunk * at_once * SAMPLED,
+                );
+            }
+        }
+        sample
+    }
+
     fn accumulate(sums: TensorList<Self>, values: TensorList<Self>, by: CubeTensor) -> TensorList<Self> {
         let (sums, by) = (sums.0, into_contiguous(by));
         let values = values.0.into_iter().map(into_contiguous).collect::<Vec<_>>();
@@ -247,7 +274,7 @@ impl UpdateKernels for CubeBackend {
         let at_once = at_once(&by, 2, 2); // the factors, and what the kernel is told of sizes
         for (sums, values) in sums.chunks(at_once).zip(values.chunks(at_once)) {
             let Pieces { sizes, firsts, cubes } = Pieces::new(sums, units * each);
-            let (count, dim) = count(&by, cubes, units);
+            let (count, dim) = by_cube(&by, cubes, units);
             // SAFETY: a sum and its value have the same number of elements, row-major, and a unit
             // touches those below it.
             unsafe {
@@ -339,6 +366,22 @@ fn squares_of_pieces(
     let sum = cube_sum(sum, &mut scratch, lanes);
     if UNIT_POS == 0 && CUBE_POS < cubes {
         sums[before + CUBE_POS] = sum;
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn first_of_each(tensors: &Buffers, sample: &mut [f32], sizes: &Sequence<usize>, before: usize) {
+    let unit = UNIT_POS as usize;
+    if CUBE_POS > 0 {
+        terminate!();
+    }
+    #[unroll]
+    for t in 0..tensors.len() {
+        let mut value = 0.0f32;
+        if unit < sizes[t] {
+            value = tensors[t][unit];
+        }
+        sample[before + t * SAMPLED + unit] = value;
     }
 }
 

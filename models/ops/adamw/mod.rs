@@ -1,5 +1,5 @@
 //! The AdamW update of many parameters, each in one pass over its four tensors and in place where
-//! nobody else holds them, and the norm over all gradients. The settings of an optimizer, its state
+//! nobody else holds them, the norm over all gradients, and a sample of all weights. The settings of an optimizer, its state
 //! and its groups are not here.
 
 #[cfg(feature = "compiler")]
@@ -19,6 +19,9 @@ use super::flex::{self, FlexTensor};
 use super::list::TensorList;
 use super::simd::{fma, sum, vectorised};
 use super::{Form, trace};
+
+/// Elements of each tensor in a [`sample`].
+pub const SAMPLED: usize = 16;
 
 /// Elements in a block of work.
 const BLOCK: usize = 16_384;
@@ -165,6 +168,16 @@ pub fn norm(tensors: TensorList) -> Tensor<1> {
     Tensor::from_dispatch(<Dispatch as AdamWOp>::norm(tensors))
 }
 
+/// The first [`SAMPLED`] elements of each of `tensors`, one tensor after another, with zeros behind
+/// the last of a shorter one: `[tensors * SAMPLED]`.
+///
+/// # Panics
+/// For no tensor, and on a device without fused kernels.
+pub fn sample(tensors: TensorList) -> Tensor<1> {
+    assert!(!tensors.is_empty(), "sample: tensors: expected 1 tensor or more, got none");
+    Tensor::from_dispatch(<Dispatch as AdamWOp>::sample(tensors))
+}
+
 /// Parameters and their moments as a backend has them.
 #[derive(Debug, Clone, Default, ExtensionType)]
 pub(super) struct State<B: Backend> {
@@ -195,6 +208,8 @@ pub(super) trait AdamWOp: Backend {
     fn update(#[extension_type] inputs: Inputs<Self>) -> State<Self>;
 
     fn norm(#[extension_type] tensors: TensorList<Self>) -> FloatTensor<Self>;
+
+    fn sample(#[extension_type] tensors: TensorList<Self>) -> FloatTensor<Self>;
 }
 
 impl AdamWOp for Flex {
@@ -221,6 +236,16 @@ impl AdamWOp for Flex {
         let sums = tensors.0.into_iter().map(sum).collect::<Vec<_>>();
         let n = sums.len();
         Self::float_sqrt(Self::float_sum(flex::tensor(sums, [n])))
+    }
+
+    fn sample(tensors: TensorList<Self>) -> FlexTensor {
+        let mut sample = vec![0.0; tensors.0.len() * SAMPLED];
+        for (sample, tensor) in sample.chunks_exact_mut(SAMPLED).zip(tensors.0) {
+            let tensor = flex::row_major(tensor);
+            sample.iter_mut().zip(flex::values(&tensor)).for_each(|(sample, value)| *sample = *value);
+        }
+        let n = sample.len();
+        flex::tensor(sample, [n])
     }
 }
 

@@ -18,10 +18,10 @@ use cubecl::prelude::*;
 
 use super::{CrossEntropyKernel, Gradient, Inputs, Wanted, padded};
 use crate::ops::cube::product::{plain, product, transposed};
-use crate::ops::cube::rows::{RowKernels, cube_max, cube_sum};
+use crate::ops::cube::rows::RowKernels;
 use crate::ops::cube::{
-    Cube, FusedTensor, addresses, buffer, by_row, bytes_at_a_time, dims2, element, empty_in, floats, lanes, own_rows,
-    wide,
+    Cube, FusedTensor, addresses, buffer, by_cube, bytes_at_a_time, dims2, element, empty_in, floats, own_rows, units,
+    vector, wide,
 };
 
 impl CrossEntropyKernel for Cube {
@@ -30,7 +30,7 @@ impl CrossEntropyKernel for Cube {
         let bias = bias.given();
         let ([n, _], [classes, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
         let has_bias = bias.is_some();
-        let bias = bias.unwrap_or_else(|| Self::float_zeros(Shape::from([classes]), &weight.device(), FloatDType::F32));
+        let bias = bias.unwrap_or_else(|| row_weight.clone()); // which is not read
         let columns = padded(classes);
         let weight = match columns - classes {
             0 => weight,
@@ -62,8 +62,10 @@ impl CrossEntropyKernel for Cube {
             let hidden = part(&x);
             let target = if whole { target.clone() } else { Self::int_slice(target.clone(), &[rows]) };
             let logits = product(plain(hidden.clone()), transposed(weight.clone()));
+            let smoothing = settings.label_smoothing as f32;
+            let row_weight = part(&row_weight);
             let (loss, dlogits) =
-                Self::cross_entropy(logits, bias.clone(), target, part(&row_weight), settings.label_smoothing as f32);
+                Self::cross_entropy(logits, bias.clone(), target, row_weight, classes, has_bias, smoothing);
             losses.push(Self::float_sum(loss));
             if wanted.any {
                 if has_bias {
@@ -99,14 +101,18 @@ impl CrossEntropyKernel for Cube {
 #[backend_extension(Cube, Fusion)]
 pub(in crate::ops) trait LossKernels: Backend {
     /// `(losses [rows], dlogits)`: the cross-entropy of each row of `logits [rows, columns]`, of
-    /// any type, in place where nobody else holds them. There are as many classes as `bias
-    /// [classes]` has; the columns behind them count for nothing.
-    #[fusion(meta = |logits, _bias, _target, _row_weight, _smoothing| (floats([logits.shape[0]]), logits.clone()))]
+    /// any type, in place where nobody else holds them. The columns behind the `classes` count for
+    /// nothing. Without a bias another tensor stands for `bias [classes]`.
+    #[fusion(meta = |logits, _bias, _target, _row_weight, _classes, _has_bias, _smoothing| {
+        (floats([logits.shape[0]]), logits.clone())
+    })]
     fn cross_entropy(
         logits: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         target: IntTensor<Self>,
         row_weight: FloatTensor<Self>,
+        classes: usize,
+        has_bias: bool,
         smoothing: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
@@ -117,13 +123,17 @@ impl LossKernels for CubeBackend {
         bias: CubeTensor,
         target: CubeTensor,
         row_weight: CubeTensor,
+        classes: usize,
+        has_bias: bool,
         smoothing: f32,
     ) -> (CubeTensor, CubeTensor) {
         let (logits, pitch) = own_rows(logits);
         let [bias, target, row_weight] = [bias, target, row_weight].map(into_contiguous);
-        let ([rows, columns], classes) = (dims2(&logits), bias.shape()[0]);
+        let [rows, columns] = dims2(&logits);
         let losses = empty_in(&logits, [rows], DType::F32);
-        let (count, dim) = by_row(&logits, rows);
+        let vector = vector(&logits, [columns, pitch]);
+        let units = units(&logits, columns / vector);
+        let (count, dim) = by_cube(&logits, rows, units);
         // SAFETY: a cube reads and writes its own row, if there is one, whatever the targets are.
         unsafe {
             loss_rows::launch_unchecked(
@@ -131,6 +141,7 @@ impl LossKernels for CubeBackend {
                 count,
                 dim,
                 addresses([&logits]),
+                vector,
                 buffer(&logits),
                 buffer(&bias),
                 buffer(&target),
@@ -141,7 +152,8 @@ impl LossKernels for CubeBackend {
                 columns,
                 pitch,
                 smoothing,
-                lanes(&logits),
+                has_bias,
+                units,
                 element(&logits),
             );
         }
@@ -149,9 +161,16 @@ impl LossKernels for CubeBackend {
     }
 }
 
+/// The logit of a column behind the classes, which is no part of the sum: its exponential is 0.
+const ABSENT: f32 = -3e38;
+
+/// A cube goes twice over its row: once for the largest logit and the sum of exponentials, which is
+/// scaled down whenever a larger logit comes (Milakov and Gimelshein 2018), and once for the
+/// gradient. Rows of a large vocabulary are long, and the cubes are wide, so that few rows are
+/// under way at a time and the second pass finds its row in the cache.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn loss_rows<F: Float>(
-    logits: &mut [F],
+fn loss_rows<F: Float, N: Size>(
+    logits: &mut [Vector<F, N>],
     bias: &[f32],
     target: &[i32],
     row_weight: &[f32],
@@ -161,54 +180,109 @@ fn loss_rows<F: Float>(
     columns: usize,
     pitch: usize,
     smoothing: f32,
-    #[comptime] lanes: usize,
+    #[comptime] has_bias: bool,
+    #[comptime] units: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut scratch = Shared::<[f32]>::new_slice(lanes);
+    let mut maxima = Shared::<[f32]>::new_slice(units);
+    let mut sums = Shared::<[f32]>::new_slice(units);
+    let mut shifts = Shared::<[f32]>::new_slice(units);
+    let width = N::value().comptime();
+    let unit = UNIT_POS as usize;
     let row = CUBE_POS;
     if row >= rows {
         terminate!();
     }
-    let start = row * pitch;
-    let end = start + classes;
-    let first = start + UNIT_POS as usize;
-    let right = start + min(usize::cast_from(target[row]), classes - 1); // no target reads another row, or beyond the last
-    let right_logit = f32::cast_from(logits[right]) + bias[right - start];
+    let start = row * (pitch / width);
+    let vectors = columns / width;
+    let right = min(usize::cast_from(target[row]), classes - 1); // no target reads another row, or beyond the last
+    let of_right = Vector::<f32, N>::cast_from(logits[start + right / width]);
+    let mut right_logit = 0.0f32;
+    #[unroll]
+    for k in 0..width {
+        right_logit = select(right % width == k, of_right.extract(k), right_logit);
+    }
+    if comptime!(has_bias) {
+        right_logit += bias[right];
+    }
     let mut largest = right_logit;
-    let mut i = first;
-    while i < end {
-        largest = max(largest, f32::cast_from(logits[i]) + bias[i - start]);
-        i += lanes;
-    }
-    let largest = cube_max(largest, &mut scratch, lanes);
     let mut sum = 0.0f32;
-    let mut sum_shifted = 0.0f32;
-    let mut i = first;
-    while i < end {
-        let shifted = f32::cast_from(logits[i]) + bias[i - start] - largest;
-        sum += shifted.exp();
-        sum_shifted += shifted;
-        i += lanes;
+    let mut shifted = 0.0f32; // the sum of the logits less the right one, which keeps it small
+    let mut values = Array::<f32>::new(width);
+    let mut i = unit;
+    while i < vectors {
+        let vector = Vector::<f32, N>::cast_from(logits[start + i]);
+        let mut top = largest;
+        #[unroll]
+        for k in 0..width {
+            let column = i * width + k;
+            let mut value = f32::cast_from(ABSENT);
+            if column < classes {
+                value = vector.extract(k);
+                if comptime!(has_bias) {
+                    value += bias[column];
+                }
+                shifted += value - right_logit;
+            }
+            values[k] = value;
+            top = max(top, value);
+        }
+        sum *= (largest - top).exp();
+        largest = top;
+        #[unroll]
+        for k in 0..width {
+            sum += (values[k] - largest).exp();
+        }
+        i += units;
     }
-    let sum = cube_sum(sum, &mut scratch, lanes);
-    let mean = cube_sum(sum_shifted, &mut scratch, lanes) / f32::cast_from(classes);
+    maxima[unit] = largest;
+    sums[unit] = sum;
+    shifts[unit] = shifted;
+    #[unroll]
+    for level in 0..comptime!(units.ilog2()) {
+        sync_cube();
+        let half = comptime!(units >> (level + 1));
+        if unit < half {
+            let (one, other) = (maxima[unit], maxima[unit + half]);
+            let top = max(one, other);
+            sums[unit] = sums[unit] * (one - top).exp() + sums[unit + half] * (other - top).exp();
+            shifts[unit] += shifts[unit + half];
+            maxima[unit] = top;
+        }
+    }
+    sync_cube();
+    let largest = maxima[0];
+    let sum = sums[0];
     let weight = row_weight[row];
     let by = weight / sum;
     let spread = weight * smoothing / f32::cast_from(classes);
-    let mut i = first;
-    while i < end {
-        let mut gradient = (f32::cast_from(logits[i]) + bias[i - start] - largest).exp() * by - spread;
-        if i == right {
-            gradient -= weight * (1.0f32 - smoothing);
+    let mut i = unit;
+    while i < vectors {
+        // The unit's own logits, which nobody else reads any more.
+        let vector = Vector::<f32, N>::cast_from(logits[start + i]);
+        let mut gradients = Vector::<f32, N>::empty();
+        #[unroll]
+        for k in 0..width {
+            let column = i * width + k;
+            let mut gradient = 0.0f32;
+            if column < classes {
+                let mut value = vector.extract(k);
+                if comptime!(has_bias) {
+                    value += bias[column];
+                }
+                gradient = (value - largest).exp() * by - spread;
+                if column == right {
+                    gradient -= weight * (1.0f32 - smoothing);
+                }
+            }
+            gradients.insert(k, gradient);
         }
-        logits[i] = F::cast_from(gradient); // of the unit's own logit, which nobody else reads any more
-        i += lanes;
+        logits[start + i] = Vector::cast_from(gradients);
+        i += units;
     }
-    while i < start + columns {
-        logits[i] = F::cast_from(0.0f32);
-        i += lanes;
-    }
-    if UNIT_POS == 0 {
-        losses[row] = weight * (sum.ln() - (1.0f32 - smoothing) * (right_logit - largest) - smoothing * mean);
+    if unit == 0 {
+        let right_shifted = right_logit - largest;
+        let mean = shifts[0] / f32::cast_from(classes) + right_shifted;
+        losses[row] = weight * (sum.ln() - (1.0f32 - smoothing) * right_shifted - smoothing * mean);
     }
 }

@@ -33,6 +33,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 pub(super) use contiguous::{overwrite, own, own_rows, rows_of};
+use product::is_software;
 
 /// Burn's backend for wgpu and CUDA: fusion around CubeCL's.
 pub(super) use burn_cubecl::Cube;
@@ -63,16 +64,43 @@ pub(super) fn narrow(x: FusedTensor, dtype: DType) -> FusedTensor {
     if x.dtype() == dtype { x } else { Cube::float_cast(x, FloatDType::from(dtype)) }
 }
 
-/// Units in a cube that works on a row: a plane (warp), so that all of them run in step.
+/// Units in a cube that works on a short row: as many as a plane (warp) has. They exchange values
+/// in shared memory, behind barriers, and nothing depends on a plane's units running in step, which
+/// those of CUDA do not from capability 7.0 on.
 pub(super) fn lanes(x: &CubeTensor) -> usize {
     (x.client.properties().hardware.plane_size_max as usize).clamp(8, 64)
 }
 
+/// Units in a cube that works on a row of `loads` loads: a power of two, so that each unit has a
+/// few of them, up to the most that a cube has. A software device runs the units of a cube one
+/// after another, and gains nothing from more than [`lanes`].
+pub(super) fn units(x: &CubeTensor, loads: usize) -> usize {
+    let least = lanes(x);
+    let most = 1 << x.client.properties().hardware.max_units_per_cube.clamp(least as u32, 1024).ilog2();
+    if is_software(&x.device) { least } else { loads.div_ceil(4).next_power_of_two().clamp(least, most) }
+}
+
+/// Elements of `x` that a unit reads at once: 16 bytes where `sizes`, the widths of rows and the
+/// elements from one to the next, allow that every row begins with such a vector and ends with one.
+pub(super) fn vector<const N: usize>(x: &CubeTensor, sizes: [usize; N]) -> usize {
+    let bytes = x.handle.offset_start.unwrap_or(0) as usize;
+    let fits = |vector: &usize| {
+        bytes.is_multiple_of(vector * x.dtype.size()) && sizes.iter().all(|size| size.is_multiple_of(*vector))
+    };
+    let most = if is_software(&x.device) { 1 } else { 16 / x.dtype.size() };
+    let vectors = x.client.io_optimized_vector_sizes(x.dtype.size());
+    vectors.filter(|vector| *vector <= most && fits(vector)).max().unwrap_or(1)
+}
+
+/// A cube of `units` units for each of `cubes` pieces of work; there may be more cubes than pieces.
+pub(super) fn by_cube(x: &CubeTensor, cubes: usize, units: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(units as u32);
+    (cubecl::calculate_cube_count_elemwise(&x.client, cubes * units, dim), dim)
+}
+
 /// A cube of [`lanes`] units for each of `rows` rows; there may be more cubes than rows.
 pub(super) fn by_row(x: &CubeTensor, rows: usize) -> (CubeCount, CubeDim) {
-    let lanes = lanes(x);
-    let dim = CubeDim::new_1d(lanes as u32);
-    (cubecl::calculate_cube_count_elemwise(&x.client, rows * lanes, dim), dim)
+    by_cube(x, rows, lanes(x))
 }
 
 /// A unit for each of `n` elements; there may be more units than elements.

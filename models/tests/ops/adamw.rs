@@ -3,7 +3,7 @@
 //! in lists that take several launches.
 
 use burn::tensor::{Tensor, TensorData};
-use kiln_models::ops::adamw::{Parameters, Update, norm};
+use kiln_models::ops::adamw::{Parameters, SAMPLED, Update, norm, sample};
 use kiln_models::ops::list::TensorList;
 
 #[cfg(feature = "compiler")]
@@ -63,6 +63,17 @@ fn grad(n: usize, i: usize, step: u64) -> Vec<f32> {
 }
 
 const SCALE: f32 = 0.37;
+
+#[test]
+fn a_sample_has_the_first_values_of_every_tensor() {
+    let values = sizes().into_iter().enumerate().map(|(i, n)| noise(n, i as u64)).collect::<Vec<_>>();
+    let mut tensors = TensorList::default();
+    values.iter().for_each(|values| tensors.push(tensor(values)));
+    tensors.push(tensor(&values[3]).slice(5..23)); // a view
+    let of = |values: &[f32]| (0..SAMPLED).map(|i| values.get(i).copied().unwrap_or(0.0)).collect::<Vec<_>>();
+    let expected = values.iter().map(|values| of(values)).chain([of(&values[3][5..23])]).flatten().collect::<Vec<_>>();
+    assert_eq!(read(sample(tensors)), expected);
+}
 
 #[test]
 fn many_updates_of_many_sizes() {

@@ -5,7 +5,7 @@ use kiln_models::Ops;
 use kiln_models::ops::cross_entropy::CrossEntropy;
 
 use crate::skip::skip;
-use crate::{Input, agrees_with_host, agrees_with_plain, close, input, of_products, run, wide};
+use crate::{Input, agrees_with_host, agrees_with_plain, close, input, of_products, run, weights, wide};
 
 /// One case: sizes, and what the rows count.
 #[derive(Clone)]
@@ -151,6 +151,48 @@ fn a_large_vocabulary_that_is_padded() {
     for (bias, row_weight) in [(false, None), (true, some_ignored(5))] {
         let case = Case { bias, row_weight, label_smoothing: 0.1, ..case(5, 3, 4099) };
         agrees_with_plain("padded", &case.inputs(), &case.op(), of_products(1e-5));
+    }
+}
+
+/// Rows that many units of a GPU share, in vectors and, with a vocabulary of 1,013, which is not
+/// padded, in single logits.
+#[test]
+fn losses_and_gradients_of_long_rows_are_those_of_f64() {
+    for (classes, bias, label_smoothing) in [(1013, true, 0.1), (5003, false, 0.0), (10_007, true, 0.1)] {
+        let (rows, features) = (3, 5);
+        let case = Case { bias, label_smoothing, row_weight: some_ignored(rows), ..case(rows, features, classes) };
+        let inputs = case.inputs();
+        let values = inputs.iter().map(|input| wide(&input.values)).collect::<Vec<_>>();
+        let upstream = f64::from(weights(1)[0]);
+        let (mut dx, mut dweight) = (vec![0.0; rows * features], vec![0.0; classes * features]);
+        let mut dbias = vec![0.0; classes];
+        for (row, target) in case.targets().into_iter().enumerate() {
+            let x = &values[0][row * features..][..features];
+            let logit = |class: usize| {
+                let weight = &values[1][class * features..][..features];
+                x.iter().zip(weight).map(|(x, weight)| x * weight).sum::<f64>()
+                    + values.get(2).map_or(0.0, |it| it[class])
+            };
+            let exps = (0..classes).map(|class| logit(class).exp()).collect::<Vec<_>>();
+            let sum = exps.iter().sum::<f64>();
+            let by = upstream * f64::from(case.row_weight.as_ref().unwrap()[row]);
+            for (class, exp) in exps.iter().enumerate() {
+                let right = if class == target as usize { 1.0 - label_smoothing } else { 0.0 };
+                let dlogit = by * (exp / sum - right - label_smoothing / classes as f64);
+                dbias[class] += dlogit;
+                for (k, x) in x.iter().enumerate() {
+                    dx[row * features + k] += dlogit * values[1][class * features + k];
+                    dweight[class * features + k] += dlogit * x;
+                }
+            }
+        }
+        let (loss, grads) = run(&inputs, &case.op(), Ops::Fused);
+        let what = |name: &str| format!("{name} of {classes} classes");
+        close(&what("loss"), &loss, &case.host()(&values), of_products(ROUNDING));
+        // Sums of thousands of products, whose factors are rounded.
+        for (got, (name, expected)) in grads.iter().zip([("x", dx), ("weight", dweight), ("bias", dbias)]) {
+            close(&what(name), got, &expected, of_products(2e-5));
+        }
     }
 }
 

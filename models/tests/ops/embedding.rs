@@ -4,7 +4,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_models::Ops;
 use kiln_models::ops::embedding::embedding;
 
-use crate::{agrees_with_plain, input, run, vector};
+use crate::{agrees_with_plain, close, input, run, vector, weights, wide};
 
 fn op(ids: &[i32], padding: Option<usize>) -> impl Fn(Vec<Tensor<2>>, Ops) -> Tensor<1> {
     let ids = ids.to_vec();
@@ -26,6 +26,34 @@ fn values_and_gradients() {
                 // Sums of up to 1009 equal-sized terms, in the tokens' order on both sides.
                 let what = format!("[{num}, {width}], {} ids, padding {padding:?}", ids.len());
                 agrees_with_plain(&what, &[input(num, width, 1.0, 1)], &op(ids, padding), 2e-5);
+            }
+        }
+    }
+}
+
+/// Ids as in a text: the most frequent one has whole parts of the sorted tokens for itself, and
+/// others begin and end within a part.
+#[test]
+fn gradients_of_frequent_ids_are_those_of_f64() {
+    let (num, seen) = (503, 257); // ids from 256 on occur nowhere
+    for width in [1, 12, 33, 136] {
+        for n in [1, 31, 32, 33, 64, 65, 1000] {
+            let id = |i: usize| (f64::from(seen).powf((i as f64 * 0.618_033_988_749_895).fract()) - 1.0) as i32;
+            let ids = (0..n).map(id).collect::<Vec<_>>();
+            for padding in [None, Some(0)] {
+                let table = [input(num, width, 1.0, 1)];
+                let (_, grads) = run(&table, &op(&ids, padding), Ops::Fused);
+                let mut expected = vec![0.0; num * width];
+                for (id, dy) in ids.iter().zip(wide(&weights(n * width)).chunks(width)) {
+                    if padding != Some(*id as usize) {
+                        let row = &mut expected[*id as usize * width..][..width];
+                        row.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+                    }
+                }
+                // Sums of up to 125 numbers below 1, which are rounded to 6e-8 of the sum each time.
+                close(&format!("{n} ids x {width}, padding {padding:?}"), &grads[0], &expected, 1e-5);
+                let (_, again) = run(&table, &op(&ids, padding), Ops::Fused);
+                assert!(grads == again, "the same bits every time");
             }
         }
     }

@@ -14,11 +14,15 @@
 //! [`super::fault`] acts on it.
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kiln_core::device_error::device_error;
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::panics;
 use kiln_core::panics::{Panic, Watch};
+use kiln_models::Operator;
+use kiln_models::ops::Form;
+use kiln_models::ops::adamw::{SAMPLED, sample};
+use kiln_models::ops::list::TensorList;
 
 use super::callback::Progress;
 use crate::plan::TrainPlan;
@@ -26,9 +30,6 @@ use crate::reads::read_scalars;
 
 /// So many equal rows are no chance: f32 sums over other batches differ in their last bits.
 const ROWS: u32 = 4;
-
-/// Weights that are looked at in every tensor.
-const SAMPLED: usize = 16;
 
 /// A learning rate below this part of the schedule's highest counts as nothing: the last steps of a
 /// decay may move no weight by its last bit.
@@ -44,6 +45,8 @@ pub(super) struct Guard {
     /// A loss that stays the same is no fault where every step sees the same examples.
     data_changes: bool,
     lr_floor: f64,
+    /// Fused, the weights are sampled in one launch; plain, each tensor by itself.
+    form: Form,
     frozen: Streak,
     still: Streak,
     row: Option<[u64; 2]>,
@@ -90,7 +93,8 @@ impl Guard {
     pub(super) fn new(plan: &TrainPlan, step: u64) -> Self {
         let steps = [0, plan.optimizer.schedule.warmup_steps(), plan.steps.total / 2];
         let peak = steps.into_iter().map(|step| plan.optimizer.schedule.lr(step)).fold(0.0, f64::max);
-        Self { trusted: step, ..Self::with(plan.steps.per_epoch > 1, peak * NOTHING) }
+        let form = plan.engine.compute().ops().form(Operator::AdamW);
+        Self { trusted: step, form, ..Self::with(plan.steps.per_epoch > 1, peak * NOTHING) }
     }
 
     fn with(data_changes: bool, lr_floor: f64) -> Self {
@@ -99,6 +103,7 @@ impl Guard {
             bad_steps: None,
             data_changes,
             lr_floor,
+            form: Form::Plain,
             frozen: Streak::default(),
             still: Streak::default(),
             row: None,
@@ -147,10 +152,14 @@ impl Guard {
     pub(super) fn values<M: Module>(&mut self, model: Option<&M>) -> Vec<Tensor<1>> {
         let mut values = self.bad_steps.iter().cloned().collect::<Vec<_>>();
         if let Some(model) = model {
-            let mut sample = Sample(Vec::new());
-            model.visit(&mut sample);
-            if !sample.0.is_empty() {
-                let sample = Tensor::cat(sample.0, 0);
+            let mut weights = Sample { form: self.form, together: TensorList::default(), alone: Vec::new() };
+            model.visit(&mut weights);
+            let Sample { together, mut alone, .. } = weights;
+            if !together.is_empty() {
+                alone.push(sample(together));
+            }
+            if !alone.is_empty() {
+                let sample = Tensor::cat(alone, 0);
                 if let Some(before) = self.sample.replace(sample.clone()) {
                     values.push((sample - before).abs().max());
                 }
@@ -245,15 +254,25 @@ impl Guard {
     }
 }
 
-/// The first weights of every tensor that learns.
-struct Sample(Vec<Tensor<1>>);
+/// The tensors that learn, or the first weights of each.
+struct Sample {
+    form: Form,
+    /// Tensors that are sampled by one operator, in f32.
+    together: TensorList,
+    /// The first weights of the others.
+    alone: Vec<Tensor<1>>,
+}
 
 impl ModuleVisitor for Sample {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let value = param.val();
         if value.is_require_grad() {
-            let n = value.shape().num_elements();
-            self.0.push(value.inner().reshape([n]).slice(0..n.min(SAMPLED)));
+            let (n, value) = (value.shape().num_elements(), value.inner());
+            if self.form == Form::Fused && value.dtype() == DType::F32 {
+                self.together.push(value);
+            } else {
+                self.alone.push(value.reshape([n]).slice(0..n.min(SAMPLED)));
+            }
         }
     }
 }
