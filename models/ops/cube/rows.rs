@@ -9,7 +9,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{addresses, buffer, by_element, dims2, element, empty_in, floats, rows_of};
+use super::product::is_software;
+use super::{addresses, buffer, by_cube, dims2, element, empty_in, floats, lanes, rows_of, units};
 
 /// The sum of the `value`s of all units of the cube, for every one of them. `scratch` is shared
 /// memory of `lanes` numbers.
@@ -40,9 +41,52 @@ pub(in crate::ops) fn cube_max(value: f32, scratch: &mut Shared<[f32]>, #[compti
     largest
 }
 
-/// Rows that one unit adds up: long enough to be worth a unit, short enough that a tall matrix has
-/// work for many.
-const PART: usize = 128;
+/// Columns of a matrix that a cube adds up: rows of that many numbers are whole sectors of a GPU's
+/// memory.
+const COLUMNS: usize = 16;
+
+/// Cubes that sum over the rows of a matrix: each takes `columns` of its columns, and a unit of it
+/// every `groups`-th row of one. One launch has the sums, in a fixed order.
+pub(in crate::ops) struct ByColumns {
+    pub(in crate::ops) count: CubeCount,
+    pub(in crate::ops) dim: CubeDim,
+    pub(in crate::ops) columns: usize,
+    pub(in crate::ops) groups: usize,
+}
+
+impl ByColumns {
+    /// For a matrix `[rows, width]` on the device of `x`.
+    pub(in crate::ops) fn new(x: &CubeTensor, rows: usize, width: usize) -> Self {
+        let (columns, groups) =
+            if is_software(&x.device) { (lanes(x), 1) } else { (COLUMNS, units(x, rows) / COLUMNS) };
+        let groups = groups.max(1);
+        let (count, dim) = by_cube(x, width.div_ceil(columns), columns * groups);
+        Self { count, dim, columns, groups }
+    }
+}
+
+/// The sum of the `value`s of the units with the same column, for the first `columns` units of the
+/// cube. `scratch` is shared memory of a number for every unit, and `groups` a power of two.
+#[cube]
+pub(in crate::ops) fn column_sum(
+    value: f32,
+    scratch: &mut Shared<[f32]>,
+    #[comptime] columns: usize,
+    #[comptime] groups: usize,
+) -> f32 {
+    let unit = UNIT_POS as usize;
+    sync_cube(); // nobody reads the last sums any more
+    scratch[unit] = value;
+    #[unroll]
+    for level in 0..comptime!(groups.ilog2()) {
+        sync_cube();
+        let half = comptime!((groups >> (level + 1)) * columns);
+        if unit < half {
+            scratch[unit] += scratch[unit + half];
+        }
+    }
+    scratch[unit]
+}
 
 /// The kernel, as an operation of a backend.
 #[backend_extension(Cube, Fusion)]
@@ -54,35 +98,29 @@ pub(in crate::ops) trait RowKernels: Backend {
 
 impl RowKernels for CubeBackend {
     fn column_sums(x: CubeTensor) -> CubeTensor {
-        let (mut x, mut pitch) = rows_of(x);
-        loop {
-            let [rows, width] = dims2(&x);
-            let parts = rows.div_ceil(PART).max(1);
-            let sums = empty_in(&x, [parts, width], DType::F32);
-            let (count, dim) = by_element(&x, parts * width);
-            // SAFETY: a unit reads rows below `rows` of its column and writes its own element, if
-            // there is one.
-            unsafe {
-                add_rows::launch_unchecked(
-                    &x.client,
-                    count,
-                    dim,
-                    addresses([&x]),
-                    buffer(&x),
-                    buffer(&sums),
-                    parts,
-                    rows,
-                    width,
-                    pitch,
-                    PART,
-                    element(&x),
-                );
-            }
-            if parts == 1 {
-                return CubeTensor::new_contiguous(sums.client, sums.device, [width].into(), sums.handle, sums.dtype);
-            }
-            (x, pitch) = (sums, width);
+        let (x, pitch) = rows_of(x);
+        let [rows, width] = dims2(&x);
+        let sums = empty_in(&x, [width], DType::F32);
+        let ByColumns { count, dim, columns, groups } = ByColumns::new(&x, rows, width);
+        // SAFETY: a unit reads rows below `rows` of its column and writes that column's sum, if
+        // there is such a column.
+        unsafe {
+            add_rows::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x]),
+                buffer(&x),
+                buffer(&sums),
+                rows,
+                width,
+                pitch,
+                columns,
+                groups,
+                element(&x),
+            );
         }
+        sums
     }
 }
 
@@ -90,22 +128,30 @@ impl RowKernels for CubeBackend {
 fn add_rows<F: Float>(
     x: &[F],
     sums: &mut [f32],
-    parts: usize,
     rows: usize,
     width: usize,
     pitch: usize,
-    part: usize,
+    #[comptime] columns: usize,
+    #[comptime] groups: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    if ABSOLUTE_POS >= parts * width {
+    let mut scratch = Shared::<[f32]>::new_slice(comptime!(columns * groups));
+    let unit = UNIT_POS as usize;
+    let first = CUBE_POS * columns;
+    if first >= width {
         terminate!();
     }
-    let column = ABSOLUTE_POS % width;
-    let first = ABSOLUTE_POS / width * part;
-    let end = min(first + part, rows);
+    let column = first + unit % columns;
     let mut sum = 0.0f32;
-    for row in first..end {
-        sum += f32::cast_from(x[row * pitch + column]);
+    if column < width {
+        let mut row = unit / columns;
+        while row < rows {
+            sum += f32::cast_from(x[row * pitch + column]);
+            row += groups;
+        }
     }
-    sums[ABSOLUTE_POS] = sum;
+    let sum = column_sum(sum, &mut scratch, columns, groups);
+    if unit < columns && column < width {
+        sums[column] = sum;
+    }
 }

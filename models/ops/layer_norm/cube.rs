@@ -1,4 +1,5 @@
 //! Layer normalisation: a row to a cube, mean first and then the variance around it, as on the CPU.
+//! Root mean square normalisation is the same around 0 and without a bias.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::fusion::custom::TensorSpec;
@@ -12,10 +13,8 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{Inputs, LayerNormKernel, Saved};
-use crate::ops::cube::rows::{RowKernels, cube_sum};
-use crate::ops::cube::{
-    Cube, FusedTensor, addresses, buffer, by_element, by_row, dims2, element, empty, empty_in, lanes, shaped,
-};
+use crate::ops::cube::rows::{ByColumns, column_sum, cube_sum};
+use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_row, dims2, element, empty, empty_in, lanes, shaped};
 
 impl LayerNormKernel for Cube {
     fn forward(inputs: Inputs<Self>) -> (FusedTensor, Saved<FusedTensor>) {
@@ -36,9 +35,6 @@ impl LayerNormKernel for Cube {
         [dx, dweight, dbias]
     }
 }
-
-/// Rows over which one unit sums the gradients of a weight and a bias.
-const PART: usize = 128;
 
 /// The kernels, as operations of a backend: `x` is `[rows, width]`, `weight` and `bias` are
 /// `[width]`.
@@ -85,30 +81,7 @@ impl NormKernels for CubeBackend {
         eps: f32,
         dtype: FloatDType,
     ) -> (CubeTensor, CubeTensor) {
-        let [x, weight, bias] = [x, weight, bias].map(into_contiguous);
-        let [rows, width] = dims2(&x);
-        let (y, statistics) = (empty_in(&x, [rows, width], dtype.into()), empty(&x, [rows, 2]));
-        let (count, dim) = by_row(&x, rows);
-        // SAFETY: a cube reads and writes its own row, if there is one, at columns below `width`.
-        unsafe {
-            norm_rows::launch_unchecked(
-                &x.client,
-                count,
-                dim,
-                addresses([&x]),
-                buffer(&x),
-                buffer(&weight),
-                buffer(&bias),
-                buffer(&y),
-                buffer(&statistics),
-                rows,
-                width,
-                eps,
-                lanes(&x),
-                element(&y),
-            );
-        }
-        (y, statistics)
+        normalised(x, weight, Some(bias), eps, dtype)
     }
 
     fn add_norm(
@@ -122,7 +95,7 @@ impl NormKernels for CubeBackend {
         let [rows, width] = dims2(&x);
         let (y, sum, statistics) = (empty(&x, [rows, width]), empty(&x, [rows, width]), empty(&x, [rows, 2]));
         let (count, dim) = by_row(&x, rows);
-        // SAFETY: as in `norm`.
+        // SAFETY: as in `normalised`.
         unsafe {
             add_norm_rows::launch_unchecked(
                 &x.client,
@@ -151,53 +124,102 @@ impl NormKernels for CubeBackend {
         statistics: CubeTensor,
         dy: CubeTensor,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let [x, weight, statistics, dy] = [x, weight, statistics, dy].map(into_contiguous);
-        let [rows, width] = dims2(&x);
-        let dx = empty(&x, [rows, width]);
-        let (count, dim) = by_row(&x, rows);
-        // SAFETY: as in `norm`.
-        unsafe {
-            norm_backward_rows::launch_unchecked(
-                &x.client,
-                count,
-                dim,
-                addresses([&x, &dy]),
-                buffer(&x),
-                buffer(&weight),
-                buffer(&statistics),
-                buffer(&dy),
-                buffer(&dx),
-                rows,
-                width,
-                lanes(&x),
-                element(&dy),
-            );
-        }
-        let parts = rows.div_ceil(PART).max(1);
-        let (dweights, dbiases) = (empty(&x, [parts, width]), empty(&x, [parts, width]));
-        let (count, dim) = by_element(&x, parts * width);
-        // SAFETY: a unit reads rows below `rows` of its column and writes its own elements, if
-        // there are any.
-        unsafe {
-            affine_backward::launch_unchecked(
-                &x.client,
-                count,
-                dim,
-                addresses([&x, &dy]),
-                buffer(&x),
-                buffer(&statistics),
-                buffer(&dy),
-                buffer(&dweights),
-                buffer(&dbiases),
-                parts,
-                rows,
-                width,
-                PART,
-                element(&dy),
-            );
-        }
-        (dx, Self::column_sums(dweights), Self::column_sums(dbiases))
+        backward(x, weight, statistics, dy, true)
     }
+}
+
+/// `(y, statistics)`, as [`NormKernels::norm`] has them; without a bias the mean is taken for 0.
+pub(in crate::ops) fn normalised(
+    x: CubeTensor,
+    weight: CubeTensor,
+    bias: Option<CubeTensor>,
+    eps: f32,
+    dtype: FloatDType,
+) -> (CubeTensor, CubeTensor) {
+    let [x, weight] = [x, weight].map(into_contiguous);
+    let (has_bias, bias) = (bias.is_some(), bias.map_or_else(|| weight.clone(), into_contiguous));
+    let [rows, width] = dims2(&x);
+    let (y, statistics) = (empty_in(&x, [rows, width], dtype.into()), empty(&x, [rows, 2]));
+    let (count, dim) = by_row(&x, rows);
+    // SAFETY: a cube reads and writes its own row, if there is one, at columns below `width`.
+    unsafe {
+        norm_rows::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            addresses([&x]),
+            buffer(&x),
+            buffer(&weight),
+            buffer(&bias),
+            buffer(&y),
+            buffer(&statistics),
+            rows,
+            width,
+            eps,
+            has_bias,
+            lanes(&x),
+            element(&y),
+        );
+    }
+    (y, statistics)
+}
+
+/// `(dx, dweight, dbias)` of [`normalised`]; without a bias its gradient has one element, which is
+/// not written.
+pub(in crate::ops) fn backward(
+    x: CubeTensor,
+    weight: CubeTensor,
+    statistics: CubeTensor,
+    dy: CubeTensor,
+    has_bias: bool,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let [x, weight, statistics, dy] = [x, weight, statistics, dy].map(into_contiguous);
+    let [rows, width] = dims2(&x);
+    let dx = empty(&x, [rows, width]);
+    let (count, dim) = by_row(&x, rows);
+    // SAFETY: a cube reads and writes its own row, if there is one, at columns below `width`.
+    unsafe {
+        norm_backward_rows::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            addresses([&x, &dy]),
+            buffer(&x),
+            buffer(&weight),
+            buffer(&statistics),
+            buffer(&dy),
+            buffer(&dx),
+            rows,
+            width,
+            has_bias,
+            lanes(&x),
+            element(&dy),
+        );
+    }
+    let (dweight, dbias) = (empty(&x, [width]), empty(&x, [if has_bias { width } else { 1 }]));
+    let ByColumns { count, dim, columns, groups } = ByColumns::new(&x, rows, width);
+    // SAFETY: a unit reads rows below `rows` of its column and writes that column's sums, if there
+    // is such a column; that of the bias where it has all columns.
+    unsafe {
+        affine_backward::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            addresses([&x, &dy]),
+            buffer(&x),
+            buffer(&statistics),
+            buffer(&dy),
+            buffer(&dweight),
+            buffer(&dbias),
+            rows,
+            width,
+            has_bias,
+            columns,
+            groups,
+            element(&dy),
+        );
+    }
+    (dx, dweight, dbias)
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -210,6 +232,7 @@ fn norm_rows<F: Float>(
     rows: usize,
     width: usize,
     eps: f32,
+    #[comptime] has_bias: bool,
     #[comptime] lanes: usize,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -221,13 +244,15 @@ fn norm_rows<F: Float>(
     let start = row * width;
     let end = start + width;
     let first = start + UNIT_POS as usize;
-    let mut sum = 0.0f32;
-    let mut i = first;
-    while i < end {
-        sum += x[i];
-        i += lanes;
+    let mut mean = 0.0f32;
+    if comptime!(has_bias) {
+        let mut i = first;
+        while i < end {
+            mean += x[i];
+            i += lanes;
+        }
+        mean = cube_sum(mean, &mut scratch, lanes) / f32::cast_from(width);
     }
-    let mean = cube_sum(sum, &mut scratch, lanes) / f32::cast_from(width);
     let mut squares = 0.0f32;
     let mut i = first;
     while i < end {
@@ -239,7 +264,11 @@ fn norm_rows<F: Float>(
     let rstd = 1.0f32 / (variance + eps).sqrt();
     let mut i = first;
     while i < end {
-        y[i] = F::cast_from((x[i] - mean) * rstd * weight[i - start] + bias[i - start]);
+        let mut value = (x[i] - mean) * rstd * weight[i - start];
+        if comptime!(has_bias) {
+            value += bias[i - start];
+        }
+        y[i] = F::cast_from(value);
         i += lanes;
     }
     if UNIT_POS == 0 {
@@ -299,7 +328,8 @@ fn add_norm_rows(
     }
 }
 
-/// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`.
+/// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`; around
+/// 0, without a bias, `mean(g)` is none of it.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_backward_rows<F: Float>(
     x: &[f32],
@@ -309,6 +339,7 @@ fn norm_backward_rows<F: Float>(
     dx: &mut [f32],
     rows: usize,
     width: usize,
+    #[comptime] has_bias: bool,
     #[comptime] lanes: usize,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -331,7 +362,10 @@ fn norm_backward_rows<F: Float>(
         sum_gn += g * (x[i] - mean) * rstd;
         i += lanes;
     }
-    let mean_g = cube_sum(sum_g, &mut scratch, lanes) / f32::cast_from(width);
+    let mut mean_g = 0.0f32;
+    if comptime!(has_bias) {
+        mean_g = cube_sum(sum_g, &mut scratch, lanes) / f32::cast_from(width);
+    }
     let mean_gn = cube_sum(sum_gn, &mut scratch, lanes) / f32::cast_from(width);
     let mut i = first;
     while i < end {
@@ -346,27 +380,42 @@ fn affine_backward<F: Float>(
     x: &[f32],
     statistics: &[f32],
     dy: &[F],
-    dweights: &mut [f32],
-    dbiases: &mut [f32],
-    parts: usize,
+    dweight: &mut [f32],
+    dbias: &mut [f32],
     rows: usize,
     width: usize,
-    part: usize,
+    #[comptime] has_bias: bool,
+    #[comptime] columns: usize,
+    #[comptime] groups: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    if ABSOLUTE_POS >= parts * width {
+    let mut scratch = Shared::<[f32]>::new_slice(comptime!(columns * groups));
+    let unit = UNIT_POS as usize;
+    let first = CUBE_POS * columns;
+    if first >= width {
         terminate!();
     }
-    let column = ABSOLUTE_POS % width;
-    let first = ABSOLUTE_POS / width * part;
-    let end = min(first + part, rows);
-    let mut dweight = 0.0f32;
-    let mut dbias = 0.0f32;
-    for row in first..end {
-        let g = f32::cast_from(dy[row * width + column]);
-        dweight += g * (x[row * width + column] - statistics[2 * row]) * statistics[2 * row + 1];
-        dbias += g;
+    let column = first + unit % columns;
+    let mut of_weight = 0.0f32;
+    let mut of_bias = 0.0f32;
+    if column < width {
+        let mut row = unit / columns;
+        while row < rows {
+            let g = f32::cast_from(dy[row * width + column]);
+            of_weight += g * (x[row * width + column] - statistics[2 * row]) * statistics[2 * row + 1];
+            of_bias += g;
+            row += groups;
+        }
     }
-    dweights[ABSOLUTE_POS] = dweight;
-    dbiases[ABSOLUTE_POS] = dbias;
+    let is_first = unit < columns && column < width;
+    let of_weight = column_sum(of_weight, &mut scratch, columns, groups);
+    if is_first {
+        dweight[column] = of_weight;
+    }
+    if comptime!(has_bias) {
+        let of_bias = column_sum(of_bias, &mut scratch, columns, groups);
+        if is_first {
+            dbias[column] = of_bias;
+        }
+    }
 }
