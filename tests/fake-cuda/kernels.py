@@ -3,58 +3,84 @@
 
     . FOLDER/env; tests/fake-cuda/kernels.py ptxas KILN OUT        # registers, spills, shared memory, occupancy of Kiln's own kernels
     . FOLDER/env; tests/fake-cuda/kernels.py steps KILN OUT --native KILN_NATIVE    # launches and bytes of a step, and a roofline
+    . FOLDER/env; tests/fake-cuda/kernels.py bounds KILN OUT       # fails where a step has more of them than BOUNDS says
 
-Both print the Markdown of a dated result, and no kernel computes; `steps` does not have them compiled either. `ptxas` compiles for capabilities 8.0 and 9.0 at the sizes of GPT-2 small and BERT base, with
-one block of layers. `steps` runs whole models. Autotune takes the first candidate that compiles (FAKE_CUDA_TUNE=first), which need not be
-the one that wins on a GPU.
+`ptxas` and `steps` print the Markdown of a dated result, and no kernel computes; `steps` does not have them compiled either. `ptxas`
+compiles for capabilities 8.0 and 9.0 at the sizes of GPT-2 small and BERT base, with one block of layers. `steps` runs the cases of
+`kiln bench --suite gpu`, whole models, and takes a step that is not logged. `bounds` has its kernels compiled by NVRTC, since it also looks
+at every instruction for tensor cores, which must add up in f32, and holds recordings of captured steps against their rehearsals. Autotune takes the first candidate that compiles (FAKE_CUDA_TUNE=first),
+which need not be the one that wins on a GPU.
 
-Bytes are those of the buffers that a launch has as arguments, each counted once: an embedding reads less, and a product without a cache
-reads more. Their lengths are what CubeCL passes to every kernel (`static_meta` in the struct of scalars).
+Bytes are modelled: those that a launch has to move between the GPU's memory and its caches, by the lengths of its buffers, which CubeCL
+passes to every kernel (`static_meta` in the struct of scalars).
+- A buffer counts once, read and written each; a product counts its factors once, whose caches it needs for that.
+- An element-wise kernel, a copy, a cast and a lookup read no more elements of a buffer than they write in all, so a view counts by its
+  extent and not by that of the buffer that it lies in; a concatenation writes as much as it reads.
+- Causal attention reads the scores up to the diagonal, and writes all of them.
+- A kernel that passes over its row more than once (PASSES) reads it as often from memory where the rows of all blocks that run at a
+  time are larger than the cache of an H100.
 """
-import argparse, json, math, os, re, shutil, subprocess, sys, time
+import argparse, json, math, os, re, shutil, subprocess, sys, time, tomllib
 from collections import defaultdict
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
-parser.add_argument("what", choices=["ptxas", "steps"])
+parser.add_argument("what", choices=["ptxas", "steps", "bounds"])
 parser.add_argument("kiln", type=Path)
 parser.add_argument("out", type=Path)
 parser.add_argument("--native", type=Path)
 parser.add_argument("--launch-us", type=float, default=5.0, help="the host's time for one launch, in microseconds")
 parser.add_argument("--cases", default="", help="cases whose name matches this regular expression")
+parser.add_argument("--engines", default="", help="engines whose name matches this regular expression")
 args = parser.parse_args()
 args.kiln, args.out = args.kiln.resolve(), args.out.resolve()
 args.native = args.native and args.native.resolve()
 root = Path(__file__).resolve().parents[2]
 
-GPT2 = ('kind = "gpt2"\nn_embd = 768\nn_head = 12\nn_positions = 1024\nvocab_size = 50257\nresid_pdrop = 0.0\nembd_pdrop = 0.0\n'
-        'attn_pdrop = 0.0\n')
-BERT = ('kind = "bert"\nhidden_size = 768\nnum_attention_heads = 12\nintermediate_size = 3072\nvocab_size = 30522\nhidden_dropout_prob = 0.0\n'
-        'attention_probs_dropout_prob = 0.0\n')
-# Name, model, task, batch, length, layers, precision: those of `kiln bench --suite gpu`, without the largest batches.
-SUITE = [(f"{name}-{precision}", model, task, batch, length, 12, precision) for precision in ["bf16", "f32"] for name, model, task, batch, length in [
-    ("gpt2-small-b8", GPT2, "clm", 8, 1024), ("gpt2-small-b32", GPT2, "clm", 32, 1024),
-    ("bert-base-128", BERT, "sequence-classification", 32, 128), ("bert-base-512", BERT, "sequence-classification", 32, 512),
-    ("bert-base-mlm-128", BERT, "mlm", 32, 128),
-]]
+# The defaults of the families, without any dropout.
+MODELS = {
+    "gpt2": {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+             "attn_pdrop": 0.0},
+    "bert": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 30522,
+             "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+}
+# The cases of `kiln bench --suite gpu`, but for those whose batch is looked for on the device.
+SUITE = [case for case in tomllib.loads((root / "crates/measure/src/bench/suites.toml").read_text())["suite"]["gpu"]["case"] if case["batch"] != "max"]
+
+# Most launches and most GB, read and written, of a step: what has been reached, and a little for another choice of autotune's.
+BOUNDS = {"gpt2-small-b8-bf16": (950, 77), "bert-base-128-bf16": (1288, 24.7)}
 
 
-def run(name, case, capability, steps, program, settings, compiles=True):
-    """The driver's log of a run of `case`, and the folder of its kernels."""
-    _, model, task, batch, length, layers, precision = case
+def model_of(case):
+    return {**MODELS[case["kind"]], **case.get("model", {})}
+
+
+def zipf(at, count):
+    """`kiln_core::random::zipf`: ids are as frequent as those of a text."""
+    return min(int((count + 1) ** at), count) - 1
+
+
+# A step that is not logged is one of those between two rows.
+LOGGING_STEPS = 10
+
+
+def run(name, case, capability, steps, program, settings, compiles):
+    """The driver's log of a run of `case`, and the folder of its kernels. `compiles` are the compilers of NVIDIA's: nvrtc, ptxas."""
+    model, task, batch, length = model_of(case), case["task"], case["batch"], case["length"]
     work, kernels = args.out / name, args.out / f"kernels-{capability}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    key = "n_layer" if "gpt2" in model else "num_hidden_layers"
-    rows = [{"input_ids": [(i * 7919 + j * 31) % 30000 + 200 for j in range(length)]} | ({"labels": i % 2} if task == "sequence-classification" else {})
-            for i in range(batch * (steps + 1))]
+    ids = lambda i: [zipf(0.618033988749895 * (i * length + j) % 1, 30000) + 200 for j in range(length)]
+    labels = {"sequence-classification": lambda i: {"labels": i % 2}}.get(task, lambda i: {})
+    rows = [{"input_ids": ids(i), **labels(i)} for i in range(2 * batch)]
     (work / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     special = 'mask_token_id = 103\nspecial_token_ids = [0, 101, 102, 103]\n' if task == "mlm" else ""
-    (work / "config.toml").write_text(f"""precision = "{precision}"
+    fields = "\n".join(f"{key} = {json.dumps(value)}" for key, value in {"kind": case["kind"], **model}.items())
+    (work / "config.toml").write_text(f"""precision = "{case.get("precision", "f32")}"
 [run]
 output_dir = "run"
 [model]
-{model}{key} = {layers}
+{fields}
 [data]
 task = "{task}"
 format = "tokenized"
@@ -64,7 +90,7 @@ train = "data.jsonl"
 max_steps = {steps}
 per_device_train_batch_size = {batch}
 learning_rate = 1e-4
-logging_steps = 1
+logging_steps = {min(steps, LOGGING_STEPS)}
 logging_nan_inf_filter = false
 eval_strategy = "no"
 save_strategy = "no"
@@ -77,8 +103,7 @@ kind = "cuda"
         "FAKE_CUDA_CC": str(capability), "FAKE_CUDA_DIR": str(kernels), "KILN_CACHE": str(args.out / f"cache-{capability}"),
         "FAKE_CUDA_TUNE": "first", "CUBECL_AUTOTUNE_LEVEL": "minimal",
     }
-    if not compiles:
-        environment |= {"FAKE_CUDA_NVRTC": "", "FAKE_CUDA_PTXAS": ""}
+    environment |= {f"FAKE_CUDA_{compiler}": "" for compiler in ["NVRTC", "PTXAS"] if compiler.lower() not in compiles}
     if args.native:
         environment["KILN_NATIVE"] = str(args.native)
     command = [str(program), "train", "config.toml"] + [word for setting in settings for word in ("--set", setting)]
@@ -89,7 +114,7 @@ kind = "cuda"
         metrics = work / "run/metrics.jsonl"
         while child.poll() is None:
             time.sleep(0.5)
-            if not compiles and metrics.exists() and metrics.read_text().count('"grad_norm"') >= steps:
+            if "ptxas" not in compiles and metrics.exists() and metrics.read_text().count('"grad_norm"') >= steps // LOGGING_STEPS:
                 child.kill()
                 child.wait()
                 return log.read_text(), kernels
@@ -109,10 +134,11 @@ def launches(log):
 
 
 def own_kernels():
-    """Names of the kernels in Kiln's operators."""
-    names = set()
+    """The kernels in Kiln's operators: the operator of each by its name."""
+    names = {}
     for path in (root / "models/ops").rglob("*.rs"):
-        names |= set(re.findall(r"#\[cube\(launch[^\]]*\)\](?:\s*#\[[^\]]*\])*\s*(?:pub(?:\([a-z]+\))? )?fn (\w+)", path.read_text()))
+        found = re.findall(r"#\[cube\(launch[^\]]*\)\](?:\s*#\[[^\]]*\])*\s*(?:pub(?:\([a-z]+\))? )?fn (\w+)", path.read_text())
+        names |= {name: "rows" if path.parent.name == "cube" else path.parent.name for name in found}
     return names
 
 
@@ -136,11 +162,12 @@ def ptxas():
     names, rows = own_kernels(), {}
     for capability in [80, 90]:
         for precision in ["f32", "bf16"]:
-            for model, task, length in [(GPT2, "clm", 1024), (BERT, "sequence-classification", 128)]:
-                # With the models' own dropout, whose numbers the kernels draw.
-                case = ("", re.sub(r"(pdrop|prob) = 0\.0", r"\1 = 0.1", model), task, 4, length, 1, precision)
+            for kind, task, length in [("gpt2", "clm", 1024), ("bert", "sequence-classification", 128)]:
+                # One block of layers, with the models' own dropout, whose numbers the kernels draw.
+                changed = {key: 0.1 if "drop" in key else 1 for key in MODELS[kind] if re.search("drop|n_layer|num_hidden_layers", key)}
+                case = {"kind": kind, "model": changed, "task": task, "batch": 4, "length": length, "precision": precision}
                 settings = ["compiler.enabled=compiled", "compiler.fused_ops=on"]
-                log, kernels = run(f"ptxas-{task}-{precision}-{capability}", case, capability, 2, args.kiln, settings)
+                log, kernels = run(f"ptxas-{task}-{precision}-{capability}", case, capability, 2, args.kiln, settings, ["nvrtc", "ptxas"])
                 for kernel, hash_, (_, _, _, x, y, z, dynamic), _ in launches(log):
                     name = own_name(kernel, names)
                     if name is None:
@@ -168,7 +195,7 @@ def ptxas():
             else:
                 cells += ["-"] * 5
         print(f"| `{name}` | {types} | {threads} | " + " | ".join(str(cell) for cell in cells) + " |")
-    missing = sorted(names - {name for name, *_ in table})
+    missing = sorted(set(names) - {name for name, *_ in table})
     print(f"\nNot launched by these runs: {', '.join(missing) or 'none'}.")
 
 
@@ -216,50 +243,93 @@ def aligned(source):
             yield name, len(fields), SIZES.get(fields[0], 4)
 
 
-def of_step(case, program, settings, name):
-    """By kernel of a step: launches, bytes read, bytes written."""
-    log, kernels = run(name, case, 90, 3, program, settings, compiles=False)
-    # Every step reads the same values, which cut its launches into parts: the last parts that are as many launches each as those before them.
+# How often a kernel passes over its row.
+PASSES = {"loss_rows": 2, "weigh_rows": 3, "weigh_backward_rows": 2, "norm_rows": 3, "add_norm_rows": 3, "norm_backward_rows": 2}
+# Multiprocessors, and bytes of the cache that they share, of an H100.
+H100 = (132, 50 << 20)
+
+
+def moved(kernel, grid, threads, buffers_, is_causal, own):
+    """Bytes read and written by a launch with `buffers_`: (bytes of an element, is read, is written, length)."""
+    name = own_name(kernel, own)
+    written = max((length for _, _, written, length in buffers_ if written), default=0)
+    part = min((length for _, read, written, length in buffers_ if read and not written), default=0)
+    read_bytes = written_bytes = 0
+    for size, is_read, is_written, length in buffers_:
+        read, write = length, length
+        if name is None and not re.search("matmul|gemm|vecmat|reduce", kernel):
+            read = min(length, written)
+            if re.search("assign|cat", kernel) and part:
+                write = min(length, part)
+                read = 0 if is_written else read
+        read_bytes += is_read * size * read
+        written_bytes += is_written * size * write
+    if is_causal and name in ("weigh_rows", "weigh_backward_rows"):
+        read_bytes /= 2
+    multiprocessors, cache = H100
+    blocks = max(1, math.prod(grid))
+    under_way = min(blocks, multiprocessors * min(32, 2048 // max(32, threads)))
+    if read_bytes / blocks * under_way > cache:
+        read_bytes *= PASSES.get(name, 1)
+    return read_bytes, written_bytes
+
+
+def of_step(case, program, settings, name, compiles=()):
+    """By kernel of a step that is not logged: launches, bytes read, bytes written; and the folder of the kernels with their hashes."""
+    own = own_kernels()
+    log, kernels = run(name, case, 90, 2 * LOGGING_STEPS, program, settings, compiles)
+    # The device is read where a step is logged; between the last two of them are steps with the same launches.
     parts = [[]]
     for line in log.splitlines():
         if found := LAUNCH.search(line):
             parts[-1].append(found)
         elif "] dtoh " in line:
             parts.append([])
-    parts = [part for part in parts[:-1] if part]
-    alike = lambda a, b: abs(len(a) - len(b)) <= max(len(a), len(b)) / 50
-    reads = next((n for n in range(1, len(parts) // 2 + 1) if all(map(alike, parts[-n:], parts[-2 * n:-n])) and max(map(len, parts[-n:])) > 20), None)
-    if reads is None:
+    between = next((part for part in reversed(parts[:-1]) if len(part) > 20 * LOGGING_STEPS), [])
+    key = lambda launch: launch.group(1, 3, 4, 5)
+    keys = [key(launch) for launch in between]
+    repeats = LOGGING_STEPS - 3 # the last one is logged
+    period = next((n for n in range(20, len(keys) // 2) if all(keys[i] == keys[i + n] for i in range(min(repeats * n, len(keys) - n)))), None)
+    if period is None:
         sys.exit(f"kernels.py: {name}: no two steps have the same launches: {[len(part) for part in parts]}")
-    step = sum(parts[-reads:], [])
-    found = defaultdict(lambda: [0, 0, 0])
-    for launch in step:
+    found, hashes = defaultdict(lambda: [0, 0, 0]), set()
+    for launch in between[:period]:
         kernel, hash_, info = launch.group(1), launch.group(2), [int(word) for word in launch.group(11).split()]
+        grid, block = [[int(number) for number in launch.group(*these)] for these in [(3, 4, 5), (6, 7, 8)]]
         list_, at = buffers(kernels, hash_)
+        list_ = [(*buffer, info[at + index]) for index, buffer in enumerate(list_) if at is not None and at + index < len(info)]
+        read, written = moved(kernel, grid, math.prod(block), list_, case["kind"] == "gpt2", own)
         entry = found[re.sub(r"_[0-9a-f]{8}$", "", kernel)]
-        entry[0] += 1
-        for index, (size, read, written) in enumerate(list_):
-            if at is not None and at + index < len(info):
-                entry[1] += read * size * info[at + index]
-                entry[2] += written * size * info[at + index]
-    return found
+        entry[0], entry[1], entry[2] = entry[0] + 1, entry[1] + read, entry[2] + written
+        hashes.add(hash_)
+    return found, kernels, hashes
+
+
+def totals(found):
+    return [sum(entry[i] for entry in found.values()) for i in range(3)]
 
 
 def flops(case):
     """Of the products of a step, forward and backward: 6 per weight and token, and attention's."""
-    _, model, _, batch, length, layers, _ = case
-    width, vocabulary = 768, (50257 if "gpt2" in model else 0)
+    model, tokens = model_of(case), case["batch"] * case["length"]
+    layers, width = [model.get(key) or model[other] for key, other in [("n_layer", "num_hidden_layers"), ("n_embd", "hidden_size")]]
+    vocabulary = model["vocab_size"] if case["task"] in ("clm", "mlm") else 0
     weights = layers * 12 * width * width + width * vocabulary
-    return 6 * weights * batch * length + 12 * layers * batch * length * length * width
+    return 6 * weights * tokens + 12 * layers * tokens * case["length"] * width
 
 
 # Name, bytes a second, products a second in bf16 and in TF32 (dense), by NVIDIA's data sheets.
-GPUS = [("H200", 4.8e12, 989e12, 494e12), ("A100 80 GB", 2.0e12, 312e12, 156e12)]
+GPUS = [("H100", 3.35e12, 989e12, 494e12), ("H200", 4.8e12, 989e12, 494e12), ("A100 80 GB", 2.0e12, 312e12, 156e12)]
+
+ENGINES = [
+    ("native", ["compiler.enabled=native"]), ("compiled, plain operators", ["compiler.enabled=compiled", "compiler.fused_ops=off", "compiler.graph=off"]),
+    ("compiled", ["compiler.enabled=compiled", "compiler.fused_ops=on", "compiler.graph=off"]),
+]
 
 
-def kind_of(kernel, own):
-    if own_name(kernel, own):
-        return "Kiln's operators"
+def operator_of(kernel, own):
+    if name := own_name(kernel, own):
+        return own[name]
     for name, pattern in [("products", "matmul|gemm|vecmat"), ("casts", "cast"), ("copies and transposes", "contiguous|copy|permute|slice|cat_"),
                           ("reductions", "reduce"), ("Burn's fused blocks", "fuse")]:
         if re.search(pattern, kernel):
@@ -269,38 +339,115 @@ def kind_of(kernel, own):
 
 def steps():
     rows, own = [], own_kernels()
-    print("| case | engine | launches | kernels | GB read | GB written | " + " | ".join(f"{name}: ms of memory, products, launches" for name, *_ in GPUS) + " |")
+    print("| case | engine | launches | kernels | GB read | GB written | " + " | ".join(f"{name}: modelled ms of memory, products, launches" for name, *_ in GPUS) + " |")
     print("| --- | --- | ---: | ---: | ---: | ---: |" + " ---: |" * len(GPUS))
     for case in SUITE:
-        if not re.search(args.cases, case[0]):
+        if not re.search(args.cases, case["name"]):
             continue
-        for engine, settings in [
-            ("native", ["compiler.enabled=native"]), ("compiled, plain operators", ["compiler.enabled=compiled", "compiler.fused_ops=off", "compiler.graph=off"]),
-            ("compiled", ["compiler.enabled=compiled", "compiler.fused_ops=on", "compiler.graph=off"]),
-        ]:
-            if engine == "native" and not args.native:
+        for engine, settings in ENGINES:
+            if not re.search(args.engines, engine) or (engine == "native" and not args.native):
                 continue
-            found = of_step(case, args.kiln, settings, f"steps-{case[0]}")
-            count, read, written = (sum(entry[i] for entry in found.values()) for i in range(3))
+            found, _, _ = of_step(case, args.kiln, settings, f"steps-{case['name']}")
+            count, read, written = totals(found)
             cells = []
             for _, bandwidth, bf16, tf32 in GPUS:
-                peak = bf16 if case[6] == "bf16" else tf32
+                peak = bf16 if case.get("precision") == "bf16" else tf32
                 cells.append(f"{(read + written) / bandwidth * 1e3:.1f}, {flops(case) / peak * 1e3:.1f}, {count * args.launch_us / 1e3:.1f}")
-            print(f"| {case[0]} | {engine} | {count} | {len(found)} | {read / 1e9:.2f} | {written / 1e9:.2f} | {' | '.join(cells)} |", flush=True)
-            rows.append({"case": case[0], "engine": engine, "kernels": found})
+            print(f"| {case['name']} | {engine} | {count} | {len(found)} | {read / 1e9:.2f} | {written / 1e9:.2f} | {' | '.join(cells)} |", flush=True)
+            rows.append({"case": case["name"], "engine": engine, "kernels": found})
             (args.out / "steps.json").write_text(json.dumps(rows, indent=1))
-    print("\nBy kind, launches and GB read and written:\n\n| case | engine | kind | launches | GB read | GB written |\n| --- | --- | --- | ---: | ---: | ---: |")
+    print("\nBy operator, launches and GB read and written:\n\n| case | engine | operator | launches | GB read | GB written |\n| --- | --- | --- | ---: | ---: | ---: |")
     for row in rows:
-        kinds = defaultdict(lambda: [0, 0, 0])
+        operators = defaultdict(lambda: [0, 0, 0])
         for kernel, entry in row["kernels"].items():
-            kinds[kind_of(kernel, own)] = [a + b for a, b in zip(kinds[kind_of(kernel, own)], entry)]
-        for kind, (count, read, written) in sorted(kinds.items(), key=lambda item: -(item[1][1] + item[1][2])):
-            print(f"| {row['case']} | {row['engine']} | {kind} | {count} | {read / 1e9:.2f} | {written / 1e9:.2f} |")
+            operator = operator_of(kernel, own)
+            operators[operator] = [a + b for a, b in zip(operators[operator], entry)]
+        for operator, (count, read, written) in sorted(operators.items(), key=lambda item: -(item[1][1] + item[1][2])):
+            print(f"| {row['case']} | {row['engine']} | {operator} | {count} | {read / 1e9:.2f} | {written / 1e9:.2f} |")
     print("\nThe kernels with the most bytes:\n\n| case | engine | kernel | launches | GB read | GB written |\n| --- | --- | --- | ---: | ---: | ---: |")
     for row in rows:
         for kernel, (count, read, written) in sorted(row["kernels"].items(), key=lambda item: -(item[1][1] + item[1][2]))[:6]:
             print(f"| {row['case']} | {row['engine']} | `{kernel}` | {count} | {read / 1e9:.2f} | {written / 1e9:.2f} |")
 
 
+def sums_of(ptx):
+    """The types of the sums of the instructions for tensor cores: of what is added to, and of the result."""
+    for types in re.findall(r"\bmma\.sync\.aligned\.([\w.]+)", ptx):
+        words = [word for word in types.split(".") if re.fullmatch(r"(b|t|s|u)?f(16|32|64)|s32|(s|u)8|e\dm\d", word)]
+        yield {words[0], words[-1]}
+
+
+def recordings(log):
+    """Of each recording of a run: the launches of the rehearsal before it, and its own, both in order."""
+    launched, begin = [], 0
+    for line in log.splitlines():
+        if found := LAUNCH.search(line):
+            launched.append(found)
+        elif "recording begins" in line:
+            begin = len(launched)
+        elif "] GRAPH of " in line:
+            recorded = launched[begin:]
+            yield launched[begin - len(recorded):begin], recorded
+
+
+def memory_of(launch, kernels):
+    """First and last byte of every buffer of a launch."""
+    list_, at = buffers(kernels, launch.group(2))
+    info = [int(word) for word in launch.group(11).split()]
+    pointers = [int(word, 16) for word in launch.group(10).split()]
+    return [(pointer, pointer + size * info[at + index]) for index, (pointer, (size, _, _)) in enumerate(zip(pointers, list_)) if at is not None]
+
+
+def captured():
+    """What is wrong with the recordings of captured steps."""
+    suite = tomllib.loads((root / "crates/measure/src/bench/suites.toml").read_text())["suite"]["gpu-tiny"]
+    for case in [case for case in suite["case"] if case["batch"] != "max"]:
+        settings = ["compiler.enabled=compiled", "compiler.fused_ops=on", "compiler.graph=on"]
+        log, kernels = run(f"captured-{case['name']}", case, 90, 2 * LOGGING_STEPS, args.kiln, settings, [])
+        made = list(recordings(log))
+        for rehearsed, recorded in made:
+            # The lengths of buffers too; that no recording gets new memory depends on it.
+            lists = [[launch.group(*range(1, 10), 11) for launch in part] for part in (rehearsed, recorded)]
+            if lists[0] != lists[1]:
+                at = next(i for i in range(len(recorded)) if lists[0][i:i + 1] != lists[1][i:i + 1])
+                yield f"{case['name']}: launch {at} of {len(recorded)} of a recording is {lists[1][at]}, in the rehearsal {lists[0][at:at + 1]}"
+            # An update is in place, so whatever reads a weight of before has to come before it.
+            updates = [at for at, launch in enumerate(recorded) if launch.group(1).startswith("update_each")]
+            for at in updates:
+                memory = memory_of(recorded[at], kernels)
+                for first, end in memory[:(len(memory) - 2) // 4]: # weights, two moments and gradients; scale and factors
+                    late = [later.group(1) for later in recorded[at + 1:] if any(a < end and b > first for a, b in memory_of(later, kernels))]
+                    if late:
+                        yield f"{case['name']}: {late[0]} uses a weight after its update, which is launch {at} of {len(recorded)}"
+            print(f"{case['name']}: a recording of {len(recorded)} launches is its rehearsal; {len(updates)} updates come after all readers of their weights")
+            if not updates:
+                yield f"{case['name']}: a recording without an update"
+        if not made:
+            yield f"{case['name']}: nothing was recorded"
+
+
+def bounds():
+    wrong, instructions = list(captured()), 0
+    for case in SUITE:
+        if case["name"] not in BOUNDS or not re.search(args.cases, case["name"]):
+            continue
+        (_, settings), (most, most_gb) = ENGINES[-1], BOUNDS[case["name"]]
+        found, kernels, hashes = of_step(case, args.kiln, settings, f"bounds-{case['name']}", ["nvrtc"])
+        count, read, written = totals(found)
+        gb = (read + written) / 1e9
+        print(f"{case['name']}: {count} launches of at most {most}, {gb:.1f} GB of at most {most_gb}")
+        if count > most or gb > most_gb:
+            wrong.append(f"{case['name']}: a step has {count} launches and moves {gb:.1f} GB; expected at most {most} and {most_gb}")
+        for hash_ in sorted(hashes):
+            sums = list(sums_of((kernels / "ptx" / f"{hash_}.ptx").read_text()))
+            instructions += len(sums)
+            wrong += [f"{case['name']}: a product of kernel {hash_} sums in {sum_}; expected f32" for sum_ in sums if sum_ != {"f32"}]
+    print(f"{instructions} instructions for tensor cores, which sum in f32")
+    if not instructions:
+        wrong.append("no kernel has an instruction for tensor cores")
+    if wrong:
+        sys.exit("kernels.py: " + "\n".join(wrong))
+
+
 args.out.mkdir(parents=True, exist_ok=True)
-{"ptxas": ptxas, "steps": steps}[args.what]()
+{"ptxas": ptxas, "steps": steps, "bounds": bounds}[args.what]()
