@@ -107,7 +107,7 @@ fn compiled_keeps_what_its_operators_have_to_and_native_several_times_that() {
     assert!(native as f64 >= at_least, "native {native}, expected at least {at_least}");
 }
 
-/// Floats and narrow values of a token in a layer of a Qwen 3: what each form of its operators keeps.
+/// Shared heads, norms of query and key, and a gate, in both forms and in bf16.
 #[test]
 fn a_decoder_with_a_gate_and_shared_heads_keeps_what_its_operators_have_to() {
     if crate::ran_alone(module_path!(), "a_decoder_with_a_gate_and_shared_heads_keeps_what_its_operators_have_to") {
@@ -145,11 +145,16 @@ fn a_decoder_with_a_gate_and_shared_heads_keeps_what_its_operators_have_to() {
         ),
     ] {
         let live = live_after_forward_of(&config, [batch, seq], Compute::new(ops, dtype), &device, live);
-        // Above the layers: the last norm, its result, and of the plain loss the exponentials.
-        let above = 4 * (2 * width + if ops == Ops::Plain { width + vocabulary } else { 0 });
-        let predicted = tokens * (layers * bytes + above);
+        // Above the layers: the last norm and its result. The plain loss keeps what was normalised,
+        // the exponentials and the softmax; the fused one has the gradients of its two factors.
+        let above = match ops {
+            Ops::Plain => 4 * tokens * (3 * width + 2 * vocabulary),
+            _ => 4 * (tokens * 3 * width + vocabulary * width),
+        };
+        let predicted = tokens * layers * bytes + above;
         println!("{name} {dtype:?}: {live}, predicted {predicted}, ratio {:.3}", live as f64 / predicted as f64);
-        assert!((0.95..1.1).contains(&(live as f64 / predicted as f64)), "{name} {dtype:?}: {live}, {predicted}");
+        // Besides: ids, angles, statistics of blocks of rows, the graph's nodes.
+        assert!((0.97..1.04).contains(&(live as f64 / predicted as f64)), "{name} {dtype:?}: {live}, {predicted}");
     }
 }
 

@@ -380,3 +380,43 @@ fn a_classifier_that_cannot_know_padding() {
     succeeds(&mut tune(path, from.to_str().unwrap(), "run", &[&set[..], &["model.pad_token_id=0"]].concat()));
     assert_eq!(read(&path.join("run/model/config.json"))["pad_token_id"], 0);
 }
+
+/// `padding_idx` of an embedding is the `pad_token_id` with which it was made: the Trainer of
+/// `transformers` sets that of the tokenizer afterwards, so that the row learns where texts have it.
+#[test]
+fn the_padding_of_a_tokenizer_learns_in_a_classifier_of_llama_and_that_of_config_json_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let train = |config: &str, sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        succeeds(kiln(folder.path()).args(["train", config]).args(sets));
+    };
+    write("corpus.txt", &"a calm song and a loud song\n".repeat(40));
+    write(
+        "lm.toml",
+        "[run]\noutput_dir = \"lm\"\n[model]\nkind = \"llama\"\nhidden_size = 16\nintermediate_size = 24\nnum_hidden_layers = \
+         1\nnum_attention_heads = 2\nmax_position_embeddings = 32\n[data]\ntask = \"clm\"\ntrain = \"corpus.txt\"\n\
+         block_size = 8\n[tokenizer]\ntrain_vocab_size = 270\n[trainer]\nmax_steps = 1\nwarmup_steps = 0\n[device]\n\
+         kind = \"cpu\"\n",
+    );
+    train("lm.toml", &[]);
+    let base = read(&folder.path().join("lm/model/config.json"));
+    assert_eq!(base["pad_token_id"], Value::Null, "a tokenizer that pads with its end of text");
+    let padding = base["eos_token_id"].as_u64().unwrap() as usize;
+    write("rows.csv", &format!("text,label\n{}", "a calm <|endoftext|> song,up\na loud song,down\n".repeat(4)));
+    write(
+        "classes.toml",
+        "[run]\noutput_dir = \"first\"\n[model]\nfrom = \"lm/model\"\n[data]\ntask = \"sequence-classification\"\n\
+         format = \"csv\"\ntrain = \"rows.csv\"\n[trainer]\nmax_steps = 2\nwarmup_steps = 0\nweight_decay = 0.0\n\
+         learning_rate = 0.01\nper_device_train_batch_size = 4\n[device]\nkind = \"cpu\"\n",
+    );
+    let row = |model: &str| {
+        let all = tensors(&folder.path().join(model).join("model.safetensors"));
+        all["model.embed_tokens.weight"].1[padding * 16..][..16].to_vec()
+    };
+    train("classes.toml", &[]);
+    assert_ne!(row("lm/model"), row("first/model"), "the row of the token learns");
+    assert_eq!(read(&folder.path().join("first/model/config.json"))["pad_token_id"], padding);
+    train("classes.toml", &["run.output_dir=second", "model.from=first/model"]);
+    assert_eq!(row("first/model"), row("second/model"), "config.json has the id");
+}
