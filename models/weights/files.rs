@@ -197,7 +197,7 @@ struct Turned {
 }
 
 impl Reading {
-    /// Of a tensor of `shape`, which has so many `bytes` in the file.
+    /// Begins with a tensor of `shape`, which has so many `bytes` in the file.
     fn new(shape: &[usize], turned: bool, bytes: usize, decode: Decode) -> Self {
         let len = shape.iter().product::<usize>();
         match *shape {

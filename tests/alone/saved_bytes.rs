@@ -122,8 +122,8 @@ fn a_decoder_with_a_gate_and_shared_heads_keeps_what_its_operators_have_to() {
     let config = ModelConfig::from_fields(ModelType::Qwen3, fields.as_object().unwrap()).unwrap();
     let (queries, keys, tokens) = (heads * head_dim, shared * head_dim, batch * seq);
     let device = Device::flex();
-    // Each norm its input and a number a row; query, key and value; the attention's result; the gate
-    // and its factor.
+    // Each norm its input and a number a row; query, key and value; the attention's result; the
+    // gate and its factor.
     let all = 2 * width + queries + keys + queries + 2 * keys + queries + 2 * inner;
     let numbers = 2 + heads + shared;
     for (name, ops, dtype, bytes) in [

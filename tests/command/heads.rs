@@ -382,7 +382,8 @@ fn a_classifier_that_cannot_know_padding() {
 }
 
 /// `padding_idx` of an embedding is the `pad_token_id` with which it was made: the Trainer of
-/// `transformers` sets that of the tokenizer afterwards, so that the row learns where texts have it.
+/// `transformers` sets that of the tokenizer afterwards, so that the row learns where texts have
+/// it.
 #[test]
 fn the_padding_of_a_tokenizer_learns_in_a_classifier_of_llama_and_that_of_config_json_does_not() {
     let folder = tempfile::tempdir().unwrap();

@@ -14,10 +14,10 @@ use crate::common::{device, fixture, json, kiln_on_device, relative_l2, rows, su
 const LEARNING_RATE: f64 = 1e-9;
 const RELATIVE: f64 = 1e-3;
 
-/// Where products are in bf16, both sides round, each in places of its own: PyTorch every product's
-/// result, Kiln's fused products their operands alone. In transformers that alone moves losses by
-/// 7e-5, gradient norms by 8e-4 and the weights of a tensor by up to 2.7e-3 of those in f32, and two
-/// such distances lie between the two sides.
+/// Bounds in bf16, of rows and of final weights. Both sides round, each in places of its own:
+/// PyTorch every product's result, Kiln's fused products their operands alone. The Trainer's losses
+/// move by 7e-5 from those in f32, gradient norms by 8e-4 and the weights of a tensor by up to
+/// 2.7e-3, and two such distances lie between the two sides.
 const RELATIVE_BF16: [f64; 2] = [2e-3, 6e-3];
 
 fn check(case: &str, kind: &str, task: &str) {

@@ -28,7 +28,7 @@ pub(super) struct BenchArgs {
     file: Option<PathBuf>,
     #[command(flatten)]
     layers: Layers,
-    /// Measure fixed models on synthetic tokens instead: smoke, cpu, gpu or gpu-tiny
+    /// Measure fixed models on synthetic tokens instead: smoke, cpu, llama, gpu or gpu-tiny
     #[arg(long, value_name = "NAME", conflicts_with_all = ["set", "hf_args"])]
     suite: Option<String>,
     /// Measure the exchanges of ranks instead, from 1 KiB to 64 MiB, as in kiln launch -n 2 --

@@ -99,7 +99,7 @@ const INIT_NAMES: [(&str, &str); 7] = [
     (", or the folder in data.dataset_name", ""),
 ];
 
-/// What a template is for: a task, or a chat model, which learns the answers of conversations by
+/// The purpose of a template: a task, or a chat model, which learns the answers of conversations by
 /// the task `clm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {

@@ -312,8 +312,8 @@ impl InitArgs {
         Ok((purpose, positions, self.data(purpose, positions)?))
     }
 
-    /// What [`named`](Self::named) gives, asked for at the terminal where the arguments name none.
-    /// The answers become arguments.
+    /// Purpose, positions and data as in [`named`](Self::named), asked for at the terminal where the
+    /// arguments name none. The answers become arguments.
     fn asked(&mut self) -> Result<(Purpose, Option<usize>, Data)> {
         let term = Term::stderr();
         if !std::io::stdin().is_terminal() || !term.is_term() {
@@ -322,8 +322,8 @@ impl InitArgs {
                     "as in `kiln init sequence-classification distilbert/distilbert-base-uncased --train reviews.csv`",
                 ));
         }
-        let tasks = "Task: clm (continue text), mlm (fill gaps), sequence-classification, multi-label-classification, regression, \
-             token-classification, multiple-choice or question-answering; or chat (answer in conversations)";
+        let tasks = "Task: clm (continue text), chat (answer in conversations), mlm (fill gaps), sequence-classification, \
+             multi-label-classification, regression, token-classification, multiple-choice or question-answering";
         let purpose = until_read(&term, (tasks, None), self.task.as_deref(), Purpose::from_name)?;
         check_free(&self.path(purpose))?;
         let task = purpose.task();

@@ -88,9 +88,9 @@ pub struct LlamaConfig {
     /// The id that padding uses, whose embedding gets no gradient from being looked up. Default
     /// none; SmolLM3 128004.
     pub pad_token_id: Option<u32>,
-    /// Whether the embedding of `pad_token_id` learns from being looked up. Not a field of the file:
-    /// the Trainer of `transformers` gives a model its tokenizer's padding when the embedding is
-    /// made without one, and the file that it writes has the id.
+    /// Whether the embedding of `pad_token_id` learns from being looked up. Not a field of the
+    /// file: the Trainer of `transformers` gives a model its tokenizer's padding once the embedding
+    /// is made without one, and the file that it writes has the id.
     #[serde(skip)]
     pub learns_padding: bool,
     /// Labels of a classification head.
