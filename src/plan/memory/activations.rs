@@ -314,10 +314,16 @@ impl Activations {
         if logits == 0 {
             return alone;
         }
-        // The heap gives its pages to as many of the logits as they hold, and to packed weights,
-        // which are smaller.
+        // The heap gives its pages to packed weights, which are small, and to as many of the logits
+        // as they hold. They are not one piece, since the optimizer's state has come between:
+        // where two of the logits would fill them, one finds no place
+        // (benches/results/2026-11-26-memory-llama.md).
         let left = self.at_the_top();
-        alone.max(left + bytes.saturating_sub(left / logits * logits))
+        let found = match left / logits {
+            2 => 1,
+            places => places,
+        };
+        alone.max(left + bytes.saturating_sub(found * logits))
     }
 }
 
