@@ -312,8 +312,8 @@ impl InitArgs {
         Ok((purpose, positions, self.data(purpose, positions)?))
     }
 
-    /// Purpose, positions and data as in [`named`](Self::named), asked for at the terminal where the
-    /// arguments name none. The answers become arguments.
+    /// Purpose, positions and data as in [`named`](Self::named), asked for at the terminal where
+    /// the arguments name none. The answers become arguments.
     fn asked(&mut self) -> Result<(Purpose, Option<usize>, Data)> {
         let term = Term::stderr();
         if !std::io::stdin().is_terminal() || !term.is_term() {

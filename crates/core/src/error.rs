@@ -271,7 +271,7 @@ impl std::error::Error for Error {
 /// which knows the run folder, puts the command itself in its place.
 pub const CONTINUE: &str = "continue with `kiln train FILE --resume`";
 
-/// What to do where the system refuses a mapping or a buffer.
+/// The advice where the system refuses a mapping or a buffer.
 const NO_MEMORY: &str = "raise the limit of memory (`ulimit -v`, a container's) or end other programs";
 const NO_THREAD: &str = "raise the limit of tasks (`ulimit -u`, a container's pids limit) or of memory (`ulimit -v`)";
 
