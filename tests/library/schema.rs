@@ -115,7 +115,6 @@ fn spellings_that_kiln_reads_are_in_the_schema() {
         ("data", "padding = \"buckets\"\nbuckets = 3"),
         ("trainer", "max_steps = -1"),
         ("trainer", "max_steps = 1e3"),
-        ("trainer", "num_train_epochs = -1"),
         ("trainer", "max_tokens = 2e6"),
         ("trainer", "max_tokens = -1"),
         ("trainer", "max_steps = 100\nwarmup_steps = \"10%\""),

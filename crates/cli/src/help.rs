@@ -302,25 +302,63 @@ fn table(rows: &[Vec<String>], width: usize) -> String {
     body.iter().skip(1).map(item).collect()
 }
 
-/// A line without the targets of links and the marks of emphasis.
-fn words(line: &str) -> String {
-    let (mut out, mut rest) = (String::new(), line);
-    while let Some((before, after)) = rest.split_once('[') {
-        let Some((inside, behind)) = after.split_once(']') else { break };
-        // Brackets within code stay.
-        if before.matches('`').count() % 2 == 1 {
-            out += &format!("{before}[");
-            rest = after;
-            continue;
+/// `text` without the targets of links and the marks of emphasis. Code stays as it is.
+fn words(text: &str) -> String {
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(['`', '[', '*']) {
+        out += &rest[..at];
+        rest = &rest[at..];
+        let code = code_span(rest);
+        let link = rest.strip_prefix('[').and_then(|after| Some((after, closing(after)?)));
+        if code > 0 {
+            out += &rest[..code];
+            rest = &rest[code..];
+        } else if let Some((after, end)) = link {
+            out += &words(&after[..end]);
+            rest = &after[end + 1..];
+            for (open, close) in [('(', ')'), ('[', ']')] {
+                let target = rest.strip_prefix(open).and_then(|target| target.split_once(close));
+                rest = target.map_or(rest, |(_, behind)| behind);
+            }
+        } else if let Some(behind) = rest.strip_prefix("**") {
+            rest = behind;
+        } else {
+            out += &rest[..1];
+            rest = &rest[1..];
         }
-        out += before;
-        out += inside;
-        rest = match behind.strip_prefix('(').and_then(|target| target.split_once(')')) {
-            Some((_, behind)) => behind,
-            None => behind,
-        };
     }
-    (out + rest).replace("**", "")
+    out + rest
+}
+
+/// The bytes of the code span that `text` begins with, its backticks included; 0 without one.
+fn code_span(text: &str) -> usize {
+    let ticks = text.len() - text.trim_start_matches('`').len();
+    let mut rest = &text[ticks..];
+    while let Some(at) = rest.find('`').filter(|_| ticks > 0) {
+        let run = &rest[at..];
+        let length = run.len() - run.trim_start_matches('`').len();
+        rest = &run[length..];
+        if length == ticks {
+            return text.len() - rest.len();
+        }
+    }
+    0
+}
+
+/// The place of the bracket that ends the one before `text`, of which code has none.
+fn closing(text: &str) -> Option<usize> {
+    let (mut at, mut depth) = (0, 0);
+    while let Some(found) = text[at..].find(['`', '[', ']']) {
+        at += found;
+        match &text[at..=at] {
+            "]" if depth == 0 => return Some(at),
+            "]" => depth -= 1,
+            "[" => depth += 1,
+            _ => at += code_span(&text[at..]).saturating_sub(1),
+        }
+        at += 1;
+    }
+    None
 }
 
 #[cfg(test)]
@@ -339,6 +377,34 @@ mod tests {
         assert_eq!(text(markdown, WIDTH), expected);
         let wide = format!("| a | b |\n| - | - |\n| one | {} |\n", "x".repeat(WIDTH));
         assert_eq!(text(&wide, WIDTH), format!("- one\n    b:\n    {}\n", "x".repeat(WIDTH)));
+    }
+
+    /// Every code span of the prose of a chapter is in its text, white space apart.
+    #[test]
+    fn code_stays_as_it_is() {
+        assert_eq!(
+            words("[`a[0]`](b::c) or `[0, 2]`, `**`, ``a`b`` and **`[]`**, [x][y], * [z"),
+            "`a[0]` or `[0, 2]`, `**`, ``a`b`` and `[]`, x, * [z"
+        );
+        for chapter in CHAPTERS {
+            let shown = text(chapter.text, 10_000);
+            let mut is_code = false;
+            let mut prose = chapter.text.lines().filter(|line| {
+                is_code ^= line.starts_with("```");
+                !is_code && !line.starts_with(['`', '|']) && !(line.starts_with('[') && line.contains("]: "))
+            });
+            let prose = prose.by_ref().map(|line| format!("{}\n", line.trim_start())).collect::<String>();
+            let mut rest = &prose[..];
+            let mut spans = 0;
+            while let Some(at) = rest.find('`') {
+                let length = code_span(&rest[at..]).max(1);
+                let span = rest[at..at + length].replace('\n', " ");
+                assert!(length == 1 || shown.contains(&span), "{}: {span}", chapter.name());
+                spans += usize::from(length > 1);
+                rest = &rest[at + length..];
+            }
+            assert!(spans > 0, "{}", chapter.name());
+        }
     }
 
     #[test]

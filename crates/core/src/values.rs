@@ -69,11 +69,6 @@ where
     value.map(|value| T::try_from(value).map_err(|_| too_large(value))).transpose()
 }
 
-/// A number where -1 means absent.
-pub fn number_or_minus_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    f64::deserialize(deserializer).map(|value| (value != -1.0).then_some(value))
-}
-
 /// A seed: [`count`] over all 64 bits. TOML's whole numbers end at 2^63 - 1; what is above is
 /// written as text.
 pub mod seed {

@@ -25,7 +25,7 @@ use kiln_core::ranges::{
     ABOVE_0, ABOVE_0_TO_1, FROM_0, FROM_0_TO_1, Section, Seed, Spelled, any, number, text, texts, whole,
 };
 use kiln_core::schema::{Schema, Value};
-use kiln_core::values::{count, count_or_minus_one, number_or_minus_one, seed, some_count, strings};
+use kiln_core::values::{count, count_or_minus_one, seed, some_count, strings};
 use kiln_core::variables;
 pub use names::{
     EvalStrategy, HubStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy,
@@ -56,7 +56,7 @@ kiln_core::keys! {
         max_steps: Option<usize> = None, Derived hf, Spelled(Steps, minus_one);
         /// Length of the run in passes over the training data, with fractions; the length where no
         /// other one is given.
-        #[serde(deserialize_with = "number_or_minus_one", skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         num_train_epochs: Option<f64> = None, Derived hf, duration;
         /// Length of the run in training tokens. Default: not given.
         #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
