@@ -16,12 +16,13 @@ use kiln_core::files::ending;
 use kiln_core::process::{Scratch, scratch};
 use kiln_core::signals;
 use kiln_core::whole_file::WholeFile;
+use kiln_core::words::thousands;
 use kiln_data::text_lines::TextLines;
 use serde_json::{Value, json};
 
 use super::models::{DeviceArgs, device};
 use super::say;
-use super::terminal::{fitted, is_seen, width};
+use super::terminal::{Spinner, fitted, is_seen, width};
 
 #[derive(Debug, Args)]
 pub(super) struct PredictArgs {
@@ -381,7 +382,10 @@ pub(super) fn predict_to_file(
         let cells = cells(&fields(folder, task, options)?, &Value::to_string);
         writeln!(writer, "{}", csv_row(cells.iter().map(|(name, _)| name))).map_err(io)?;
     }
+    let (spinner, mut done) = (Spinner::new("predicting"), 0);
     let count = predict(folder, task, options, device, &mut |prediction| {
+        done += 1;
+        spinner.show(format!("predicting, {} done", thousands(done)));
         if !is_csv {
             // Labels and answers are foreign text, and the file is for terminals too.
             return writeln!(writer, "{}", printable(&prediction.to_string())).map_err(io);

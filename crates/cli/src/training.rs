@@ -51,8 +51,8 @@ use super::ask::{answer, tell, until_read};
 use super::compiler::{Worth, choose, verify_start, worth_of_compiling};
 use super::predict::predict_to_file;
 use super::ranks::{self, Ranks};
-use super::terminal::{LogFormat, Printer, Talk, runs};
-use super::{faults, finite, keep_moving, memory, progress_bar, say, tuning};
+use super::terminal::{LogFormat, Printer, Spinner, Talk, runs};
+use super::{faults, finite, memory, say, tuning};
 use crate::init::{Data, Purpose, RANDOM, check_model, columns, columns_of, random_weights, template};
 
 #[derive(Debug, Args)]
@@ -535,25 +535,17 @@ fn open_evaluation(config: &RunConfig) -> Result<EvaluationSession> {
 
 /// Shows how far an evaluation has come in `evaluate`.
 fn evaluating<E>(evaluate: impl FnOnce(&mut dyn FnMut(u64, u64)) -> Result<E>) -> Result<E> {
-    let bar = progress_bar("{spinner} {msg}");
-    let evaluated = evaluate(&mut |done, batches| {
-        bar.set_message(Activity::Evaluating { done, batches }.to_string());
-        if done == 0 {
-            keep_moving(&bar);
-        }
-    });
-    bar.finish_and_clear();
-    evaluated
+    let spinner = Spinner::new("evaluating");
+    evaluate(&mut |done, batches| spinner.show(Activity::Evaluating { done, batches }.to_string()))
 }
 
 /// Shows what is done in `open`, and how far tokenising has come. A signal stops it; `when` says in
 /// the error before what.
 fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Result<S>) -> Result<S> {
     signals::install()?;
-    let bar = progress_bar("{spinner} {msg}").with_message("opening model and data");
-    keep_moving(&bar);
+    let spinner = Spinner::new("opening model and data");
     let session = open(&mut |store::Preparation { doing, done_bytes, total_bytes, .. }: store::Preparation| {
-        bar.set_message(match doing {
+        spinner.show(match doing {
             Doing::Reading(1) => "reading 1 file".to_owned(),
             Doing::Reading(files) => format!("reading {} files", thousands(files as u64)),
             Doing::Learning(tokens) => format!("learning a tokenizer of {} tokens", thousands(tokens as u64)),
@@ -561,7 +553,7 @@ fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Re
         });
         if signals::received().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
-    bar.finish_and_clear();
+    drop(spinner);
     match signals::received() {
         Some(signal) => Err(signal.error(format_args!("stopped {when}"))),
         None => session,

@@ -20,5 +20,5 @@ pub(super) use figures::fitted;
 #[cfg(unix)]
 pub(super) use figures::significant;
 pub(super) use rows::Printer;
-pub(super) use streams::{above_bar, is_seen, settle_colors, show, width};
+pub(super) use streams::{Spinner, above_bar, is_seen, settle_colors, show, width};
 pub(super) use talk::{LogFormat, Talk};

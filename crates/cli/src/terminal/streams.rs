@@ -1,6 +1,7 @@
 //! Stdout and stderr: who sees them, their colours and width, and the progress line that other
 //! output must not cut in two.
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 
@@ -10,12 +11,40 @@ use kiln::distributed::environment;
 use kiln_core::error::{Error, Result};
 use kiln_core::process;
 
+use crate::{keep_moving, progress_bar};
+
 /// The progress line that is on the terminal, if any.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Keeps `bar` below everything that is written from now on; none for no bar.
 pub(super) fn keep_below(bar: Option<ProgressBar>) {
     *BAR.lock().unwrap_or_else(PoisonError::into_inner) = bar;
+}
+
+/// A line on a terminal that says what is done, below everything that is written meanwhile. It is
+/// gone with this value.
+pub(crate) struct Spinner(ProgressBar);
+
+impl Spinner {
+    /// Shows `doing`.
+    pub(crate) fn new(doing: &'static str) -> Self {
+        let bar = progress_bar("{spinner} {msg}").with_message(doing);
+        keep_moving(&bar);
+        keep_below(Some(bar.clone()));
+        Self(bar)
+    }
+
+    /// Shows `doing` from now on.
+    pub(crate) fn show(&self, doing: impl Into<Cow<'static, str>>) {
+        self.0.set_message(doing);
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        keep_below(None);
+        self.0.finish_and_clear();
+    }
 }
 
 /// Writes with the progress line out of the way. `write` must not come here again.
