@@ -86,7 +86,9 @@ impl Stopping {
         }
         let at = format!("after step {} of {}", run.progress.step, run.progress.total_steps);
         folder.status.message = Some(if self.is_told {
-            format!("ended {at}: early stopping, or a callback")
+            let is_exhausted = run.evaluating.best.is_exhausted();
+            let by = if is_exhausted { "early stopping" } else { "a callback asked for it, as that of --stop-after does" };
+            format!("ended {at}: {by}")
         } else {
             folder.status.status = RunStatus::Stopped;
             let command = runs::continue_command(folder.path(), limit);
