@@ -100,7 +100,8 @@ impl Shapes {
         };
         let vector = |size: usize| Tensor::<1>::random([size], Distribution::Normal(0.0, 0.5), device).require_grad();
         let ids = || {
-            // As frequent as those of a text; the steps of the golden ratio fill the range evenly.
+            // Ids are as frequent as those of a text; the steps of the golden ratio fill the range
+            // evenly.
             let id = |i: usize| zipf((i as f64 * 0.618_033_988_749_895).fract(), vocabulary as u64) as i32;
             let ids = (0..tokens).map(id).collect::<Vec<_>>();
             Tensor::<1, Int>::from_ints(&ids[..], device)

@@ -1,6 +1,6 @@
 //! The AdamW update of many parameters, each in one pass over its four tensors and in place where
-//! nobody else holds them, the norm over all gradients, and a sample of all weights. The settings of an optimizer, its state
-//! and its groups are not here.
+//! nobody else holds them, the norm over all gradients, and a sample of all weights. The settings
+//! of an optimizer, its state and its groups are not here.
 
 #[cfg(feature = "compiler")]
 pub(super) mod cube;

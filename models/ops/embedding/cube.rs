@@ -1,5 +1,5 @@
-//! The gradient of an embedding without atomics and in a fixed order: tokens are sorted by id, and a
-//! cube for each row of the table adds up those with its id. Text has a few ids that occur very
+//! The gradient of an embedding without atomics and in a fixed order: tokens are sorted by id, and
+//! a cube for each row of the table adds up those with its id. Text has a few ids that occur very
 //! often, so parts of the sorted tokens that have one id throughout are summed first, each by a
 //! cube of its own: how long a row takes hardly depends on how often its id occurs.
 //!

@@ -328,8 +328,8 @@ fn add_norm_rows(
     }
 }
 
-/// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`; around
-/// 0, without a bias, `mean(g)` is none of it.
+/// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`;
+/// around 0, without a bias, `mean(g)` is none of it.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_backward_rows<F: Float>(
     x: &[f32],

@@ -50,7 +50,7 @@ fn gradients_of_frequent_ids_are_those_of_f64() {
                         row.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
                     }
                 }
-                // Sums of up to 125 numbers below 1, which are rounded to 6e-8 of the sum each time.
+                // Sums of up to 125 numbers below 1, each rounded to 6e-8 of the sum so far.
                 close(&format!("{n} ids x {width}, padding {padding:?}"), &grads[0], &expected, 1e-5);
                 let (_, again) = run(&table, &op(&ids, padding), Ops::Fused);
                 assert!(grads == again, "the same bits every time");
