@@ -74,6 +74,15 @@ fn no_run(folder: &Path) -> Result<Run> {
             shell_quoted(&shown.to_string())
         )));
     }
+    if folder.join("experiment.json").is_file() {
+        let shown = folder.display();
+        return Err(Error::data(format!("{shown}: expected the folder of a run, got that of a comparison")).help(
+            format!(
+                "`kiln runs {0}/arms` lists its runs, and `kiln report {0}` writes its report again",
+                shell_quoted(&shown.to_string())
+            ),
+        ));
+    }
     Err(Error::data(format!("{}: there is no run of Kiln's in this folder", folder.display()))
         .help("`kiln runs FOLDER` lists the runs in a folder"))
 }

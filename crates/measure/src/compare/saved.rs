@@ -36,6 +36,10 @@ pub fn report(
         let file = folder.join(FILE);
         if !file.exists() {
             let shown = folder.display();
+            if !folder.exists() {
+                let message = format!("{shown}: expected the folder of a run or a comparison, found nothing");
+                return Err(Error::data(message).help("`kiln runs FOLDER` lists the runs in a folder"));
+            }
             return Err(Error::data(format!(
                 "{shown} is neither a run nor a comparison: it has no status.json and no {FILE}"
             ))
