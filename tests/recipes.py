@@ -3,7 +3,7 @@
 
     python3 tests/recipes.py TOOL GPT2 BERT
 
-GPT2 and BERT are folders `model` of a causal and a masked language model with tokenizers. TOOL is one of those below. Exit code 3
+GPT2 and BERT are folders `model`, in their run folders, of a causal and a masked language model with tokenizers. TOOL is one of those below. Exit code 3
 means that the tool is not there; it is said on standard error how to get it.
 """
 
@@ -169,7 +169,28 @@ def lm_eval(gpt2, bert):
     close([theirs], [math.exp(ours)], 1e-5, "byte perplexity")
 
 
-TOOLS = {tool.__name__: tool for tool in (gguf, sentence_transformers, pipeline, onnx, lm_eval)}
+def trackio(gpt2, bert):
+    """trackio's import of event files, against the rows of the run."""
+    need("tbparse", "trackio[tensorboard]")
+    run_folder = pathlib.Path(gpt2).parent
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["TRACKIO_DIR"] = scratch
+        need("trackio", "trackio[tensorboard]")
+        import trackio
+        from trackio.sqlite_storage import SQLiteStorage
+
+        trackio.import_tf_events(run_folder / "tensorboard", project="recipe")
+        (name,) = SQLiteStorage.get_runs("recipe")
+        logged = [row for row in SQLiteStorage.get_logs("recipe", name) if "train/loss" in row]
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["loss"] for row in rows if "loss" in row}
+    assert len(logged) == len(losses), logged
+    assert {row["step"] for row in logged} == set(losses), (logged, losses)
+    # Event files have single precision.
+    close([row["train/loss"] for row in logged], [losses[row["step"]] for row in logged], 1e-6, "losses")
+
+
+TOOLS = {tool.__name__: tool for tool in (gguf, sentence_transformers, pipeline, onnx, lm_eval, trackio)}
 
 if __name__ == "__main__":
     if len(sys.argv) != 4 or sys.argv[1] not in TOOLS:

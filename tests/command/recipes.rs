@@ -11,7 +11,8 @@ use crate::common::{kiln, succeeds};
 fn model(folder: &Path, name: &str, model: &str, tokenizer: &str, task: &str) -> String {
     let config = format!(
         "[run]\noutput_dir = \"{name}\"\n[model]\n{model}\n[tokenizer]\n{tokenizer}\n[data]\ntask = \"{task}\"\n\
-         format = \"text\"\ntrain = \"text.txt\"\nblock_size = 32\n[trainer]\nmax_steps = 3\nper_device_train_batch_size = 2\n"
+         format = \"text\"\ntrain = \"text.txt\"\nblock_size = 32\n[trainer]\nmax_steps = 3\nlogging_steps = 1\n\
+         report_to = \"tensorboard\"\nper_device_train_batch_size = 2\n"
     );
     let text = (0..200).map(|i| format!("the guide of run {i} has the command and the config file\n"));
     std::fs::write(folder.join("text.txt"), text.collect::<String>()).unwrap();
@@ -74,6 +75,11 @@ fn a_pipeline_writes_what_generate_writes() {
 #[test]
 fn optimum_exports_onnx() {
     recipe("onnx");
+}
+
+#[test]
+fn trackio_imports_the_curves() {
+    recipe("trackio");
 }
 
 #[test]

@@ -283,9 +283,9 @@ mod tests {
         let readme = include_str!("../../../README.md");
         for precision in [Precision::F32, Precision::Bf16] {
             let times = measured_on_cpu(precision).expect("both were measured");
-            assert!(readme.contains(&format!("Compiled against native in {precision}: {times} times as fast.")));
+            assert!(readme.contains(&format!("| native / compiled, {precision} | {times} |")), "{precision}");
         }
-        assert!(readme.contains(&format!("Native bf16 takes {NATIVE_BF16} times as long as native f32.")));
+        assert!(readme.contains(&format!("| native in bf16 / native in f32 | {NATIVE_BF16} |")));
         assert_eq!(measured_on_cpu(Precision::F16), None, "nothing is claimed where nothing was measured");
     }
 }

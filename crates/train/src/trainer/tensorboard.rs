@@ -104,11 +104,13 @@ impl<M> Callback<M> for TensorBoard {
     }
 }
 
-/// `eval_loss` as `eval/loss`, `loss` as `train/loss`; the step is the axis and no curve.
+/// `eval_loss` as `eval/loss`, `loss` as `train/loss` and the mean `train_loss` of the run as
+/// `train/train_loss` (`rewrite_logs` of transformers); the step is the axis and no curve.
 fn tag(name: &str) -> Option<String> {
-    match name.strip_prefix("eval_") {
-        Some(rest) => Some(format!("eval/{rest}")),
-        None => (name != "step").then(|| format!("train/{}", name.strip_prefix("train_").unwrap_or(name))),
+    match (name.strip_prefix("eval_"), name.strip_prefix("test_")) {
+        (Some(rest), _) => Some(format!("eval/{rest}")),
+        (_, Some(rest)) => Some(format!("test/{rest}")),
+        _ => (name != "step").then(|| format!("train/{name}")),
     }
 }
 
@@ -145,6 +147,7 @@ mod tests {
         let callback: &mut dyn Callback = &mut board;
         callback.on_log(&progress, &Record::default().with("step", 3u64).with("loss", 1.5).with("peak_mib", None));
         callback.on_evaluate(&progress, &Record::default().with("eval_accuracy", 0.25), &mut Control::default());
+        callback.on_train_end(&progress, &Record::default().with("train_loss", 1.75));
         let bytes = fs::read(&board.path).unwrap();
         let (mut at, mut events) = (0, Vec::new());
         while at < bytes.len() {
@@ -157,7 +160,8 @@ mod tests {
             let scalar = &event.summary.as_ref().unwrap().value[..];
             (event.step, scalar[0].tag.as_str(), scalar[0].simple_value, scalar.len())
         });
-        assert_eq!(scalars.collect::<Vec<_>>(), [(3, "train/loss", Some(1.5), 1), (3, "eval/accuracy", Some(0.25), 1)]);
+        let expected = [("train/loss", Some(1.5)), ("eval/accuracy", Some(0.25)), ("train/train_loss", Some(1.75))];
+        assert_eq!(scalars.collect::<Vec<_>>(), expected.map(|(tag, value)| (3, tag, value, 1)));
         assert!(events[1].wall_time > 1.7e9 && events[1].wall_time < 1e11, "seconds: {}", events[1].wall_time);
     }
 
