@@ -28,7 +28,7 @@ fn a_run_that_cannot_be_uploaded_does_not_begin() {
     write(folder.path(), "clm");
     let set = ["--set", "trainer.push_to_hub=true", "--set", "trainer.hub_model_id=org/name"];
     let mut command = train(folder.path(), "run", &set);
-    command.env("HF_HOME", folder.path().join("home")).env_remove("HF_TOKEN");
+    command.env("HF_HOME", folder.path().join("home")).env_remove("HF_TOKEN").env("HF_HUB_OFFLINE", "0");
     let lacks = if cfg!(feature = "push") { "there is no token" } else { "the Cargo feature `push`" };
     fails(&mut command, 2, &["trainer.push_to_hub", lacks]);
     assert!(!folder.path().join("run").exists());

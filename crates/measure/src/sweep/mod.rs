@@ -385,6 +385,10 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
         return Err(Error::config("sweep.asha: a trial that goes on needs the checkpoint of its last rung")
             .help("set trainer.save_strategy = \"steps\" or \"epoch\", and leave out trainer.save_only_model"));
     }
+    if first.trainer.push_to_hub {
+        return Err(Error::config("trainer.push_to_hub = true: all trials of a search would be uploaded to one place")
+            .help("--set trainer.push_to_hub=false, and `kiln push` for the trial that is chosen"));
+    }
     let modes = match options.mode.or(section.mode) {
         Some(modes) => modes.list(),
         None => match first.trainer.compiler_mode() {
