@@ -260,8 +260,9 @@ fn answer(state: &mut State, request: &Request, address: &str) -> Reply {
             if state.repositories.contains_key(&id) {
                 return Reply::error(409, "", "You already created this model repo");
             }
-            let mut repository =
-                Repository { is_private: body["private"].as_bool().unwrap_or_default(), ..Repository::default() };
+            // Clients of 2026 say `visibility`, those before them and hf-hub `private`.
+            let is_private = body["private"] == true || body["visibility"] == "private";
+            let mut repository = Repository { is_private, ..Repository::default() };
             let attributes = Stored { bytes: b"*.safetensors filter=lfs\n".to_vec(), is_lfs: false };
             commit(&mut repository, "main", [(".gitattributes".to_owned(), attributes)].into(), "initial commit");
             repository.subjects.clear();

@@ -367,6 +367,7 @@ fn the_requests_are_those_of_huggingface_hub() {
     let read = |name: &str| fs::read(model.join(name)).unwrap();
     assert_eq!(digests.trim(), format!("{} {}", sha256(&read("model.safetensors")), blob(&read("README.md"))));
     assert_eq!(ours.files(ID, "main"), theirs.files(ID, "main"));
+    assert!(ours.repository(ID).is_private && theirs.repository(ID).is_private);
 
     let requests = |hub: &Hub| {
         let all = hub.take("POST").into_iter();
@@ -397,7 +398,8 @@ fn the_requests_are_those_of_huggingface_hub() {
     let create = "POST /api/repos/create".to_owned();
     for requests in [&mut ours, &mut theirs] {
         requests.get_mut(&batch).unwrap()["transfers"] = json!([]);
-        requests.get_mut(&create).unwrap().as_object_mut().unwrap().remove("type");
+        let create = requests.get_mut(&create).unwrap().as_object_mut().unwrap();
+        ["type", "private", "visibility"].iter().for_each(|key| _ = create.remove(*key));
     }
     for (line, body) in &theirs {
         assert_eq!(ours.get(line), Some(body), "{line}");
