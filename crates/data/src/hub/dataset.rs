@@ -12,7 +12,7 @@ use kiln_core::files::hidden_parts;
 use super::repo::{CachedRepo, Repo, RepoKind};
 use super::settings::HubSettings;
 use super::transfer::Session;
-use super::{offline_help, parse_id_as};
+use super::offline_help;
 
 /// The beginning of an address of a dataset.
 const SCHEME: &str = "hf://datasets/";

@@ -23,15 +23,12 @@ pub use dataset::{dataset_files, dataset_files_with, is_dataset};
 use kiln_core::error::{Error, Result, nearest};
 use kiln_core::variables::expand_text;
 pub use push::{CAN_PUSH, Content, PushFile, Pushed, Target, file_of, prepare, push};
-use repo::{CachedRepo, Repo, RepoInfo, RepoKind};
+use repo::{CachedRepo, DEFAULT_REVISION, Repo, RepoInfo, RepoKind, parse_id, split_revision};
 pub use repo::{id_of, name_of};
 pub use settings::HubSettings;
 pub use splits::{Split, dataset_split, dataset_split_with};
 use transfer::{Session, Unanswered};
 pub use wanted::Wanted;
-
-/// The revision that an id without `@revision` means.
-const DEFAULT_REVISION: &str = "main";
 
 /// The local folder (or, where `wanted` accepts one, file) that `spec` names, downloaded from the
 /// Hub if need be, with the settings of the environment (see [`HubSettings::from_env`]).
@@ -140,51 +137,6 @@ fn newest_checkpoint(folder: &Path) -> Option<PathBuf> {
     // The names end in the step, with zeroes before it where it is short.
     let newest = names.filter(|name| name.starts_with("step-")).max_by_key(|name| (name.len(), name.clone()))?;
     Some(checkpoints.join(newest))
-}
-
-/// Splits `id[@revision]`.
-fn split_revision(spec: &str) -> (&str, Option<&str>) {
-    match spec.split_once('@') {
-        Some((id, revision)) => (id, Some(revision)),
-        None => (spec, None),
-    }
-}
-
-/// Reads `id[@revision]` by the Hub's naming rules (huggingface_hub's `validate_repo_id`, git's for
-/// the revision). The names become paths in the cache and parts of URLs, so nothing else may pass.
-fn parse_id(spec: &str) -> Result<Repo> {
-    parse_id_as(spec, RepoKind::Model)
-}
-
-/// [`parse_id`] for a repository of some kind.
-fn parse_id_as(spec: &str, kind: RepoKind) -> Result<Repo> {
-    let (id, revision) = split_revision(spec);
-    let part_is_valid = |part: &str| {
-        (1..=96).contains(&part.len())
-            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-            && !part.starts_with(['-', '.'])
-            && !part.ends_with(['-', '.'])
-    };
-    let valid = id.split('/').all(part_is_valid)
-        && id.matches('/').count() <= 1
-        && !id.contains("--")
-        && !id.contains("..")
-        && !id.ends_with(".git");
-    if !valid {
-        return Err(Error::config(format!("`{id}` is neither an existing path nor an id on the Hugging Face Hub")).help(
-            "an id is name or org/name, made of letters, digits, `-`, `_` and `.`, for example openai-community/gpt2",
-        ));
-    }
-    let revision = revision.unwrap_or(DEFAULT_REVISION);
-    let revision_is_valid = (1..=200).contains(&revision.len())
-        && revision.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./+".contains(&byte))
-        && !revision.contains("..")
-        && revision.split('/').all(|part| !part.is_empty() && !part.starts_with(['-', '.']) && !part.ends_with('.'));
-    if !revision_is_valid {
-        return Err(Error::config(format!("`{revision}` in `{spec}` is no revision"))
-            .help("after the `@` comes a branch, a tag or a commit, for example gpt2@main"));
-    }
-    Ok(Repo { id: id.into(), kind, revision: revision.into() })
 }
 
 /// The snapshot folder of `repo`, from the cache if it is complete there, else from the Hub.
@@ -334,11 +286,6 @@ fn offline_help(repo: &Repo, settings: &HubSettings) -> String {
          its path instead of the id; or fill the cache {} the same way (without --local-dir) and set HF_HUB_OFFLINE=1",
         settings.cache.display()
     )
-}
-
-/// Whether this is a full git commit hash.
-fn is_commit(revision: &str) -> bool {
-    revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 #[cfg(test)]

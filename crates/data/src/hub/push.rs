@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use kiln_core::error::{Error, Result};
 
+use super::HubSettings;
+use super::repo::{DEFAULT_REVISION, parse_id};
 #[cfg(feature = "push")]
 use super::upload::{open, upload};
-use super::{DEFAULT_REVISION, HubSettings, parse_id};
 
 /// Whether this build can write to the Hub: the Cargo feature `push`.
 pub const CAN_PUSH: bool = cfg!(feature = "push");

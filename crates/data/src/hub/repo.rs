@@ -6,7 +6,10 @@ use kiln_core::error::{Error, Result};
 use kiln_core::whole_file;
 use serde::Deserialize;
 
-use super::{DEFAULT_REVISION, HubSettings, is_commit};
+use super::HubSettings;
+
+/// The revision that an id without `@revision` means.
+pub(super) const DEFAULT_REVISION: &str = "main";
 
 /// The kinds of repositories that Kiln reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,6 +170,56 @@ impl<'a> CachedRepo<'a> {
     fn absent_path(&self, commit: &str, name: &str) -> PathBuf {
         self.folder.join(".no_exist").join(commit).join(name)
     }
+}
+
+/// Splits `id[@revision]`.
+pub(super) fn split_revision(spec: &str) -> (&str, Option<&str>) {
+    match spec.split_once('@') {
+        Some((id, revision)) => (id, Some(revision)),
+        None => (spec, None),
+    }
+}
+
+/// Reads `id[@revision]` by the Hub's naming rules (huggingface_hub's `validate_repo_id`, git's for
+/// the revision). The names become paths in the cache and parts of URLs, so nothing else may pass.
+pub(super) fn parse_id(spec: &str) -> Result<Repo> {
+    parse_id_as(spec, RepoKind::Model)
+}
+
+/// [`parse_id`] for a repository of some kind.
+pub(super) fn parse_id_as(spec: &str, kind: RepoKind) -> Result<Repo> {
+    let (id, revision) = split_revision(spec);
+    let part_is_valid = |part: &str| {
+        (1..=96).contains(&part.len())
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+            && !part.starts_with(['-', '.'])
+            && !part.ends_with(['-', '.'])
+    };
+    let valid = id.split('/').all(part_is_valid)
+        && id.matches('/').count() <= 1
+        && !id.contains("--")
+        && !id.contains("..")
+        && !id.ends_with(".git");
+    if !valid {
+        return Err(Error::config(format!("`{id}` is neither an existing path nor an id on the Hugging Face Hub")).help(
+            "an id is name or org/name, made of letters, digits, `-`, `_` and `.`, for example openai-community/gpt2",
+        ));
+    }
+    let revision = revision.unwrap_or(DEFAULT_REVISION);
+    let revision_is_valid = (1..=200).contains(&revision.len())
+        && revision.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./+".contains(&byte))
+        && !revision.contains("..")
+        && revision.split('/').all(|part| !part.is_empty() && !part.starts_with(['-', '.']) && !part.ends_with('.'));
+    if !revision_is_valid {
+        return Err(Error::config(format!("`{revision}` in `{spec}` is no revision"))
+            .help("after the `@` comes a branch, a tag or a commit, for example gpt2@main"));
+    }
+    Ok(Repo { id: id.into(), kind, revision: revision.into() })
+}
+
+/// Whether this is a full git commit hash.
+pub(super) fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 #[cfg(test)]

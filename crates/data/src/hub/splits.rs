@@ -18,7 +18,7 @@ use super::dataset::{is_complete, names_in};
 use super::repo::{CachedRepo, Repo, RepoKind};
 use super::settings::HubSettings;
 use super::transfer::Session;
-use super::{offline_help, parse_id_as};
+use super::offline_help;
 
 /// The branch with a dataset's rows as parquet files, `CONFIGURATION/SPLIT/0000.parquet`.
 const PARQUET: &str = "refs/convert/parquet";

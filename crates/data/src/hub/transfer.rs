@@ -21,8 +21,8 @@ use kiln_core::words::json_words;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use ureq::http::{Method, Request, Response, StatusCode, Uri};
 
-use super::repo::{CachedRepo, Repo, RepoInfo};
-use super::{HubSettings, is_commit, offline_help};
+use super::repo::{CachedRepo, Repo, RepoInfo, is_commit};
+use super::{HubSettings, offline_help};
 
 /// Redirects are followed this far: renamed repository, cached file, storage.
 const MAX_REDIRECTS: usize = 5;

@@ -22,8 +22,9 @@ use serde_json::json;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
+use super::HubSettings;
 use super::push::{Content, PushFile, Pushed, Target, needed};
-use super::{HubSettings, is_commit};
+use super::repo::is_commit;
 
 /// A request is sent again so often where the Hub has trouble of its own.
 const RETRIES: usize = 1;
