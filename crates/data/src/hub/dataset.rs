@@ -9,10 +9,10 @@ use glob::{MatchOptions, Pattern};
 use kiln_core::error::{Error, Result};
 use kiln_core::files::hidden_parts;
 
-use super::repo::{CachedRepo, Repo, RepoKind};
+use super::offline_help;
+use super::repo::{CachedRepo, Repo, RepoKind, parse_id_as};
 use super::settings::HubSettings;
 use super::transfer::Session;
-use super::offline_help;
 
 /// The beginning of an address of a dataset.
 const SCHEME: &str = "hf://datasets/";

@@ -15,10 +15,10 @@ use kiln_core::variables::expand_text;
 
 use super::card::{CARD, Card};
 use super::dataset::{is_complete, names_in};
-use super::repo::{CachedRepo, Repo, RepoKind};
+use super::offline_help;
+use super::repo::{CachedRepo, Repo, RepoKind, parse_id_as};
 use super::settings::HubSettings;
 use super::transfer::Session;
-use super::offline_help;
 
 /// The branch with a dataset's rows as parquet files, `CONFIGURATION/SPLIT/0000.parquet`.
 const PARQUET: &str = "refs/convert/parquet";
