@@ -238,14 +238,14 @@ fn every_default_is_of_its_arguments_kind() {
 fn switches_are_read_as_hf_argument_parser_reads_them() {
     let refused = Refused(messages!());
     for off in [json!(false), json!(0), json!("false"), json!("False"), json!("no"), json!("0"), json!("f")] {
-        let config = laid("", &json!({ "push_to_hub": off, "fp16": off, "logging_first_step": off }), &[]).unwrap();
+        let config = laid("", &json!({ "fp16_full_eval": off, "fp16": off, "logging_first_step": off }), &[]).unwrap();
         assert_eq!((config.trainer.precision, config.trainer.logging_first_step), (Precision::F32, false));
         assert_eq!(config.trainer.no_effect, ["1 argument that asks for nothing"]);
     }
     for on in [json!(true), json!(1), json!("true"), json!("Yes"), json!("1"), json!("y")] {
         let config = laid("", &json!({ "bf16": on, "logging_first_step": on, "disable_tqdm": on }), &[]).unwrap();
         assert_eq!((config.trainer.precision, config.trainer.logging_first_step), (Precision::Bf16, true));
-        refused.args(json!({ "push_to_hub": on }));
+        refused.args(json!({ "fp16_full_eval": on }));
     }
     for off in [json!(false), json!(null), json!(""), json!({})] {
         assert_eq!(laid("", &json!({ "deepspeed": off }), &[]).unwrap().trainer.no_effect.len(), 1);
