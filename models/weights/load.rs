@@ -439,6 +439,8 @@ fn with_rows(mut values: Values, rows: usize, is_tied: bool) -> Values {
         mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
     }
     let mean = mean.into_iter().map(|sum| (sum / had as f64) as f32).collect::<Vec<_>>();
+    // A vector that grows by itself has twice the space.
+    values.data.reserve_exact((rows - had) * width);
     values.data.extend((had..rows).flat_map(|_| &mean));
     values.shape[0] = rows;
     values
