@@ -465,7 +465,7 @@ fn files_of_hugging_faces_arguments_are_taken_whole() {
     assert!(glue.join("tensorboard").is_dir());
     assert_eq!(steps_with(&glue, "eval_loss"), [5, 10]);
 
-    std::fs::write(folder.path().join("bad.json"), "{\n  \"push_to_hub\": true\n}").unwrap();
+    std::fs::write(folder.path().join("bad.json"), "{\n  \"tpu_num_cores\": 8\n}").unwrap();
     let bad = ["plan", "config.toml", "--hf-args", "bad.json"];
     messages.fails(kiln(folder.path()).args(bad), 2);
     messages.fails(kiln(folder.path()).args(["plan", "config.toml", "--hf-args", "."]), 2);

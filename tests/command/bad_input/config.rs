@@ -11,7 +11,7 @@ fn unknown_keys_and_sections_get_a_suggestion() {
     place.refused("text.toml", &["data.blocksize=8"], 2);
     place.refused("text.toml", &["model.n_layers=2"], 2);
     place.refused("text.toml", &["model.zzz=2"], 2);
-    place.refused("text.toml", &["trainer.push_to_hub=true"], 2);
+    place.refused("text.toml", &["trainer.tpu_num_cores=8"], 2);
     place.refused("text.toml", &["precison=bf16"], 2);
     place.refused("text.toml", &["precision=bf61"], 2);
     place.refused("text.toml", &["trainer.fp16=2"], 2);
