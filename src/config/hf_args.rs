@@ -142,6 +142,7 @@ impl Document {
         self.settle_length();
         self.settle_actions();
         self.settle_leftovers();
+        self.settle_hub()?;
         self.take_out()
     }
 
@@ -443,6 +444,29 @@ impl Document {
         // It has no effect with any value: a run that is out of memory always halves its
         // micro-batch.
         self.take("auto_find_batch_size");
+    }
+
+    /// Refuses a token where something is uploaded, which would go by the account of another one;
+    /// takes out a `hub_strategy` that Kiln does not have where nothing is.
+    fn settle_hub(&mut self) -> Result<()> {
+        if self.trainer("push_to_hub").and_then(Value::as_bool) != Some(true) {
+            let strategy = self.trainer("hub_strategy").and_then(Value::as_str);
+            if strategy == Some("all_checkpoints") && self.take("hub_strategy").is_some() {
+                self.unused.names.push("hub_strategy".into());
+            }
+            return Ok(());
+        }
+        for name in ["hub_token", "push_to_hub_token"] {
+            let json = self.trainer(name).and_then(|value| serde_json::to_value(value).ok()).unwrap_or_default();
+            if argument(name).is_some_and(|argument| !argument.is_neutral(&json)) {
+                // The message does not have the value, which is a secret.
+                let complaint = Complaint::new(&format!("trainer.{name}"), "a token in a config is not used to upload");
+                return Err(
+                    self.locate(complaint.help("leave it out, and set HF_TOKEN, or log in with `hf auth login`"))
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Takes out what has no effect, and refuses what is not honoured.

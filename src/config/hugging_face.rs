@@ -283,7 +283,8 @@ const SAME: &str = "the key of the same name in `[trainer]`";
 const PYTORCH: &str = "it belongs to PyTorch";
 const ONE_PROCESS: &str = "data is read ahead in a thread of the one process";
 const ONE_DEVICE: &str = "`kiln launch` starts the processes of a run, and they need no such setting";
-const HUB_TOKEN: &str = "the token is that of `HF_TOKEN` or of `hf auth login`, so that no file has it";
+const HUB_TOKEN: &str =
+    "the token is that of `HF_TOKEN` or of `hf auth login`, so that no file has it; refused with `push_to_hub`";
 const LAUNCHER: &str = "leave it out: a run of several processes has the whole model in each (`kiln launch`)";
 const NO_TRACKER: &str = "rows go to `metrics.jsonl`, to stdout, and with `report_to` to TensorBoard or MLflow";
 const TOKENS: &str = "every log row has `tokens` and `tokens_per_s`";
@@ -305,7 +306,7 @@ const NOTES: &[(&str, &str)] = &[
         "push_to_hub",
         "the key of the same name in `[trainer]`; true needs a build with the Cargo feature `push` and a token, by `HF_TOKEN` or `hf auth login`",
     ),
-    ("hub_strategy", "the key of the same name in `[trainer]`; not `all_checkpoints`"),
+    ("hub_strategy", "the key of the same name in `[trainer]`; `all_checkpoints` is refused with `push_to_hub`"),
     (
         "full_determinism",
         "the key of the same name in `[trainer]`; on the CPU every run is deterministic, elsewhere it is refused",

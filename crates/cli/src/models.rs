@@ -148,6 +148,10 @@ pub(super) struct PushArgs {
     /// Make the repository private, where it is made
     #[arg(long)]
     private: bool,
+    /// Make the repository public, where it is made. Neither of the two: as the Hub has it, by the
+    /// settings of an organization
+    #[arg(long, conflicts_with = "private")]
+    public: bool,
     /// The branch; it is made where it is not there
     #[arg(long, value_name = "BRANCH")]
     revision: Option<String>,
@@ -391,8 +395,9 @@ pub(super) fn run_export(args: &ExportArgs) -> Result<()> {
 }
 
 pub(super) fn run_push(args: &PushArgs) -> Result<()> {
-    let PushArgs { run, id, private, revision, create_pr } = args;
-    let target = Target { id: id.clone(), revision: revision.clone(), private: *private, create_pr: *create_pr };
+    let PushArgs { run, id, private, public, revision, create_pr } = args;
+    let private = (*private || *public).then_some(*private);
+    let target = Target { id: id.clone(), revision: revision.clone(), private, create_pr: *create_pr };
     let settings = HubSettings::from_env()?;
     target.check(&settings)?;
     let folder = folder_of(run)?;

@@ -509,6 +509,10 @@ pub(super) fn join(config: &mut RunConfig) -> Result<Ranks> {
     let folder = config.trainer.expanded_output_dir()?;
     let scratch = scratch()?;
     divert(&scratch.path().join("log"))?;
+    if config.trainer.push_to_hub {
+        // Its default is the name of the run folder.
+        config.trainer.hub_model_id = Some(config.trainer.hub_id());
+    }
     config.trainer.output_dir = scratch.path().join("run");
     config.trainer.on_existing = OnExisting::Resume;
     config.trainer.resume_from_checkpoint = None;

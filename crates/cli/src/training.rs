@@ -628,7 +628,8 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     let check = if is_continued && world.is_root() { RunFolder::check_continued } else { RunFolder::check };
     check(&RunSettings::of(&config.trainer))?;
     test_file(&config)?;
-    push::check(&config.trainer)?;
+    // Rank 0 alone uploads, and may be the only one with a token.
+    world.by_root(|| push::check(&config.trainer))?;
     // The others have the micro-batch of rank 0: theirs might be another one.
     let found = world.made_by_root(|| tuning::size_of(&config))?;
     if let Some(micro) = found.filter(|_| !world.is_root()) {

@@ -36,7 +36,7 @@ pub struct Repository {
     pub subjects: Vec<String>,
 }
 
-/// What goes wrong with the requests whose first line contains a text.
+/// A fault of the requests whose first line contains a text.
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// This status and message.
@@ -47,6 +47,8 @@ pub enum Fault {
     Lost,
     /// Somebody else commits first.
     Overtaken,
+    /// Somebody else asks for the same first.
+    Twice,
 }
 
 #[derive(Default)]
@@ -57,7 +59,7 @@ pub struct State {
     pub without_xet: bool,
     /// The mode and size of each path that the last preupload has told.
     modes: BTreeMap<String, (bool, u64)>,
-    /// What lies in storage, by SHA-256.
+    /// The content of storage, by SHA-256.
     objects: BTreeMap<String, Vec<u8>>,
     /// The chunks of all xorbs, in the order in which they have come.
     chunks: Vec<Vec<u8>>,
@@ -154,6 +156,11 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, address: &str) {
                     let files = repository.commits[&repository.branches["main"]].clone();
                     commit(repository, "main", files, "Another one");
                 }
+                answer(&mut state, &request, address)
+            }
+            Some(Fault::Twice) => {
+                let mut state = state.lock().unwrap();
+                answer(&mut state, &request, address);
                 answer(&mut state, &request, address)
             }
             None => answer(&mut state.lock().unwrap(), &request, address),
@@ -284,6 +291,9 @@ fn answer(state: &mut State, request: &Request, address: &str) -> Reply {
     let found = repository.branches.get(revision).cloned();
     let found = found.or_else(|| repository.commits.contains_key(revision).then(|| revision.to_owned()));
     if (method.as_str(), action) == ("POST", "branch") {
+        if repository.branches.contains_key(revision) {
+            return Reply::error(409, "", "Reference already exists");
+        }
         let start = body()["startingPoint"].as_str().unwrap().to_owned();
         repository.branches.insert(revision.to_owned(), start);
         return Reply::json(&json!({}));

@@ -1,8 +1,8 @@
 //! Where a model or a tokenizer comes from: turns the "path-or-hub-id" of a config file or command
 //! line into a local folder. A folder that exists wins; anything else is `id[@revision]` on the
 //! Hugging Face Hub, downloaded once into the standard cache, where Hugging Face's own tools find
-//! it too. [`push`](fn@push) writes to the Hub. It looks at names and sizes only: what the files hold is for the model and tokenizer
-//! loaders, which are its users.
+//! it too. [`push`](fn@push) writes to the Hub. It looks at names and sizes only: what the files
+//! hold is for the model and tokenizer loaders, which are its users.
 
 mod card;
 mod dataset;
@@ -28,7 +28,7 @@ pub use repo::{id_of, name_of};
 pub use settings::HubSettings;
 pub use splits::{Split, dataset_split, dataset_split_with};
 use transfer::{Session, Unanswered};
-pub use wanted::Wanted;
+pub use wanted::{Wanted, shards};
 
 /// The local folder (or, where `wanted` accepts one, file) that `spec` names, downloaded from the
 /// Hub if need be, with the settings of the environment (see [`HubSettings::from_env`]).
@@ -69,6 +69,11 @@ pub fn resolve_with(spec: &str, wanted: &Wanted, settings: &HubSettings) -> Resu
 /// Whether `spec` names something on this machine and not an id of the Hub.
 pub fn is_local(spec: &str) -> bool {
     settings::expand_home(spec).exists()
+}
+
+/// Whether `spec` has the form of an id of the Hub, `org/name` or `name`, perhaps with a revision.
+pub fn is_id(spec: &str) -> bool {
+    parse_id(spec).is_ok()
 }
 
 /// The path if `spec` names something on this machine, none if it has to be a Hub id.
@@ -169,7 +174,7 @@ fn from_hub(repo: &Repo, wanted: &Wanted, settings: &HubSettings) -> Result<Path
     let snapshot = cached.snapshot(&info.sha);
     for name in chosen {
         session.fetch(&info.sha, name)?;
-        for shard in wanted::shards(&snapshot, name)? {
+        for shard in shards(&snapshot, name)? {
             session.fetch(&info.sha, &shard)?;
         }
     }

@@ -21,8 +21,9 @@ pub struct Target {
     pub id: String,
     /// The branch, which is made where it is not there. Default: `main`.
     pub revision: Option<String>,
-    /// A repository that is made is private.
-    pub private: bool,
+    /// Whether a repository that is made is private. None: the Hub's own default, which an
+    /// organization sets for its repositories.
+    pub private: Option<bool>,
     /// The commit is proposed as a pull request, and the branch stays as it is.
     pub create_pr: bool,
 }
@@ -47,7 +48,7 @@ pub struct Content<'a> {
     pub message: String,
 }
 
-/// What a push has done.
+/// The outcome of a push.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pushed {
     /// The page of the repository, or of the pull request.
@@ -133,8 +134,8 @@ pub(super) fn needed(id: &str) -> String {
 /// compared by digest, SHA-256 of large files and git's SHA-1 of small ones.
 ///
 /// # Errors
-/// Those of [`Target::check`], files that cannot be read, a Hub that refuses or does not answer
-/// within [`HubSettings::timeout`], a branch that somebody else has moved meanwhile, and a signal.
+/// The errors of [`Target::check`], files that cannot be read, a Hub that refuses or does not
+/// answer in time (by [`HubSettings::timeout`]), a branch that others keep moving, and a signal.
 /// What is on the Hub by then is used when the push is asked for again.
 pub fn push(target: &Target, content: Content<'_>, settings: &HubSettings) -> Result<Pushed> {
     target.check(settings)?;
@@ -145,7 +146,7 @@ pub fn push(target: &Target, content: Content<'_>, settings: &HubSettings) -> Re
 /// without the right is told of before there is anything to push.
 ///
 /// # Errors
-/// Those of [`push`].
+/// The errors of [`push`].
 pub fn prepare(target: &Target, settings: &HubSettings) -> Result<()> {
     target.check(settings)?;
     open(target, settings)

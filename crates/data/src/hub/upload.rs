@@ -16,9 +16,10 @@ use hf_hub::{HFClientSync, HFError, HFRepositorySync, RepoTypeModel, split_id};
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_core::error::{Error, Result, one_line};
 use kiln_core::files::hex;
+use kiln_core::signals::Signal;
 use kiln_core::{panics, signals};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
@@ -30,6 +31,15 @@ use super::repo::is_commit;
 const RETRIES: usize = 1;
 /// The pause before that, which is drawn from 0 to twice this.
 const PAUSE: Duration = Duration::from_millis(500);
+/// A commit may be silent so many times as long as the Hub's other answers: the Hub checks all of
+/// its files first.
+const COMMIT_PATIENCE: u32 = 6;
+/// A commit is made so often at most, where others commit first or the Hub says when to come again.
+const COMMITS: usize = 3;
+/// The longest pause that the Hub may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A head is looked at so often for a commit whose answer is lost.
+const LOOKS: usize = 3;
 /// Bytes in a second at which the body of a commit is taken to go out at least: the answer comes
 /// after it.
 const SLOWEST: u64 = 64 << 10;
@@ -42,7 +52,7 @@ const EVERY: Duration = Duration::from_millis(50);
 
 type Repository = HFRepositorySync<RepoTypeModel>;
 
-/// What the thread that pushes says to the one that waits for it.
+/// A message of the thread that pushes to the one that waits for it.
 enum Message<T> {
     /// Bytes that are done, and all.
     Sent(u64, u64),
@@ -55,7 +65,7 @@ enum Message<T> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Digests {
     size: u64,
-    /// Of a file in the Hub's storage.
+    /// The digest of a file in the Hub's storage.
     sha256: String,
     /// Git's, of a file in the repository itself.
     blob: String,
@@ -73,6 +83,9 @@ impl Digests {
         blob.update(format!("blob {size}\0"));
         let mut buffer = vec![0; 1 << 20];
         loop {
+            if let Some(signal) = signals::received() {
+                return Err(signal.error(format_args!("stopped before anything was sent, at {}", path.display())));
+            }
             match file.read(&mut buffer).map_err(io)? {
                 0 => break,
                 read => {
@@ -108,7 +121,7 @@ struct Listed {
 }
 
 pub(super) fn open(target: &Target, settings: &HubSettings) -> Result<()> {
-    attended(target, settings, 0, |hub, _| hub.head().map(drop))
+    attended(target, settings, None, |hub, _| hub.head().map(drop))
 }
 
 pub(super) fn upload(target: &Target, content: Content<'_>, settings: &HubSettings) -> Result<Pushed> {
@@ -116,25 +129,61 @@ pub(super) fn upload(target: &Target, content: Content<'_>, settings: &HubSettin
     for file in content.files {
         files.push((Digests::of(&file.path)?, file));
     }
-    let (head, listed) = attended(target, settings, 0, |hub, _| {
-        let head = hub.head()?;
-        let listed = hub.list(&head.id, &head.commit)?;
-        Ok((head, listed))
-    })?;
-    let sent = lacking(&files, &listed).cloned().collect::<Vec<_>>();
-    let is_kept = |name: &str| files.iter().any(|(_, file)| file.name == name);
-    let removed = listed.into_keys().filter(|name| (content.removes)(name) && !is_kept(name));
-    let mut removed = removed.collect::<Vec<_>>();
-    removed.sort();
-    if sent.is_empty() && removed.is_empty() {
-        let (url, is_new) = (head.page(settings), head.is_new);
-        return Ok(Pushed { url, commit: head.commit, is_new, sent: Vec::new(), removed });
+    let (mut is_new, mut commits) = (false, 0);
+    loop {
+        let (head, listed) = attended(target, settings, None, |hub, _| {
+            let head = hub.head()?;
+            let listed = hub.list(&head.id, &head.commit)?;
+            Ok((head, listed))
+        })?;
+        is_new |= head.is_new;
+        let sent = lacking(&files, &listed).cloned().collect::<Vec<_>>();
+        let is_kept = |name: &str| files.iter().any(|(_, file)| file.name == name);
+        let removed = listed.into_keys().filter(|name| (content.removes)(name) && !is_kept(name));
+        let mut removed = removed.collect::<Vec<_>>();
+        removed.sort();
+        if sent.is_empty() && removed.is_empty() {
+            let url = head.page(settings);
+            return Ok(Pushed { url, commit: head.commit, is_new, sent: Vec::new(), removed });
+        }
+        let commit = Commit { head, files: files.clone(), sent, removed, message: content.message.clone() };
+        let attempt = attended(target, settings, Some(commit.inline()), move |hub, tell| hub.commit(commit, tell))?;
+        commits += 1;
+        match attempt {
+            Attempt::Made(pushed) => return Ok(Pushed { is_new, ..pushed }),
+            Attempt::Refused(_, error) if commits == COMMITS => return Err(error),
+            Attempt::Refused(pause, _) => wait(pause, target)?,
+        }
     }
-    let commit = Commit { head, files, sent, removed, message: content.message };
-    attended(target, settings, commit.inline(), move |hub, tell| hub.commit(commit, tell))
 }
 
-/// Those of `files` that are not in `listed`.
+/// Waits, unless a signal comes.
+fn wait(pause: Duration, target: &Target) -> Result<()> {
+    let begun = Instant::now();
+    while begun.elapsed() < pause {
+        if let Some(signal) = signals::received() {
+            return Err(stopped(signal, target));
+        }
+        thread::sleep(EVERY);
+    }
+    Ok(())
+}
+
+fn stopped(signal: Signal, target: &Target) -> Error {
+    signal.error(format_args!(
+        "stopped the push to `{}`: what was sent is not sent again when it is repeated",
+        target.name()
+    ))
+}
+
+/// The outcome of a commit.
+enum Attempt {
+    Made(Pushed),
+    /// It may be made after this pause, on the head of then.
+    Refused(Duration, Error),
+}
+
+/// The ones of `files` that are not in `listed`.
 fn lacking<'a>(
     files: &'a [(Digests, PushFile)],
     listed: &'a HashMap<String, Listed>,
@@ -153,9 +202,9 @@ struct Commit {
 }
 
 impl Commit {
-    /// The most bytes of files that its body may have.
+    /// The most bytes of files that its body may have: a larger file goes to storage.
     fn inline(&self) -> u64 {
-        self.sent.iter().map(|(digests, _)| digests.size.min(MOST_INLINE)).sum()
+        self.sent.iter().map(|(digests, _)| digests.size).filter(|size| *size <= MOST_INLINE).sum()
     }
 
     /// The largest file that is too large for its body.
@@ -165,16 +214,16 @@ impl Commit {
 }
 
 /// Does `work` with the Hub in a thread of its own, which is left behind where a signal comes or
-/// the storage falls silent. Draws how far it has come. The bodies of its requests have `inline`
-/// bytes of files at most.
+/// the storage falls silent. Draws how far it has come. Work that makes a commit names the bytes of
+/// files that the body of the commit has at most.
 fn attended<T: Send + 'static>(
     target: &Target,
     settings: &HubSettings,
-    inline: u64,
+    commit: Option<u64>,
     work: impl FnOnce(&Hub, &Sender<Message<T>>) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (tell, messages) = mpsc::channel();
-    let hub = Hub::new(target, settings, inline)?;
+    let hub = Hub::new(target, settings, commit)?;
     let thread = thread::Builder::new().name("push".into()).spawn(move || {
         let done = catch_unwind(AssertUnwindSafe(|| work(&hub, &tell)));
         let done = done.unwrap_or_else(|payload| Err(Error::panicked("the upload", &panics::message(&*payload))));
@@ -200,10 +249,7 @@ fn attended<T: Send + 'static>(
             Err(RecvTimeoutError::Disconnected) => break Err(Error::panicked("the upload", "it ended without a word")),
         }
         if let Some(signal) = signals::received() {
-            break Err(signal.error(format_args!(
-                "stopped the push to `{}`: what was sent is not sent again when it is repeated",
-                target.name()
-            )));
+            break Err(stopped(signal, target));
         }
         if moved.is_some_and(|(_, since)| since.elapsed() > limit) {
             break Err(Error::data(format!(
@@ -268,14 +314,21 @@ impl Head {
 struct Hub {
     target: Target,
     settings: HubSettings,
+    /// How long it may be silent.
+    patience: Duration,
     client: HFClientSync,
 }
 
 impl Hub {
-    /// A client whose requests have `inline` bytes of files at most.
-    fn new(target: &Target, settings: &HubSettings, inline: u64) -> Result<Self> {
-        // Base64 makes four bytes of three.
-        let patience = settings.timeout + Duration::from_secs(inline / 3 * 4 / SLOWEST);
+    /// A client for questions, or for a `commit` with so many bytes of files at most.
+    fn new(target: &Target, settings: &HubSettings, commit: Option<u64>) -> Result<Self> {
+        let patience = match commit {
+            None => settings.timeout,
+            // Base64 makes four bytes of three.
+            Some(inline) => settings.timeout * COMMIT_PATIENCE + Duration::from_secs(inline / 3 * 4 / SLOWEST),
+        };
+        // A commit that is sent again would be another pull request, and a branch refuses it.
+        let retries = if commit.is_some() && target.create_pr { 0 } else { RETRIES };
         let endpoint = settings.shown_endpoint();
         let failed = |error: String| {
             Error::data(format!("no client for {endpoint}: {error}")).help(
@@ -301,10 +354,10 @@ impl Hub {
             .client(client)
             .cache_dir(&settings.cache)
             .cache_enabled(false)
-            .retry_max_attempts(RETRIES)
+            .retry_max_attempts(retries)
             .retry_base_delay(PAUSE);
         let client = builder.build_sync().map_err(|error| failed(words(&error)))?;
-        Ok(Self { target: target.clone(), settings: settings.clone(), client })
+        Ok(Self { target: target.clone(), settings: settings.clone(), patience, client })
     }
 
     fn repository(&self, id: &str) -> Repository {
@@ -325,10 +378,7 @@ impl Hub {
         let mut is_new = false;
         let main = match self.commit_of(&repository, None) {
             Err(HFError::RepoNotFound { .. }) => {
-                let made = self.client.create_repository().repo_id(&id).repo_type(RepoTypeModel);
-                // Another process may make it at the same time.
-                let made = made.private(self.target.private).exist_ok(true).send();
-                made.map_err(|error| self.failed(&error))?;
+                self.create(&id)?;
                 is_new = true;
                 self.commit_of(&repository, None)
             }
@@ -348,9 +398,14 @@ impl Hub {
                 };
                 match found {
                     Err(error) if is_missing(&error) => {
-                        let made = repository.create_branch().branch(branch).revision(main.clone()).send();
-                        made.map_err(|error| self.failed(&error))?;
-                        main
+                        match repository.create_branch().branch(branch).revision(main.clone()).send() {
+                            Ok(_) => main,
+                            // Another process has made it meanwhile.
+                            Err(HFError::Conflict { .. }) => {
+                                self.commit_of(&repository, Some(branch)).map_err(|error| self.failed(&error))?
+                            }
+                            Err(error) => return Err(self.failed(&error)),
+                        }
                     }
                     found => found.map_err(|error| self.failed(&error))?,
                 }
@@ -378,8 +433,41 @@ impl Hub {
         Ok(files.collect())
     }
 
+    /// Makes the repository `id`. hf-hub would have it public where nobody says whether it is
+    /// private, and the Hub has it as its owner's settings say then.
+    fn create(&self, id: &str) -> Result<()> {
+        let (owner, name) = split_id(id);
+        let mut body = json!({ "name": name, "organization": owner, "type": "model" });
+        if let Some(private) = self.target.private {
+            body["private"] = private.into();
+        }
+        let mut left = RETRIES;
+        loop {
+            let failed = match self.post("/api/repos/create", "application/json", &body) {
+                // Another process may make it at the same time.
+                Ok((409, _)) => return Ok(()),
+                Ok((status, _)) if (200..300).contains(&status) => return Ok(()),
+                Ok((status, answer)) => {
+                    let said = serde_json::from_slice::<Value>(&answer).unwrap_or_default();
+                    let failed = self.refused(status, said.get("error").and_then(Value::as_str));
+                    if status != 429 && status < 500 {
+                        return Err(failed);
+                    }
+                    failed
+                }
+                Err(ureq::Error::Timeout(_)) => self.unanswered(&self.silence()),
+                Err(error) => self.unanswered(&self.clean(&words(&error))),
+            };
+            if left == 0 {
+                return Err(failed);
+            }
+            left -= 1;
+            thread::sleep(PAUSE);
+        }
+    }
+
     /// Makes `commit`, and looks whether all of its files are there then.
-    fn commit(&self, commit: Commit, tell: &Sender<Message<Pushed>>) -> Result<Pushed> {
+    fn commit(&self, commit: Commit, tell: &Sender<Message<Attempt>>) -> Result<Attempt> {
         if let Some((digests, file)) = commit.large()
             && !self.takes_xet(&commit.head.id, digests)?
         {
@@ -416,30 +504,86 @@ impl Hub {
                 (made, info.pr_url.or_else(proposed).unwrap_or(page))
             }
             // The answer may be lost, and the commit made: then the head has the files.
-            Err(error) => match self.made_unheard(&head, &files) {
+            Err(error) => match self.made_unheard(&head, &files, &removed, &error) {
                 Some(made) => (made, head.page(&self.settings)),
-                None => return Err(self.failed(&error)),
+                None => {
+                    let failed = self.failed(&error);
+                    let again = format!("{}/discussions", head.page(&self.settings));
+                    return match pause_before_another(&error) {
+                        Some(pause) => Ok(Attempt::Refused(pause, failed)),
+                        None if self.target.create_pr && is_unheard(&error) => Err(failed.help(format!(
+                            "look at {again} first: the pull request may be there; if it is not, run the command again"
+                        ))),
+                        None => Err(failed),
+                    };
+                }
             },
         };
-        if let Some((_, file)) = lacking(&files, &self.list(&head.id, &made)?).next() {
-            return Err(Error::data(format!(
-                "{} of `{}` is another file on the Hub than here, after the commit {made}",
-                file.name, head.id
-            ))
-            .help("run the command again; if it stays so, a file has changed meanwhile, or a proxy alters files"));
+        let listed = self.list(&head.id, &made)?;
+        let other = lacking(&files, &listed).next();
+        let other =
+            other.map(|(_, file)| format!("{} of `{}` is another file on the Hub than here", file.name, head.id));
+        let stays = || {
+            let name = removed.iter().find(|name| listed.contains_key(*name))?;
+            Some(format!("{name} of `{}` is still on the Hub", head.id))
+        };
+        if let Some(what) = other.or_else(stays) {
+            return Err(Error::data(format!("{what}, after the commit {made}"))
+                .help("run the command again; if it stays so, a file has changed meanwhile, or a proxy alters files"));
         }
         let sent = sent.into_iter().map(|(digests, file)| (file.name, digests.size)).collect();
-        Ok(Pushed { url, commit: made, is_new: head.is_new, sent, removed })
+        Ok(Attempt::Made(Pushed { url, commit: made, is_new: head.is_new, sent, removed }))
     }
 
-    /// The commit after `head` that has `files`, if the branch has one.
-    fn made_unheard(&self, head: &Head, files: &[(Digests, PushFile)]) -> Option<String> {
-        let now = self.commit_of(&self.repository(&head.id), self.target.revision.as_deref()).ok()?;
-        if now == head.commit || self.target.create_pr {
+    /// The commit after `head` that has `files` and none of `removed`, if the branch has one after
+    /// this error. The Hub may still be making it.
+    fn made_unheard(
+        &self,
+        head: &Head,
+        files: &[(Digests, PushFile)],
+        removed: &[String],
+        error: &HFError,
+    ) -> Option<String> {
+        if self.target.create_pr {
             return None;
         }
-        let listed = self.list(&head.id, &now).ok()?;
-        lacking(files, &listed).next().is_none().then_some(now)
+        let repository = self.repository(&head.id);
+        for look in 0..if is_unheard(error) { LOOKS } else { 1 } {
+            if look > 0 {
+                thread::sleep(self.settings.timeout.min(2 * PAUSE));
+            }
+            let now = self.commit_of(&repository, self.target.revision.as_deref()).ok()?;
+            if now != head.commit {
+                let listed = self.list(&head.id, &now).ok()?;
+                let is_made =
+                    lacking(files, &listed).next().is_none() && !removed.iter().any(|name| listed.contains_key(name));
+                return is_made.then_some(now);
+            }
+        }
+        None
+    }
+
+    /// Status and body of the Hub's answer to `body`, which is sent to `path` by no means of
+    /// hf-hub.
+    fn post(&self, path: &str, kind: &str, body: &Value) -> std::result::Result<(u16, Vec<u8>), ureq::Error> {
+        let timeout = Some(self.settings.timeout);
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .timeout_global(timeout.map(|timeout| timeout * 2))
+            .timeout_connect(timeout)
+            .timeout_recv_response(timeout)
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .build()
+            .into();
+        let token = self.settings.token.as_deref().unwrap_or_default();
+        let mut answer = agent
+            .post(format!("{}{path}", self.settings.shown_endpoint()))
+            .header("Authorization", format!("Bearer {token}"))
+            .header("Accept", kind)
+            .header("Content-Type", kind)
+            .send(body.to_string().as_bytes())?;
+        let body = answer.body_mut().with_config().limit(1 << 20).read_to_vec().unwrap_or_default();
+        Ok((answer.status().as_u16(), body))
     }
 
     /// Whether the Hub takes a large file by Xet. hf-hub would put it into the body of the commit
@@ -449,14 +593,6 @@ impl Hub {
         struct Answer {
             transfer: Option<String>,
         }
-        let timeout = Some(self.settings.timeout);
-        let agent: ureq::Agent = ureq::Agent::config_builder()
-            .timeout_global(timeout.map(|timeout| timeout * 2))
-            .timeout_connect(timeout)
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .build()
-            .into();
         let body = json!({
             "operation": "upload",
             "transfers": ["basic", "multipart", "xet"],
@@ -464,42 +600,50 @@ impl Hub {
             "hash_algo": "sha256",
             "ref": { "name": self.target.branch() },
         });
-        let url = format!("{}/{id}.git/info/lfs/objects/batch", self.settings.shown_endpoint());
-        let token = self.settings.token.as_deref().unwrap_or_default();
-        let answer = agent
-            .post(&url)
-            .header("Authorization", format!("Bearer {token}"))
-            .header("Accept", "application/vnd.git-lfs+json")
-            .header("Content-Type", "application/vnd.git-lfs+json")
-            .send(body.to_string().as_bytes());
+        let path = format!("/{id}.git/info/lfs/objects/batch");
         // A Hub that does not answer to this is told of by the commit.
-        let Ok(mut answer) = answer else { return Ok(true) };
-        if !answer.status().is_success() {
-            return Ok(true);
+        match self.post(&path, "application/vnd.git-lfs+json", &body) {
+            Ok((200..300, answer)) => {
+                Ok(serde_json::from_slice::<Answer>(&answer)
+                    .is_ok_and(|answer| answer.transfer.as_deref() == Some("xet")))
+            }
+            Ok(_) | Err(_) => Ok(true),
         }
-        let answer = answer.body_mut().with_config().limit(1 << 20).read_to_vec().unwrap_or_default();
-        Ok(serde_json::from_slice::<Answer>(&answer).is_ok_and(|answer| answer.transfer.as_deref() == Some("xet")))
     }
 
     /// The failure of a request, in words.
     fn failed(&self, error: &HFError) -> Error {
-        let (name, endpoint) = (self.target.name(), self.settings.shown_endpoint());
-        // The Hub may say what it was sent.
+        if let Some((status, said)) = status_of(error) {
+            return self.refused(status, said);
+        }
+        match error {
+            HFError::Request { source, .. } if source.is_timeout() => self.unanswered(&self.silence()),
+            HFError::Request { source, .. } => self.unanswered(&self.clean(&words(source))),
+            HFError::Io(error) => Error::io(format!("push to `{}`", self.target.name()), error),
+            error => self.unanswered(&self.clean(&words(error))),
+        }
+    }
+
+    fn silence(&self) -> String {
+        format!("no answer within {:?}", self.patience)
+    }
+
+    /// A line of `text` without the token: the Hub may say what it was sent.
+    fn clean(&self, text: &str) -> String {
         let token = self.settings.token.as_deref().unwrap_or_default();
-        let clean =
-            |text: &str| one_line(&if token.is_empty() { text.to_owned() } else { text.replace(token, "TOKEN") });
-        let Some((status, said)) = status_of(error) else {
-            let why = match error {
-                HFError::Request { source, .. } if source.is_timeout() => {
-                    format!("no answer within {:?}", self.settings.timeout)
-                }
-                HFError::Request { source, .. } => clean(&words(source)),
-                HFError::Io(error) => return Error::io(format!("push to `{name}`"), error),
-                error => clean(&words(error)),
-            };
-            return Error::data(format!("cannot push to `{name}` at {endpoint}: {why}")).help(AGAIN);
-        };
-        let said = said.map_or_else(String::new, |said| format!(": {}", clean(said)));
+        one_line(&if token.is_empty() { text.to_owned() } else { text.replace(token, "TOKEN") })
+    }
+
+    /// The failure of a request that the Hub does not answer.
+    fn unanswered(&self, why: &str) -> Error {
+        let (name, endpoint) = (self.target.name(), self.settings.shown_endpoint());
+        Error::data(format!("cannot push to `{name}` at {endpoint}: {why}")).help(AGAIN)
+    }
+
+    /// The failure of a request that the Hub answers with `status`.
+    fn refused(&self, status: u16, said: Option<&str>) -> Error {
+        let (name, endpoint) = (self.target.name(), self.settings.shown_endpoint());
+        let said = said.map_or_else(String::new, |said| format!(": {}", self.clean(said)));
         match status {
             401 => Error::data(format!(
                 "{endpoint} does not take the token with which `{name}` is pushed to (HTTP status 401){said}"
@@ -519,6 +663,20 @@ impl Hub {
                 Error::data(format!("{endpoint} refuses the push to `{name}`: HTTP status {status}{said}")).help(AGAIN)
             }
         }
+    }
+}
+
+/// Whether the Hub may have done what it was asked to before this error.
+fn is_unheard(error: &HFError) -> bool {
+    matches!(error, HFError::Request { .. }) || status_of(error).is_some_and(|(status, _)| status >= 500)
+}
+
+/// The pause after which another commit may do what one with this error did not: on the head of
+/// somebody else, or when the Hub says.
+fn pause_before_another(error: &HFError) -> Option<Duration> {
+    match error {
+        HFError::RateLimited { retry_after, .. } => retry_after.filter(|pause| *pause <= LONGEST_PAUSE),
+        error => status_of(error).is_some_and(|(status, _)| matches!(status, 409 | 412)).then_some(PAUSE),
     }
 }
 

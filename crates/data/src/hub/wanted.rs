@@ -160,7 +160,10 @@ impl Wanted {
 }
 
 /// The shards that `folder/name` lists if it is an index of sharded weights, else nothing.
-pub(super) fn shards(folder: &Path, name: &str) -> Result<BTreeSet<String>> {
+///
+/// # Errors
+/// An index that is none, and names that lead out of the folder.
+pub fn shards(folder: &Path, name: &str) -> Result<BTreeSet<String>> {
     if !name.ends_with(".index.json") {
         return Ok(BTreeSet::new());
     }

@@ -132,6 +132,12 @@ pub fn chat_templates(folder: &Path) -> Vec<String> {
     names.iter().map(|name| format!("{CHAT_TEMPLATES}/{name}")).collect()
 }
 
+/// Whether `name` is that of a file of [`chat_templates`].
+pub fn is_chat_template(name: &str) -> bool {
+    let rest = name.strip_prefix(CHAT_TEMPLATES).and_then(|rest| rest.strip_prefix('/'));
+    rest.is_some_and(|rest| rest.ends_with(".jinja") && !rest.contains('/'))
+}
+
 /// The file `name` of `folder`; none if it is not there.
 ///
 /// # Errors

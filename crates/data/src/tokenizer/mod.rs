@@ -16,7 +16,7 @@ mod saved;
 mod sentence_piece;
 
 pub use classes::CLASSES;
-pub use files::{FILES, chat_templates, read_file, tokenizer_config, tokenizer_files};
+pub use files::{FILES, chat_templates, is_chat_template, read_file, tokenizer_config, tokenizer_files};
 pub use ids::Tokenizer;
 pub use kiln_core::files::{NamedFile, write_files};
 pub use learn::TRAIN_BYTES;

@@ -248,11 +248,13 @@ kiln_core::keys! {
         /// is not there. Default: the name of the run folder.
         #[serde(skip_serializing_if = "Option::is_none")]
         hub_model_id: Option<String> = None, Free hf, text;
-        /// A repository that is made is private. Default: false.
+        /// Whether a repository that is made is private. Default: the Hub's own, which is public
+        /// unless an organization has set it otherwise.
         #[serde(skip_serializing_if = "Option::is_none")]
         hub_private_repo: Option<bool> = None, Free hf;
-        /// What is uploaded, and when. A checkpoint that is due while the one before is on its way
-        /// is left out. Default: `every_save`.
+        /// Content and time of the uploads. A checkpoint that is due while another one is on its
+        /// way waits for it, and is left out where a newer one comes meanwhile. Default:
+        /// `every_save`.
         hub_strategy: HubStrategy = HubStrategy::EverySave, Free hf;
         /// The branch of the repository; it is made where it is not there. Default: `main`.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -445,6 +447,13 @@ impl TrainingArguments {
     /// A path with an environment variable that is not set.
     pub fn expanded_output_dir(&self) -> Result<PathBuf> {
         variables::expand(&self.output_dir.to_string_lossy()).map_err(|error| error.at("run.output_dir"))
+    }
+
+    /// The repository that the run is uploaded to: the one that was given, or the name of the run
+    /// folder. Empty where that has none.
+    pub fn hub_id(&self) -> String {
+        let of_folder = || Some(self.expanded_output_dir().ok()?.file_name()?.to_string_lossy().into_owned());
+        self.hub_model_id.clone().or_else(of_folder).unwrap_or_default()
     }
 
     /// The length that was given, or 3 epochs. `max_minutes` may end the run before it.

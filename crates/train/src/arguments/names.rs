@@ -99,7 +99,7 @@ choices! {
 }
 
 choices! {
-    /// What `push_to_hub` uploads, and when (Hugging Face's `hub_strategy`).
+    /// Content and time of the uploads of `push_to_hub` (Hugging Face's `hub_strategy`).
     HubStrategy("hub strategy", no_strategy) {
         /// The model of the finished run.
         End = "end",

@@ -342,12 +342,12 @@ pub struct SavingPlan {
     pub early_stopping_patience: Option<usize>,
     /// By how much a better one has to be better.
     pub early_stopping_threshold: f64,
-    /// What is uploaded to the Hub; none for nothing.
+    /// The upload to the Hub; none for nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub push: Option<PushPlan>,
 }
 
-/// What of a run is uploaded to the Hub, and where.
+/// The part of a run that is uploaded to the Hub, and its place there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PushPlan {
     /// The repository: `org/name`, or `name`.
@@ -355,8 +355,9 @@ pub struct PushPlan {
     /// The branch; none is `main`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
-    /// A repository that is made is private.
-    pub private: bool,
+    /// Whether a repository that is made is private; none is the Hub's own default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub private: Option<bool>,
     /// What, and when.
     pub strategy: HubStrategy,
 }
@@ -364,11 +365,10 @@ pub struct PushPlan {
 impl PushPlan {
     /// The upload that `[trainer]` asks for; none for a run of one step that is only tried.
     pub fn of(trainer: &TrainingArguments) -> Option<Self> {
-        let folder = trainer.output_dir.file_name().map(|name| name.to_string_lossy().into_owned());
         (trainer.push_to_hub && !trainer.fast_dev_run).then(|| Self {
-            id: trainer.hub_model_id.clone().or(folder).unwrap_or_default(),
+            id: trainer.hub_id(),
             revision: trainer.hub_revision.clone(),
-            private: trainer.hub_private_repo.unwrap_or_default(),
+            private: trainer.hub_private_repo,
             strategy: trainer.hub_strategy,
         })
     }
@@ -376,11 +376,15 @@ impl PushPlan {
     /// A line for people.
     pub fn describe(&self) -> String {
         let branch = self.revision.as_ref().map_or_else(String::new, |branch| format!(", branch {branch}"));
-        let private = if self.private { ", private where it is new" } else { "" };
+        let private = match self.private {
+            Some(true) => ", private where it is new",
+            Some(false) => ", public where it is new",
+            None => "",
+        };
         let when = match self.strategy {
             HubStrategy::End => "the model at the end",
-            HubStrategy::EverySave => "the model of every checkpoint and at the end",
-            HubStrategy::Checkpoint => "every checkpoint as last-checkpoint/, its model, and the model at the end",
+            HubStrategy::EverySave => "the model of checkpoints and at the end",
+            HubStrategy::Checkpoint => "the newest checkpoint as last-checkpoint/, its model, and the model at the end",
         };
         format!("{}{branch}{private}: {when}", self.id)
     }

@@ -44,8 +44,13 @@ impl<T: TrainingTask> Trainer<T> {
         threads::compute_here(&self.session.device);
         #[cfg(feature = "cuda")]
         self.connect_devices()?;
-        let Some((mut folder, checkpoint)) = self.open_folder()? else { return Ok(TrainOutput::of_other_rank(0)) };
+        let Some((mut folder, checkpoint)) = self.open_folder()? else {
+            self.end_run(None);
+            return Ok(TrainOutput::of_other_rank(0));
+        };
         if let Some(summary) = folder.complete.take() {
+            // The process that came to the end may have ended before this was done.
+            self.end_run(Some(&folder));
             return Ok(TrainOutput { step: folder.status.step, summary, samples: Vec::new(), was_complete: true });
         }
         let mut log = RunLog::new(folder.path());
@@ -82,20 +87,23 @@ impl<T: TrainingTask> Trainer<T> {
         // Reporters wait for their servers when they are dropped, and keep nobody from the results.
         self.callbacks.retain(|callback| callback.reports_to().is_none());
         if output.is_ok() {
-            self.end_run(&folder);
+            self.end_run(Some(&folder));
         }
         output.and_then(|output| written.map(|()| output))
     }
 
-    /// Lets the callbacks of rank 0 do what follows a run that came to its end, while the others
-    /// wait.
-    fn end_run(&mut self, folder: &RunFolder) {
+    /// Lets the callbacks of rank 0 do what follows a run that came to its end in `folder`, while
+    /// the others wait.
+    fn end_run(&mut self, folder: Option<&RunFolder>) {
         if self.purpose != Purpose::Train || self.session.plan().saving.push.is_none() {
             return;
         }
         let (world, callbacks) = (self.world.clone(), &mut self.callbacks);
-        let end =
-            || Ok(callbacks.iter_mut().flat_map(|callback| callback.on_run_end(folder.path())).collect::<Vec<_>>());
+        let end = || {
+            let ended =
+                folder.map(|folder| callbacks.iter_mut().flat_map(|callback| callback.on_run_end(folder.path())));
+            Ok(ended.into_iter().flatten().collect::<Vec<_>>())
+        };
         match world.by_root(end) {
             Ok(lines) => lines.iter().flatten().for_each(|line| self.notice(line)),
             Err(error) => tracing::warn!("{error}"),
