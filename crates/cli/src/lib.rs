@@ -106,7 +106,7 @@ enum Command {
     Merge(MergeArgs),
     /// Pack a model folder into model.tar.gz
     Export(ExportArgs),
-    /// Upload the model of a run to the Hugging Face Hub: its files in one commit, checked by digest
+    /// Upload the model of a run to the Hugging Face Hub, in one commit that is checked by digest
     Push(PushArgs),
     /// Measure whether compiling pays for the run that a config file describes
     Compare(CompareArgs),

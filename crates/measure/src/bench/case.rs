@@ -1,7 +1,8 @@
-//! A case written down for its arms: a folder with the model's weights in Hugging Face's
-//! form (`model/`), adapters on it in PEFT's (`adapter/`, where the case has any), the rows (`data.jsonl`, in the order in which they are trained on), and
-//! `case.json`, which says everything else that a peer of another framework has to know. Kiln's own
-//! arms read the same files through an ordinary config.
+//! A case written down for its arms: a folder with the model's weights in Hugging Face's form
+//! (`model/`), adapters on it in PEFT's (`adapter/`, where the case has any), the rows
+//! (`data.jsonl`, in the order in which they are trained on), and `case.json`, which says
+//! everything else that a peer of another framework has to know. Kiln's own arms read the same
+//! files through an ordinary config.
 
 use std::fmt::Write as _;
 use std::fs;
