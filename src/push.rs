@@ -100,7 +100,8 @@ pub fn model_files(folder: &Path) -> Result<(Vec<PushFile>, Vec<String>)> {
     let (own, others) = names.into_iter().partition::<Vec<_>, _>(|name| is_own(name) && folder.join(name).is_file());
     let has = |name: &str| own.iter().any(|own| own == name);
     let is_model = !weights.is_empty() && has(CONFIG);
-    if !is_model && !(has(ADAPTER_FILE) && has(ADAPTER_CONFIG)) {
+    let is_adapter = has(ADAPTER_FILE) && has(ADAPTER_CONFIG);
+    if !(is_model || is_adapter) {
         let shards = others.iter().filter(|name| is_weights(name)).cloned().collect::<Vec<_>>();
         return Err(Error::data(format!(
             "{}: expected a model folder with {CONFIG} and {MODEL_FILE}, or an adapter's with {ADAPTER_CONFIG} and \
