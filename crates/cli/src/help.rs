@@ -391,7 +391,8 @@ mod tests {
             let mut is_code = false;
             let mut prose = chapter.text.lines().filter(|line| {
                 is_code ^= line.starts_with("```");
-                !is_code && !line.starts_with(['`', '|']) && !(line.starts_with('[') && line.contains("]: "))
+                let is_target = line.starts_with('[') && line.contains("]: ");
+                !(is_code || is_target || line.starts_with(['`', '|']))
             });
             let prose = prose.by_ref().map(|line| format!("{}\n", line.trim_start())).collect::<String>();
             let mut rest = &prose[..];
