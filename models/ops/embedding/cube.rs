@@ -182,6 +182,8 @@ fn add_parts<N: Size>(
 /// A cube looks for the tokens of its row among the sorted ones, and adds them, whole parts of them
 /// at once: a row has as many terms as an id's share of the parts, and fewer than two parts of
 /// tokens.
+// Both sides of `&&` are computed, and CubeCL has no `is_multiple_of`.
+#[allow(clippy::collapsible_if, clippy::manual_is_multiple_of)]
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_rows<N: Size>(
     dy: &[Vector<f32, N>],
@@ -189,7 +191,7 @@ fn sum_rows<N: Size>(
     order: &[i32],
     sums: &[Vector<f32, N>],
     table: &mut [Vector<f32, N>],
-    n: usize,
+    tokens: usize,
     num: usize,
     vectors: usize,
     skipped: i32,
@@ -201,7 +203,7 @@ fn sum_rows<N: Size>(
     }
     let id = i32::cast_from(row);
     let mut first = 0usize;
-    let mut end = n;
+    let mut end = tokens;
     while first < end {
         let middle = (first + end) / 2;
         if sorted[middle] < id {
@@ -211,9 +213,9 @@ fn sum_rows<N: Size>(
         }
     }
     // Rows that no token has end where they begin.
-    if first < n && id != skipped {
+    if first < tokens && id != skipped {
         if sorted[first] == id {
-            let mut behind = n;
+            let mut behind = tokens;
             while end < behind {
                 let middle = (end + behind) / 2;
                 if sorted[middle] <= id {
