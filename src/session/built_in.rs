@@ -288,7 +288,7 @@ impl TrainingTask for BuiltIn {
         // Files are checked when they are opened; a dataset of the user's own is not.
         let limits = Limits::of(&self.model_config, self.task);
         for (row, example) in examples.iter().enumerate() {
-            limits.check_ids(example).map_err(|error| error.at(format_args!("row {row} of a batch")))?;
+            limits.check(example).map_err(|error| error.at(format_args!("row {row} of a batch")))?;
         }
         let batch = Collator { pad_id: self.pad_id, padding: self.padding.clone(), rows }.collate(examples)?;
         Ok(TaskBatch { batch, task: self.task, loss: self.loss.clone() })

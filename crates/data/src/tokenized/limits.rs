@@ -41,6 +41,9 @@ impl Limits {
         }
     }
 
+    /// Checks what rows of tables are looked up by and what a loss is computed of: a GPU does not,
+    /// and would read beyond the table or take another class.
+    ///
     /// # Errors
     /// The value that is out of range, with its position and the range.
     pub fn check(&self, example: &Example) -> Result<()> {
@@ -86,12 +89,7 @@ impl Limits {
         }
     }
 
-    /// Checks the ids by which rows of tables are looked up, of tokens, their types and their
-    /// positions: a GPU does not, and would read beyond the table.
-    ///
-    /// # Errors
-    /// The id that is out of range, with its position and the range.
-    pub fn check_ids(&self, example: &Example) -> Result<()> {
+    fn check_ids(&self, example: &Example) -> Result<()> {
         in_range("input_ids", &example.input_ids, self.vocab_size, "the vocabulary has that many tokens", false)?;
         if let (Some(types), Some(count)) = (&example.token_type_ids, self.type_vocab_size) {
             in_range("token_type_ids", types, count, "the model has that many token types", false)?;
