@@ -1,6 +1,8 @@
 //! Sizes that fit no vector, no tile and no pitch of rows, against the CPU: one number is the width
 //! of the model, its vocabulary and the length of the rows.
 
+use std::sync::{Mutex, PoisonError};
+
 use serde_json::json;
 
 use crate::common::skip::skip;
@@ -18,10 +20,15 @@ const SHORT: [&str; 5] = [
     "trainer.warmup_steps=0",
 ];
 
+/// Runs of two tests at a time would share the store of compiled kernels, whose database (turso
+/// 0.8.3, of CubeCL's cache) panics now and then where two processes read it.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// Trains a language model of each of `sizes` natively on the CPU and in every way on the device:
 /// natively where that engine is found, compiled, and with captured steps of one micro-batch and of
 /// two.
 fn check_sizes(sizes: &[usize], precision: &str, tolerance: f64) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for &size in sizes {
         let row =
             |i: usize| json!({ "input_ids": (0..size).map(|j| (i * 7 + j * 3 + j * j) % size).collect::<Vec<_>>() });
