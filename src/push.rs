@@ -27,10 +27,11 @@ use kiln_train::trainer::run_log::RunLog;
 use kiln_train::trainer::{Callback, Progress, Trainer};
 use serde_json::Value;
 
+use crate::session::adapter::ADAPTER_CONFIG;
+
 /// The folder of the last checkpoint in the repository, as `transformers` names it.
 pub const LAST_CHECKPOINT: &str = "last-checkpoint";
 
-const ADAPTER_CONFIG: &str = "adapter_config.json";
 const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 const INDEX: &str = "model.safetensors.index.json";

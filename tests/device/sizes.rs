@@ -21,7 +21,8 @@ const SHORT: [&str; 5] = [
 ];
 
 /// Runs of two tests at a time would share the store of compiled kernels, whose database (turso
-/// 0.8.3, of CubeCL's cache) panics now and then where two processes read it.
+/// 0.8.3, of CubeCL's cache) has panicked where two processes read it: "reader slot released by
+/// non-owner".
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Trains a language model of each of `sizes` natively on the CPU and in every way on the device:

@@ -500,7 +500,7 @@ fn chat_keys(positions: Option<usize>, data: &Data) -> String {
 }
 
 const CHAT_LORA: &str = "
-[lora]                               # leave the section out to train all weights, with a rate ten times as small
+[lora]                               # leave the section out to train all weights, with a lower learning rate
 r = 16
 lora_alpha = 32
 lora_dropout = 0.05

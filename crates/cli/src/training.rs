@@ -379,7 +379,10 @@ fn positions(purpose: Purpose, model: &str) -> Result<Option<usize>> {
     if model == RANDOM {
         return match purpose {
             Purpose::Task(task) => random_weights(task).map(Some),
-            Purpose::Chat => Err(Error::config(format!("{RANDOM}: expected a pretrained model with a chat template"))),
+            Purpose::Chat => Err(Error::config(format!("{RANDOM}: expected a pretrained model with a chat template"))
+                .help(
+                    "name one, for example HuggingFaceTB/SmolLM2-135M-Instruct, or a folder that transformers opens",
+                )),
         };
     }
     let checked = check_model(purpose.task(), model, &HubSettings::from_env()?)?;
