@@ -91,7 +91,7 @@ case "$suite" in
 gpu)
     models=(gpt2-small-b8-bf16 bert-base-128-bf16 gpt2-small-b32-bf16 bert-base-512-bf16 gpt2-small-b8-f32 bert-base-128-f32)
     largest=(gpt2-small-max-bf16 gpt2-small-max-f32)
-    others=(bert-base-mlm-128-bf16 bert-base-mlm-512-bf16 gpt2-medium-b8-bf16 gpt2-small-b32-f32 bert-base-mlm-128-f32 bert-base-512-f32)
+    others=(smollm2-135m-b8-bf16 bert-base-mlm-128-bf16 bert-base-mlm-512-bf16 gpt2-medium-b8-bf16 gpt2-small-b32-f32 bert-base-mlm-128-f32 bert-base-512-f32)
     ;;
 gpu-tiny) models=(gpt2-tiny-bf16 bert-tiny-bf16) largest=(gpt2-tiny-max-bf16) others=(gpt2-tiny-f32) ;;
 *)

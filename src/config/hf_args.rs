@@ -60,6 +60,7 @@ impl Document {
             values.into_iter().partition(|(name, _)| !name.starts_with("per_gpu_") && name != "evaluation_strategy");
         let of_scripts = today.iter().chain(&old).filter(|(name, value)| argument(name).is_none() && !value.is_null());
         let of_scripts = of_scripts.filter_map(|(name, _)| scripts::advice(name)).collect::<Vec<_>>();
+        let mut replaced = Vec::new();
         for (name, value) in today.into_iter().chain(old) {
             let here = Place::HfArgs(format!("{origin}:{}", line(&name)));
             let Some(known) = argument(&name) else {
@@ -104,7 +105,13 @@ impl Document {
                 Error::config(format!("trainer.{name}: expected a value that TOML can hold")).at(here.at())
             })?;
             self.places.insert(format!("trainer.{name}"), (here.clone(), None));
-            self.lay("trainer", &name, value, here)?;
+            let gives = shortened(&value);
+            if let Some(key) = self.lay("trainer", &name, value, here)? {
+                replaced.push(format!("{key} ({gives} in {origin})"));
+            }
+        }
+        if !replaced.is_empty() {
+            self.unused.because.push(format!("of {}: {}", self.origin, replaced.join(", ")));
         }
         Ok(())
     }
@@ -215,6 +222,12 @@ impl Document {
         let full = full_key(target.0, target.1);
         if let Some(there) = self.section(target.0).get(target.1).cloned() {
             let (other, spelling) = self.places.get(&full).cloned().unwrap_or((Place::Line(1), None));
+            // Two arguments of one layer that state different things, in whatever order.
+            let argument = format!("trainer.{argument}");
+            let rival = spelling.as_ref().filter(|spelling| **spelling != argument && there != value);
+            if let Some(rival) = rival.filter(|_| other.order().0 == place.order().0 && !wins) {
+                return Err(self.two_ways(rival, &argument));
+            }
             if other.order() > place.order() {
                 return Ok(false);
             }
@@ -222,11 +235,13 @@ impl Document {
             // both say the same.
             let same = there == value && spelling.is_some();
             if other.order() == place.order() && !same && !wins {
-                let (first, second) = (spelling.unwrap_or(full), format!("trainer.{argument}"));
-                return Err(self.two_ways(&first, &second));
+                return Err(self.two_ways(&spelling.unwrap_or(full), &argument));
             }
         }
-        self.section(target.0).insert(target.1.to_owned(), value);
+        let there = self.section(target.0).insert(target.1.to_owned(), value.clone());
+        if let (Place::HfArgs(at), Some(there)) = (&place, there.filter(|there| *there != value)) {
+            self.unused.because.push(format!("{full} = {}: {argument} of {at} wins over it", shortened(&there)));
+        }
         self.places.insert(full, (place.clone(), Some(format!("trainer.{argument}"))));
         self.places.entry(target.0.to_owned()).or_insert((place, None));
         Ok(true)

@@ -261,3 +261,23 @@ fn a_sample_that_a_signal_cuts_short_is_not_written() {
     place.train("text.toml", &sets);
     assert_eq!(samples(&place).iter().map(|(step, ..)| *step).collect::<Vec<_>>(), [2, 4, 5]);
 }
+
+#[test]
+fn a_question_is_laid_out_by_the_chat_template_and_the_answer_alone_is_written() {
+    let messages = messages!();
+    let folder = model();
+    let ask = ["--chat", "--system", "Be kind.", "--prompt", "the cat", "--temperature", "0", "--max-new-tokens", "9"];
+    messages.fails(kiln(folder.path()).args(["generate", "model"]).args(ask), 2);
+    messages.fails(kiln(folder.path()).args(["generate", "model", "--system", "Be kind.", "--prompt", "a"]), 2);
+    let template = "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}\
+                    {{ message.role }}: {{ message.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    std::fs::write(folder.path().join("model/chat_template.jinja"), template).unwrap();
+    let answer = &generated(folder.path(), &ask)[0];
+    let laid_out = "system: Be kind.\nuser: the cat\nassistant:";
+    let whole = &generated(folder.path(), &["--prompt", laid_out, "--temperature", "0", "--max-new-tokens", "9"])[0];
+    assert_eq!(answer["token_ids"], whole["token_ids"]);
+    assert_eq!(answer["prompt"], "the cat");
+    assert_eq!(format!("{laid_out}{}", answer["text"].as_str().unwrap()), whole["text"]);
+    let streamed = succeeds(kiln(folder.path()).args(["generate", "model"]).args(ask));
+    assert_eq!(streamed.trim_end_matches('\n'), answer["text"].as_str().unwrap().trim_end_matches('\n'));
+}

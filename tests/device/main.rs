@@ -14,6 +14,7 @@ mod captured;
 mod common;
 #[cfg(feature = "compiler")]
 mod debug;
+mod energy;
 mod engines;
 mod launches;
 mod memory;

@@ -54,6 +54,8 @@ ln -sf libcuda.so.1 "$lib/libcuda.so"
 built "$lib/device/device.h.gch" device/device.h thread.h build.sh || # as run.cpp compiles kernels
     g++ -std=c++17 -O1 -fPIC -w -fno-strict-aliasing -ffp-contract=off -x c++-header "$lib/device/device.h" -o "$lib/device/device.h.gch"
 built "$lib/libnvrtc.so" nvrtc.cpp build.sh || g++ "${flags[@]}" nvrtc.cpp -o "$lib/libnvrtc.so" -ldl
+built "$lib/libnvidia-ml.so.1" nvml.cpp build.sh ||
+    g++ "${flags[@]}" -Wl,-soname,libnvidia-ml.so.1 nvml.cpp -o "$lib/libnvidia-ml.so.1"
 mkdir -p "$into/nccl" # where no program finds it by itself
 built "$into/nccl/libnccl.so.2" nccl.cpp build.sh ||
     g++ "${flags[@]}" -Wl,-soname,libnccl.so.2 -Wl,--no-undefined nccl.cpp -o "$into/nccl/libnccl.so.2" -L"$lib" -lcuda -lrt

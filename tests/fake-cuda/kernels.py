@@ -44,6 +44,9 @@ MODELS = {
              "attn_pdrop": 0.0},
     "bert": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 30522,
              "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    # `size = "smollm2-135m"`
+    "llama": {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536,
+              "vocab_size": 49152, "max_position_embeddings": 8192, "tie_word_embeddings": True},
 }
 # The cases of `kiln bench --suite gpu`, but for those whose batch is looked for on the device.
 SUITE = [case for case in tomllib.loads((root / "crates/measure/src/bench/suites.toml").read_text())["suite"]["gpu"]["case"] if case["batch"] != "max"]
@@ -314,7 +317,7 @@ def of_step(case, program, settings, name, compiles=()):
         grid, block = [[int(number) for number in launch.group(*these)] for these in [(3, 4, 5), (6, 7, 8)]]
         list_, at = buffers(kernels, hash_)
         list_ = [(*buffer, info[at + index]) for index, buffer in enumerate(list_) if at is not None and at + index < len(info)]
-        read, written = moved(kernel, grid, math.prod(block), list_, case["kind"] == "gpt2", own)
+        read, written = moved(kernel, grid, math.prod(block), list_, case["task"] == "clm", own)
         entry = found[re.sub(r"_[0-9a-f]{8}$", "", kernel)]
         entry[0], entry[1], entry[2] = entry[0] + 1, entry[1] + read, entry[2] + written
         hashes.add(hash_)
@@ -330,7 +333,11 @@ def flops(case):
     model, tokens = model_of(case), case["batch"] * case["length"]
     layers, width = [model.get(key) or model[other] for key, other in [("n_layer", "num_hidden_layers"), ("n_embd", "hidden_size")]]
     vocabulary = model["vocab_size"] if case["task"] in ("clm", "mlm") else 0
-    weights = layers * 12 * width * width + width * vocabulary
+    layer = 12 * width * width
+    if "num_key_value_heads" in model:
+        shared = 2 + 2 * model["num_key_value_heads"] / model["num_attention_heads"]
+        layer = shared * width * width + 3 * width * model["intermediate_size"]
+    weights = layers * layer + width * vocabulary
     return 6 * weights * tokens + 12 * layers * tokens * case["length"] * width
 
 

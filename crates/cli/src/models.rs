@@ -24,6 +24,7 @@ use kiln_core::files::read_regular_text;
 use kiln_core::process::shell_quoted;
 use kiln_core::signals;
 use kiln_data::hub::{HubSettings, Target};
+use kiln_data::instruct::template::ChatTemplate;
 use kiln_data::tokenized::{Limits, read_batch};
 use kiln_data::tokenizer::Tokenizer;
 use kiln_measure::engines;
@@ -81,6 +82,13 @@ pub(super) struct GenerateArgs {
     /// counts the prompts
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
+    /// A prompt is what a user says: the model's chat template lays it out, and the answer alone
+    /// is written
+    #[arg(long)]
+    chat: bool,
+    /// The words of the role `system` before what the user says
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
     /// Write a line of JSON for every prompt: index, prompt, text, token_ids (the new ones).
     /// Several prompts and those of --prompts are always written so
     #[arg(long)]
@@ -214,6 +222,28 @@ impl GenerateArgs {
         Ok(prompts)
     }
 
+    /// The token ids of each of `prompts`, which a chat template has laid out where one is asked
+    /// for.
+    fn ids(&self, prompts: &[String], tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
+        if !self.chat {
+            return prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect();
+        }
+        let template = ChatTemplate::of(tokenizer)?.ok_or_else(|| {
+            Error::config("--chat: the model's tokenizer has no chat template")
+                .help("leave out --chat to continue the text as it is")
+                .at(&self.model)
+        })?;
+        let laid_out = |prompt: &String| template.question(self.system.as_deref(), prompt);
+        let texts = prompts.iter().map(laid_out).collect::<Result<Vec<_>>>()?;
+        // The template writes the special tokens itself.
+        tokenizer.encode_pieces(&texts.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The text that is written before the continuation of `prompt`.
+    fn head<'a>(&self, prompt: &'a str) -> &'a str {
+        if self.chat { "" } else { prompt }
+    }
+
     /// The settings: those of the command line, else those of `defaults`.
     fn options(&self, defaults: GenerateOptions) -> GenerateOptions {
         let max_new_tokens = self.max_new_tokens.unwrap_or(defaults.max_new_tokens);
@@ -255,17 +285,19 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
     let options = args.options(defaults);
     let generator =
         Generator { model: &folder.model, config: &folder.config, device: &device, tokenizer: Some(&tokenizer) };
+    let ids = args.ids(&prompts, &tokenizer)?;
     match &prompts[..] {
-        [prompt] if !args.json && args.prompts.is_none() => streamed(&generator, &tokenizer, prompt, &options),
+        [prompt] if !args.json && args.prompts.is_none() => {
+            streamed(&generator, &tokenizer, args.head(prompt), ids, &options)
+        }
         prompts => {
-            let ids = prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect::<Result<Vec<_>>>()?;
             let together = prompts.chunks(args.batch_size).zip(ids.chunks(args.batch_size));
             let mut index = 0;
             for (prompts, ids) in together {
                 let continued = generator.generate(ids, &options, |_, _| ControlFlow::Continue(()))?;
                 for ((prompt, ids), tokens) in prompts.iter().zip(ids).zip(continued) {
                     tell_full(&generator, &options, ids.len(), tokens.len());
-                    let text = format!("{prompt}{}", tokenizer.decode(&tokens)?);
+                    let text = format!("{}{}", args.head(prompt), tokenizer.decode(&tokens)?);
                     say(json!({ "index": index, "prompt": prompt, "text": text, "token_ids": tokens }))?;
                     index += 1;
                 }
@@ -275,13 +307,18 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
     }
 }
 
-/// Writes the continuation of one prompt as it comes.
-fn streamed(generator: &Generator<'_>, tokenizer: &Tokenizer, prompt: &str, options: &GenerateOptions) -> Result<()> {
+/// Writes `prompt` and the continuation of its `ids`, the only ones, as it comes.
+fn streamed(
+    generator: &Generator<'_>,
+    tokenizer: &Tokenizer,
+    prompt: &str,
+    ids: Vec<Vec<u32>>,
+    options: &GenerateOptions,
+) -> Result<()> {
     // Nothing is shown before the first token, so that what is refused leaves no half line.
     let (mut text, mut failed) = (TextStream { tokenizer, tokens: Vec::new(), context: 0, shown: 0 }, None);
-    let ids = tokenizer.encode(prompt)?;
-    let length = ids.len();
-    generator.generate(&[ids], options, |_, token| {
+    let length = ids.iter().map(Vec::len).sum();
+    generator.generate(&ids, options, |_, token| {
         let head = if text.tokens.is_empty() { prompt } else { "" };
         text.push(token).and_then(|text| stream(&format!("{head}{text}"))).unwrap_or_else(|error| {
             failed = Some(error);

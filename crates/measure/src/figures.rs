@@ -119,7 +119,8 @@ pub struct SpeedFigures {
     /// Kernel launches in a step, mean; the kernels of a captured step count, though one call
     /// replays them all. 0 on the CPU, where an operation is a call.
     pub kernel_launches_per_step: Option<f64>,
-    /// Joules of the processors and their memory for an example, mean, where they were counted.
+    /// Joules of the processors and their memory, or of the GPU, for an example, mean, where they
+    /// were counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub joules_per_sample: Option<f64>,
 }

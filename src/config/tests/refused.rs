@@ -20,6 +20,8 @@ fn two_ways_of_stating_the_same_thing() {
     let refused = Refused(messages!());
     refused.lines(&["max_tokens = 3\nnum_train_epochs = 1"]);
     refused.together(&["model.from=x", "model.size=small"]);
+    refused.together(&["trainer.fp16=true", "trainer.bf16=true"]);
+    refused.together(&["trainer.bf16=true", "trainer.fp16=true"]);
     refused.set(&["tokenizer.from=x"]);
     let back = parse("num_train_epochs = 3.0\n[device]").map(|config| config.to_toml().unwrap()).unwrap();
     // A length given on top takes the place of the file's, unless it is given twice on top.

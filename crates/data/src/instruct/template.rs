@@ -137,6 +137,17 @@ impl ChatTemplate {
         Ok(if self.marks_answers { text.replace(MARKS, "") } else { text })
     }
 
+    /// The text that an answer continues: what `user` says, after the words of `system` where there
+    /// are any.
+    ///
+    /// # Errors
+    /// Messages that the template refuses.
+    pub fn question(&self, system: Option<&str>, user: &str) -> Result<String> {
+        let messages = system.map(|system| ("system", system)).into_iter().chain([("user", user)]);
+        let messages = messages.map(|(role, content)| serde_json::json!({ "role": role, "content": content }));
+        self.render(&messages.collect(), &Arguments::default(), true)
+    }
+
     /// The text of `messages`, and which bytes of it are the words of the assistant: those that the
     /// template marks by `{% generation %}`; of a template without marks, what each message of the
     /// role `assistant` adds to the text of the messages before it and the beginning of an answer.

@@ -204,7 +204,8 @@ pub struct ArmReport {
     pub billable_seconds: Option<f64>,
     /// Their cost at the price per hour.
     pub cost: Option<f64>,
-    /// Watt-hours that the processors and their memory take for the examples of the whole run.
+    /// Watt-hours that the processors and their memory, or the GPU, take for the examples of the
+    /// whole run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub energy_wh: Option<f64>,
     /// Seconds of training to the target loss.

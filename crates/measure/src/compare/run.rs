@@ -6,10 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kiln::config::{CompilerMode, DeviceKind, EvalStrategy, RunConfig, SaveStrategy, Switch};
-use kiln::engine::device;
+use kiln::engine::device::{self, DeviceFacts};
+use kiln::engine::energy::EnergyMeter;
 use kiln::engine::handover::Engine;
 use kiln::plan::{RunPlan, TrainPlan};
-use kiln_core::energy::Counters;
 use kiln_core::error::{Error, Result};
 use kiln_core::files::write_json;
 use kiln_core::process::scratch;
@@ -92,7 +92,7 @@ pub fn run(
     notes.push(note);
     notes.push("token cache: warm, the text was tokenised before the first run".into());
     notes.push(tuning_cache(is_cpu)?);
-    notes.push(energy(is_cpu));
+    notes.push(energy(&device.facts()));
     if arms.iter().any(|arm| arm.config.trainer.compiler_mode() == CompilerMode::Compiled) {
         verify(base)?;
     }
@@ -280,12 +280,12 @@ fn check_arms(
 }
 
 /// The energy of the report, or why it has none.
-fn energy(is_cpu: bool) -> String {
-    match Counters::open() {
+fn energy(device: &DeviceFacts) -> String {
+    match EnergyMeter::open(device) {
         Err(why) => format!("energy: not counted: {why}"),
-        Ok(_) if !is_cpu => "energy: not counted: Kiln reads the counters of processors, and this is a GPU".into(),
-        Ok(_) => "energy: that of processors and memory (RAPL) in the steps of each arm, whatever else the machine did"
-            .into(),
+        Ok(meter) => {
+            format!("energy: that of {} in the steps of each arm, whatever else the machine did", meter.about())
+        }
     }
 }
 

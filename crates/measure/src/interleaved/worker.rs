@@ -41,9 +41,10 @@ pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
         ended: false,
         failed: None,
     }));
+    let laps = Laps::on(&session.facts().device);
     let trained = Trainer::from_session(session)?
         .with_purpose(Purpose::Measurement { writes_model })
-        .with_observer(HeldUp { laps: Laps::default(), turns: turns.clone() })
+        .with_observer(HeldUp { laps, turns: turns.clone() })
         .with_callback(Answers(turns.clone()))
         .train();
     match lock(&turns).failed.take() {

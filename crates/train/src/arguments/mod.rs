@@ -30,7 +30,7 @@ use kiln_core::variables;
 pub use names::{
     EvalStrategy, HubStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy,
 };
-use ranges::{AtLeast, Steps, Window, duration, folder, line, weights};
+use ranges::{AtLeast, Duration, Steps, Window, folder, line, weights};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use values::integrations;
@@ -57,7 +57,7 @@ kiln_core::keys! {
         /// Length of the run in passes over the training data, with fractions; the length where no
         /// other one is given.
         #[serde(skip_serializing_if = "Option::is_none")]
-        num_train_epochs: Option<f64> = None, Derived hf, duration;
+        num_train_epochs: Option<f64> = None, Derived hf, Duration;
         /// Length of the run in training tokens. Default: not given.
         #[serde(deserialize_with = "count_or_minus_one", skip_serializing_if = "Option::is_none")]
         max_tokens: Option<u64> = None, Derived, Spelled(whole(1..=i64::MAX as u64), minus_one);
@@ -66,7 +66,7 @@ kiln_core::keys! {
         /// higher limit. The limit does not shape the schedule, so that the learning rate stays a
         /// function of the step. Default: no limit.
         #[serde(skip_serializing_if = "Option::is_none")]
-        max_minutes: Option<f64> = None, Free, duration;
+        max_minutes: Option<f64> = None, Free, Duration;
         /// Samples per forward pass in training, or `"auto"`: the most that fit on this machine, as
         /// `kiln tune-batch` finds them. Default: 8.
         per_device_train_batch_size: TrainBatchSize = TrainBatchSize::Size(8), Derived hf, whole(1..=MAX_BATCH);

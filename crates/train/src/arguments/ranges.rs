@@ -10,9 +10,19 @@ use serde_json::json;
 use super::{ClassWeights, Interval};
 
 /// Epochs or minutes: numbers above 0 that can be multiplied.
-pub(super) fn duration(key: &str, value: &Option<f64>) -> Checked {
-    ABOVE_0.check(key, value)?;
-    value.map_or(Ok(()), |value| at_most(key, value, MAX_STEPS as f64))
+pub(super) struct Duration;
+
+impl Range<Option<f64>> for Duration {
+    fn check(&self, key: &str, value: &Option<f64>) -> Checked {
+        ABOVE_0.check(key, value)?;
+        value.map_or(Ok(()), |value| at_most(key, value, MAX_STEPS as f64))
+    }
+
+    fn bound(&self, of_type: Value) -> Value {
+        let mut bound = Range::<Option<f64>>::bound(&ABOVE_0, of_type);
+        bound["maximum"] = MAX_STEPS.into();
+        bound
+    }
 }
 
 /// A first and a last step.

@@ -7,6 +7,7 @@ pub mod cuda;
 #[cfg(any(feature = "cuda", test))]
 mod cuda_versions;
 pub mod device;
+pub mod energy;
 pub mod handover;
 pub mod launches;
 pub mod operators;

@@ -14,13 +14,14 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kiln_core::energy::Counters;
 use kiln_core::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::callback::Progress;
 use super::observer::{Observer, Part, Spent};
 use super::shapes::Shape;
+use crate::engine::device::DeviceFacts;
+use crate::engine::energy::EnergyMeter;
 use crate::engine::launches;
 use crate::engine::launches::NewKernels;
 use crate::run_folder::STEP_TIMES;
@@ -82,8 +83,8 @@ pub struct StepTimes {
     pub held_up: bool,
     /// The device had finished all work of the step when the step ended.
     pub synced: bool,
-    /// Joules of the processors and their memory in the step, evaluation and saving included, where
-    /// they can be read and the step is computed there.
+    /// Joules of the device in the step, evaluation and saving included, where they can be read: of
+    /// the processors and their memory, or of a GPU, which may still compute the steps before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joules: Option<f64>,
     /// The loss of the step, where it was read back; `steps.jsonl` does not have it.
@@ -163,7 +164,10 @@ impl StepTimes {
 /// Writes what steps have taken to `steps.jsonl`, from the moment on when the loop
 /// [begins](Observer::begin).
 #[derive(Debug, Default)]
-pub struct Laps(Option<Open>);
+pub struct Laps {
+    open: Option<Open>,
+    energy: Option<EnergyMeter>,
+}
 
 #[derive(Debug)]
 struct Open {
@@ -174,18 +178,22 @@ struct Open {
     shapes: BTreeSet<Shape>,
     kernels: NewKernels,
     before: (u64, u64),
-    energy: Option<Counters>,
     step: StepTimes,
 }
 
 impl Laps {
+    /// The times of a run on `device`, whose energy is counted where it can be.
+    pub fn on(device: &DeviceFacts) -> Self {
+        Self { open: None, energy: EnergyMeter::open(device).ok() }
+    }
+
     /// The run was held up for `waited` before the step, which is no time of it.
     pub fn hold_up(&mut self, waited: Duration) {
-        if let Some(open) = &mut self.0 {
+        if let Some(open) = &mut self.open {
             open.start += waited;
             open.step.held_up = waited >= HELD_UP;
             // The time of others meanwhile is no part of the step.
-            open.energy.as_mut().and_then(Counters::take);
+            self.energy.as_mut().and_then(EnergyMeter::take);
         }
     }
 }
@@ -195,7 +203,7 @@ impl Observer for Laps {
         let path = folder.join(STEP_TIMES);
         let file = File::create(&path).map_err(|error| Error::io(format!("create {}", path.display()), &error))?;
         launches::watch();
-        self.0 = Some(Open {
+        self.open = Some(Open {
             path,
             file: BufWriter::new(file),
             start: Instant::now(),
@@ -203,20 +211,21 @@ impl Observer for Laps {
             shapes: BTreeSet::new(),
             kernels: NewKernels::start(),
             before: (progress.samples, progress.tokens),
-            energy: Counters::open().ok().filter(|_| is_synchronous),
             step: StepTimes::default(),
         });
+        // What was before the loop is no part of its first step.
+        self.energy.as_mut().and_then(EnergyMeter::take);
         Ok(())
     }
 
     fn batch(&mut self, shape: Shape) {
-        if let Some(open) = &mut self.0 {
+        if let Some(open) = &mut self.open {
             open.step.new_shape |= open.shapes.insert(shape);
         }
     }
 
     fn end_step(&mut self, progress: &Progress, spent: &Spent, read: bool) -> Result<()> {
-        let Some(open) = &mut self.0 else { return Ok(()) };
+        let Some(open) = &mut self.open else { return Ok(()) };
         let mut step = std::mem::take(&mut open.step);
         step.step = progress.step;
         step.new_kernels = open.kernels.count();
@@ -236,7 +245,7 @@ impl Observer for Laps {
         let computing = step.forward_ms + step.backward_ms + step.update_ms;
         step.step_ms = step.data_ms + computing + step.communicate_ms + step.sync_ms;
         step.synced = open.is_synchronous || read;
-        step.joules = open.energy.as_mut().and_then(Counters::take);
+        step.joules = self.energy.as_mut().and_then(EnergyMeter::take);
         let line = serde_json::to_string(&step).map_err(|error| Error::data(format!("{STEP_TIMES}: {error}")))?;
         let written = writeln!(open.file, "{line}").and_then(|()| if read { open.file.flush() } else { Ok(()) });
         written.map_err(|error| Error::io(format!("write {}", open.path.display()), &error))

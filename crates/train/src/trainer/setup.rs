@@ -215,7 +215,8 @@ impl<T: TrainingTask> Trainer<T> {
     /// [`laps`](super::laps).
     #[must_use]
     pub fn with_step_times(self) -> Self {
-        self.with_observer(Laps::default())
+        let laps = Laps::on(&self.session.facts().device);
+        self.with_observer(laps)
     }
 
     /// Where `compiler.verify` asks for it, `verifier` compares the modes.
