@@ -287,6 +287,18 @@ impl Sandbox {
     }
 }
 
+/// The words of a command, of which some stand in double quotes.
+fn words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    for (part, is_quoted) in line.split('"').zip([false, true].into_iter().cycle()) {
+        match part {
+            _ if is_quoted => words.push(part.to_owned()),
+            part => words.extend(part.split_whitespace().map(str::to_owned)),
+        }
+    }
+    words
+}
+
 /// Every block of a page.
 fn check(page: &str) {
     let text = std::fs::read_to_string(repository().join(page)).unwrap();
@@ -299,9 +311,8 @@ fn check(page: &str) {
                 for line in
                     block.text.lines().filter(|line| line.starts_with("kiln ") || line.starts_with("srun kiln "))
                 {
-                    let line = line.split(" # ").next().unwrap().trim_start_matches("srun ").replace('"', "");
-                    let words = line.split_whitespace();
-                    kiln_cli::Cli::try_parse_from(words)
+                    let line = line.split(" # ").next().unwrap().trim_start_matches("srun ");
+                    kiln_cli::Cli::try_parse_from(words(line))
                         .unwrap_or_else(|error| panic!("{page}:{}: {error}", block.line));
                 }
             }

@@ -282,11 +282,12 @@ fn whole_files_of_both_releases() {
         };
         assert_eq!(config.trainer, defaults, "{release}");
         assert_eq!(config.trainer.output_dir, Path::new("out"));
-        assert_eq!(config.trainer.no_effect.len(), 1, "{:?}", config.trainer.no_effect);
-        assert!(
-            config.trainer.no_effect[0].ends_with("arguments that ask for nothing"),
-            "{:?}",
-            config.trainer.no_effect
+        let [neutral, replaced] = &config.trainer.no_effect[..] else { panic!("{:?}", config.trainer.no_effect) };
+        assert!(neutral.ends_with("arguments that ask for nothing"), "{neutral}");
+        // Defaults in a whole file win over the config file too.
+        assert_eq!(
+            replaced,
+            "of a.toml: output_dir = \"runs/x\" (\"out\" in args.json), learning_rate = 0.001 (0.00005 in args.json)"
         );
         assert!(!config.trainer.no_effect[0].contains(','), "{:?}", config.trainer.no_effect);
 
@@ -333,8 +334,9 @@ fn one_argument_of_a_file_at_a_time() {
 
     // Named by the user; the default of transformers 4 is not.
     let logs = |at: &str| of(json!({ "output_dir": "out", "logging_dir": at })).trainer.no_effect;
-    assert_eq!(logs("logs"), ["logging_dir"]);
-    assert_eq!(logs("out/runs/Jan01_00-00-00_host"), ["1 argument that asks for nothing"]);
+    let replaced = "of a.toml: output_dir = \"runs/x\" (\"out\" in args.json)";
+    assert_eq!(logs("logs"), ["logging_dir", replaced]);
+    assert_eq!(logs("out/runs/Jan01_00-00-00_host"), ["1 argument that asks for nothing", replaced]);
 
     let config = of(json!({ "report_to": ["tensorboard", "wandb"] }));
     assert_eq!(config.trainer.report_to, [Integration::TensorBoard]);

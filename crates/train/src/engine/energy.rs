@@ -4,7 +4,8 @@
 
 use kiln_core::energy::Counters;
 
-use super::device::{DeviceFacts, DeviceKind};
+use super::device::DeviceFacts;
+use super::settings::DeviceKind;
 
 /// A counter of the energy of one device, with its last value.
 #[derive(Debug)]
