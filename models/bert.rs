@@ -5,13 +5,13 @@
 
 use burn::module::Module;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 use kiln_core::model_config::{Activation, BertConfig, BertVariant};
 
 use crate::layers::{EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear};
 use crate::ops::attention::Qkv;
 use crate::ops::dropout::dropout;
-use crate::ops::{Operand, Pass};
+use crate::ops::{Operand, Operator, Pass};
 use crate::rows::{FirstTokens, Rows};
 
 /// The transformer body: token ids to hidden states, and the pooled first token where the head
@@ -302,8 +302,7 @@ impl BertAttention {
     /// first tokens.
     fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
         let BertSelfAttention { query, key, value, num_heads: heads, dropout } = &self.self_;
-        let project =
-            |linear: &Linear, x: &Tensor<2>, pass: Pass<'_>| pass.compute.narrow(linear.forward(x.clone(), pass));
+        let project = |linear: &Linear, x: &Tensor<2>, pass: Pass<'_>| linear.forward_narrow(x.clone(), pass);
         let of_keys = rows.pass(pass, false);
         let (key, value) = (project(key, &x, of_keys), project(value, &x, of_keys));
         let x = match only {
@@ -322,6 +321,11 @@ impl BertOutput {
     /// `layer_norm(dropout(x W + b) + residual)`: `[n, in]`, `[n, hidden_size]` -> `[n,
     /// hidden_size]`.
     fn forward(&self, x: Operand<'_>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+        // The kernel that adds bias and residual reads what a narrow product gives.
+        if pass.compute.read_by(Operator::Dropout, &residual.device()) != FloatDType::F32 {
+            let sum = self.dense.onto_residual(x, residual, self.dropout, pass);
+            return self.layer_norm.forward(sum, pass.ops());
+        }
         let x = dropout(self.dense.forward(x, pass), self.dropout, pass.rng, pass.ops());
         self.layer_norm.forward_sum(x, residual, pass.ops())
     }

@@ -295,12 +295,11 @@ impl Gpt2Attention {
     fn projected(&self, x: Operand<'_>, pass: Pass<'_>) -> Qkv {
         match &self.projections {
             Projections::Packed(PackedProjection { c_attn }) => {
-                Qkv::Packed(pass.compute.narrow(c_attn.forward(x, pass))) // [batch * seq, 3 * n_embd]
+                Qkv::Packed(c_attn.forward_narrow(x, pass)) // [batch * seq, 3 * n_embd]
             }
             Projections::Separate(SeparateProjections { q_proj, k_proj, v_proj }) => {
                 let x = x.wide(); // its gradients are added
-                let [query, key, value] =
-                    [q_proj, k_proj, v_proj].map(|layer| pass.compute.narrow(layer.forward(x.clone(), pass)));
+                let [query, key, value] = [q_proj, k_proj, v_proj].map(|layer| layer.forward_narrow(x.clone(), pass));
                 Qkv::Separate { query, key, value } // [batch * seq, n_embd]
             }
         }

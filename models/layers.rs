@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::dropout::uniform_noise;
 use crate::ops::gelu::{activate, bias_gelu};
-use crate::ops::{self, Operand, Ops, Pass};
+use crate::ops::{self, Operand, Operator, Ops, Pass};
 
 /// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights`
 /// turns around. Reference: `torch.nn.Linear`.
@@ -104,10 +104,39 @@ fn product<'a>(
     lora: Option<&Lora>,
     pass: Pass<'_>,
 ) -> Tensor<2> {
+    product_in(FloatDType::F32, x, weight, bias, lora, pass)
+}
+
+/// [`product`] with the result in `dtype`, f32 or the compute type; that of an adapter, and of
+/// products that round their operands themselves, is f32 all the same.
+fn product_in<'a>(
+    dtype: FloatDType,
+    x: impl Into<Operand<'a>>,
+    weight: &Param<Tensor<2>>,
+    bias: Option<Tensor<1>>,
+    lora: Option<&Lora>,
+    pass: Pass<'_>,
+) -> Tensor<2> {
     match lora {
         Some(lora) => lora.forward(x, weight, bias, pass),
-        None => pass.linear(x, weight, bias),
+        None => pass.linear_in(dtype, x, weight, bias),
     }
+}
+
+/// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
+fn onto_residual<'a>(
+    x: impl Into<Operand<'a>>,
+    weight: &Param<Tensor<2>>,
+    bias: Option<Tensor<1>>,
+    lora: Option<&Lora>,
+    residual: Tensor<2>,
+    p: f64,
+    pass: Pass<'_>,
+) -> Tensor<2> {
+    let dtype = pass.compute.read_by(Operator::Dropout, &residual.device());
+    let x = product_in(dtype, x, weight, None, lora, pass);
+    let bias = bias.unwrap_or_else(|| Tensor::zeros([residual.dims()[1]], &residual.device()));
+    ops::dropout::bias_dropout_residual(x, bias, residual, p, pass.rng, pass.ops())
 }
 
 /// `activation(x W + b)` for the layer that reads it, the bias where it is given: `[n, in] -> [n,
@@ -156,6 +185,25 @@ impl Linear {
         product(x, &self.weight, self.bias.as_ref().map(Param::val), self.lora.as_ref(), pass)
     }
 
+    /// [`forward`](Self::forward) as an operand of products, in the type of
+    /// [`Compute::narrow`](ops::Compute::narrow).
+    pub fn forward_narrow<'a>(&self, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
+        let (compute, bias) = (pass.compute, self.bias.as_ref().map(Param::val));
+        compute.narrow(product_in(compute.dtype(), x, &self.weight, bias, self.lora.as_ref(), pass))
+    }
+
+    /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
+    pub(crate) fn onto_residual<'a>(
+        &self,
+        x: impl Into<Operand<'a>>,
+        residual: Tensor<2>,
+        p: f64,
+        pass: Pass<'_>,
+    ) -> Tensor<2> {
+        let bias = self.bias.as_ref().map(Param::val);
+        onto_residual(x, &self.weight, bias, self.lora.as_ref(), residual, p, pass)
+    }
+
     /// Shows itself to `each`.
     pub(crate) fn each_linear(&mut self, each: &mut EachLinear<'_>) {
         each(LinearParts { weight: &mut self.weight, bias: self.bias.as_mut(), lora: &mut self.lora });
@@ -178,6 +226,13 @@ impl Conv1D {
         product(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), pass)
     }
 
+    /// [`forward`](Self::forward) as an operand of products, in the type of
+    /// [`Compute::narrow`](ops::Compute::narrow).
+    pub fn forward_narrow<'a>(&self, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
+        let compute = pass.compute;
+        compute.narrow(product_in(compute.dtype(), x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), pass))
+    }
+
     /// `activation(x W + b)` for the layer that reads it: `[n, in] -> [n, out]`
     pub fn activated<'a>(&'a self, x: impl Into<Operand<'a>>, activation: Activation, pass: Pass<'a>) -> Operand<'a> {
         activated(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), activation, pass)
@@ -196,8 +251,7 @@ impl Conv1D {
         p: f64,
         pass: Pass<'_>,
     ) -> Tensor<2> {
-        let x = product(x, &self.weight, None, self.lora.as_ref(), pass);
-        ops::dropout::bias_dropout_residual(x, self.bias.val(), residual, p, pass.rng, pass.ops())
+        onto_residual(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), residual, p, pass)
     }
 }
 

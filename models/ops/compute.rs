@@ -10,7 +10,9 @@
 //! Fused operators on wgpu and CUDA read and write the compute type where a product gives or takes
 //! their values, and compute in f32 between: the same roundings without a cast of their own, but
 //! where several products, or an adapter, read what they give. The gradient of a bias that such an
-//! operator adds is the f32 sum of gradients that are rounded, as PyTorch's is.
+//! operator adds is the f32 sum of gradients that are rounded, as PyTorch's is. Fused products
+//! there round less: a product without a bias whose result is read in f32, and the gradient of a
+//! weight, are the f32 sums themselves.
 //!
 //! Fused operators round less on the CPU. A fused product rounds its operands itself; its result,
 //! and the gradients that it gives, are f32 (`ops::products`). Query, key and value are f32 then.
@@ -98,6 +100,13 @@ impl Compute {
         if is_written && is_taken { self.dtype } else { FloatDType::F32 }
     }
 
+    /// The type in which `operator` on `device` reads what a product gives: the compute type where
+    /// its kernel takes that, or f32.
+    pub(crate) fn read_by(self, operator: Operator, device: &Device) -> FloatDType {
+        let is_taken = self.ops.form(operator) == Form::Fused && !DeviceKernels::on(device).round_operands;
+        if is_taken { self.dtype } else { FloatDType::F32 }
+    }
+
     /// `x y` of operands in the compute type, the result in f32: `[n, k]`, `[k, m]` -> `[n, m]`.
     pub fn product(self, x: Tensor<2>, y: Tensor<2>) -> Tensor<2> {
         self.product_of(self.dtype.into(), x, y)
@@ -155,13 +164,10 @@ impl<'a> Operand<'a> {
             Source::Rows(x) => x,
             Source::Written { write, .. } => write(dtype),
             Source::Activated { x, weight, bias, activation, pass } => {
-                // Where products do not round, the kernel reads what the product gives.
-                let y = if dtype == FloatDType::F32 || DeviceKernels::on(&x.device()).round_operands {
-                    pass.linear(x, weight, None)
-                } else {
-                    cast(x, pass.compute.dtype).matmul(pass.weight(weight))
-                };
-                gelu::written(dtype, y, bias, activation, pass.ops())
+                // Where products do not round, the kernel reads what it writes.
+                let is_wide = DeviceKernels::on(&x.device()).round_operands;
+                let of_product = if is_wide { FloatDType::F32 } else { dtype };
+                gelu::written(dtype, pass.linear_in(of_product, x, weight, None), bias, activation, pass.ops())
             }
         }
     }
@@ -324,6 +330,18 @@ impl<'a> Pass<'a> {
         weight: &Param<Tensor<2>>,
         bias: Option<Tensor<1>>,
     ) -> Tensor<2> {
+        self.linear_in(FloatDType::F32, x, weight, bias)
+    }
+
+    /// [`linear`](Self::linear) with the result in `dtype`, f32 or the compute type. Products that
+    /// round their operands themselves give f32 all the same.
+    pub(crate) fn linear_in<'x>(
+        self,
+        dtype: FloatDType,
+        x: impl Into<Operand<'x>>,
+        weight: &Param<Tensor<2>>,
+        bias: Option<Tensor<1>>,
+    ) -> Tensor<2> {
         let ops = self.ops();
         let x = match x.into().0 {
             Source::Activated { x, weight: first, bias: inner_bias, activation, .. }
@@ -336,14 +354,17 @@ impl<'a> Pass<'a> {
             }
             source => Operand(source).taken(self.compute),
         };
-        if self.compute.casts_nothing(&x.device()) {
-            let operands = self.operands(&x.device(), weight);
-            return linear::linear(x, weight.val(), bias, operands, ops);
+        let device = x.device();
+        if self.compute.is_f32() || ops.form(Operator::Linear) == Form::Fused {
+            let operands = self.operands(&device, weight);
+            let has_copy = self.copies.is_some() && !self.compute.casts_nothing(&device);
+            let weight = if has_copy { self.weight(weight) } else { weight.val() };
+            return linear::written(dtype, x, weight, bias, operands, ops);
         }
-        let y = self.compute.product(x, self.weight(weight));
+        let y = cast(x, self.compute.dtype).matmul(self.weight(weight));
         match bias {
-            Some(bias) => y + bias.unsqueeze(),
-            None => y,
+            Some(bias) => cast(cast(y, FloatDType::F32) + bias.unsqueeze(), dtype),
+            None => cast(y, dtype),
         }
     }
 
@@ -390,8 +411,8 @@ impl<'a> Pass<'a> {
             rng => dropout(x.clone(), p, rng, ops),
         };
         let y = self.linear(x, weight, bias);
-        let low = self.compute.product(dropped, self.weight(a));
-        y + self.compute.product(low, self.weight(b)) * scaling
+        let low = self.linear(dropped, a, None);
+        y + self.linear(low, b, None) * scaling
     }
 
     /// Whether dropout drops anything, as in training.

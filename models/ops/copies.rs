@@ -9,8 +9,8 @@
 //! A copy is made when it is first asked for and holds until [`Copies::clear`], which whoever
 //! changes the weights calls (`kiln`'s optimizer keeps the copies, and clears them at every
 //! update). With autodiff every use of it is a leaf of its own: the backward pass of a product uses
-//! the same values as the forward pass and leaves the gradient there, in the narrow type; who wants
-//! the gradient of the weight widens them and adds them to the weight's own
+//! the same values as the forward pass and leaves the gradient there, in the narrow type or, from a
+//! fused product, in f32; who wants the gradient of the weight widens them and adds them to its own
 //! ([`Copies::take_gradients`]), so that nothing is added up in the narrow type where a weight is
 //! used many times.
 
@@ -67,7 +67,7 @@ impl Copies {
         kept.packed.clear();
     }
 
-    /// Takes the gradients of the copies, in their type, out of those of a backward pass, by
+    /// Takes the gradients of the copies, in their type or f32, out of those of a backward pass, by
     /// weight: one for each use, the last first, which is the order in which autodiff adds the
     /// gradients of a weight.
     pub fn take_gradients(&self, grads: &mut Gradients) -> Vec<(ParamId, Tensor<2>)> {

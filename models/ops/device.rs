@@ -7,8 +7,8 @@ use burn::tensor::{Device, FloatDType};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeviceKernels {
     /// Whether fused products take f32, round their operands themselves and give f32. Elsewhere
-    /// fused products are f32 alone, and the other kernels take operands and give them as products
-    /// do.
+    /// products take narrow operands and may give narrow results, and the other kernels take and
+    /// give them as products do.
     pub(crate) round_operands: bool,
     /// The types in which kernels write, of f32, what a product reads.
     write: &'static [FloatDType],

@@ -21,10 +21,10 @@ pub enum Ops {
     /// Compositions of Burn's operations, on every device and in every type.
     #[default]
     Plain,
-    /// Kiln's fused kernels, where [`FUSED`](super::FUSED) has them, and in f32; attention and
-    /// cross-entropy take narrow factors as well, and on wgpu and CUDA GELU, SwiGLU and rotary
-    /// positions take narrow arguments. LayerNorm and RMSNorm, and on the CPU GELU, SwiGLU and
-    /// attention of f32, can give a narrow result.
+    /// Kiln's fused kernels, where [`FUSED`](super::FUSED) has them, and in f32; linear layers,
+    /// attention and cross-entropy take narrow factors as well, and on wgpu and CUDA GELU, SwiGLU,
+    /// rotary positions and dropout with a residual take narrow arguments. LayerNorm and RMSNorm,
+    /// and on the CPU GELU, SwiGLU and attention of f32, can give a narrow result.
     /// Calling one with other tensors panics: [`Ops::fused`] checks the device,
     /// [`Compute::new`](crate::Compute::new) the type.
     Fused,

@@ -74,9 +74,6 @@ pub const DTYPES: [FloatDType; 3] = [FloatDType::F32, FloatDType::BF16, FloatDTy
 pub enum Availability {
     /// It has, and the compiled mode uses it.
     Default,
-    /// It has on the CPU, and the compiled mode uses it there; elsewhere it has none, for this
-    /// reason.
-    OnCpu(&'static str),
     /// It has none, for this reason.
     Missing(&'static str),
 }
@@ -96,7 +93,6 @@ pub struct FusedForm {
 }
 
 const YES: Availability = Availability::Default;
-const F32_ONLY: Availability = Availability::OnCpu("its kernel is f32 only");
 const NOT_SCALED: Availability = Availability::Missing(
     "it takes gradients in the forward pass, before the loss scale could lift them into f16's range",
 );
@@ -120,7 +116,7 @@ pub const FUSED: [FusedForm; 11] = [
     row(Operator::Dropout,      "dropout",       [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::LayerNorm,    "layer_norm",    [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::RmsNorm,      "rms_norm",      [YES, YES, YES], [YES, YES,      YES]),
-    row(Operator::Linear,       "linear",        [YES, YES, YES], [YES, F32_ONLY, F32_ONLY]),
+    row(Operator::Linear,       "linear",        [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::Rotary,       "rotary",        [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::Attention,    "attention",     [YES, YES, YES], [YES, YES,      YES]),
     row(Operator::Gelu,         "gelu",          [YES, YES, YES], [YES, YES,      YES]),

@@ -8,16 +8,15 @@ use kiln_models::ops::{Availability, FUSED};
 fn table() -> String {
     let mut notes = Vec::new();
     let mut cell = |availability| {
-        let (word, why) = match availability {
+        let why = match availability {
             Availability::Default => return "yes".to_owned(),
-            Availability::OnCpu(why) => ("on the CPU", why),
-            Availability::Missing(why) => ("no", why),
+            Availability::Missing(why) => why,
         };
         let note = notes.iter().position(|note| *note == why).unwrap_or_else(|| {
             notes.push(why);
             notes.len() - 1
         });
-        format!("{word} ({})", note + 1)
+        format!("no ({})", note + 1)
     };
     let mut lines = vec![
         "| operator | CPU | wgpu | CUDA | f32 | bf16 | f16 |".to_owned(),

@@ -21,7 +21,7 @@ use crate::ops::cube::product::{plain, product, transposed};
 use crate::ops::cube::rows::RowKernels;
 use crate::ops::cube::{
     Cube, FusedTensor, addresses, buffer, by_cube, bytes_at_a_time, dims2, element, empty_in, floats, own_rows, units,
-    vector, wide,
+    vector,
 };
 
 impl CrossEntropyKernel for Cube {
@@ -61,7 +61,7 @@ impl CrossEntropyKernel for Cube {
             let part = |x: &FusedTensor| if whole { x.clone() } else { Self::float_slice(x.clone(), &[rows]) };
             let hidden = part(&x);
             let target = if whole { target.clone() } else { Self::int_slice(target.clone(), &[rows]) };
-            let logits = product(plain(hidden.clone()), transposed(weight.clone()));
+            let logits = product(plain(hidden.clone()), transposed(weight.clone()), weight.dtype());
             let smoothing = settings.label_smoothing as f32;
             let row_weight = part(&row_weight);
             let (loss, dlogits) =
@@ -71,9 +71,9 @@ impl CrossEntropyKernel for Cube {
                 if has_bias {
                     add(&mut dbias, Self::column_sums(dlogits.clone()));
                 }
-                dx.push(wide(product(plain(dlogits.clone()), plain(weight.clone()))));
+                dx.push(product(plain(dlogits.clone()), plain(weight.clone()), DType::F32));
                 if wanted.weight {
-                    add(&mut dweight, wide(product(transposed(dlogits), plain(hidden))));
+                    add(&mut dweight, product(transposed(dlogits), plain(hidden), DType::F32));
                 }
             }
         }

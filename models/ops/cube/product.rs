@@ -11,11 +11,13 @@ use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
 use std::sync::OnceLock;
 
+use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::kernel::matmul::matmul_autotune;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::device::WgpuDeviceKind;
 use cubecl::prelude::*;
@@ -38,10 +40,13 @@ pub(in crate::ops) fn transposed(matrix: FusedTensor) -> Factor {
     Factor { matrix, transposed: true }
 }
 
-/// `a b`, of two matrices.
-pub(in crate::ops) fn product(a: Factor, b: Factor) -> FusedTensor {
-    let f32s = a.matrix.dtype() == DType::F32 && b.matrix.dtype() == DType::F32;
-    if f32s && vector_width(&a.matrix.device()).is_some() {
+/// `a b`, of two matrices of one type. The result of narrow ones is in `dtype`: their type, or f32,
+/// in which the sums are; that of f32 is f32.
+pub(in crate::ops) fn product(a: Factor, b: Factor, dtype: DType) -> FusedTensor {
+    if a.matrix.dtype() != DType::F32 {
+        return Cube::narrow_product(a.matrix, b.matrix, a.transposed, b.transposed, dtype);
+    }
+    if vector_width(&a.matrix.device()).is_some() {
         return Cube::tiled_product(a.matrix, b.matrix, a.transposed, b.transposed);
     }
     let [a, b] =
@@ -97,11 +102,24 @@ const COLUMNS: usize = 4;
 /// Planes in a cube: enough to repay starting one.
 const PLANES: usize = 8;
 
-/// A plane computes `ROWS` rows of `COLUMNS * lanes` columns, every `lanes`-th of which is a
-/// unit's.
-/// The kernel, as an operation of a backend.
+/// The products, as operations of a backend.
 #[backend_extension(Cube, Fusion)]
 pub(in crate::ops) trait ProductKernels: Backend {
+    /// `a b`, of matrices in bf16 or f16 or of their transposes, which are views. Burn tunes the
+    /// product among all its kernels; its fused products lack those that load by TMA, and their
+    /// result has the type of the factors.
+    #[fusion(meta = |a, b, a_transposed, b_transposed, dtype| {
+        let shape = [a.shape[usize::from(*a_transposed)], b.shape[usize::from(!*b_transposed)]];
+        TensorSpec::new(Shape::from(shape), *dtype)
+    })]
+    fn narrow_product(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        a_transposed: bool,
+        b_transposed: bool,
+        dtype: DType,
+    ) -> FloatTensor<Self>;
+
     /// `a b`, of the matrices or of their transposes, on a software device.
     #[fusion(meta = |a, b, a_transposed, b_transposed| {
         shaped(a, [a.shape[usize::from(*a_transposed)], b.shape[usize::from(!*b_transposed)]])
@@ -115,6 +133,18 @@ pub(in crate::ops) trait ProductKernels: Backend {
 }
 
 impl ProductKernels for CubeBackend {
+    fn narrow_product(
+        a: CubeTensor,
+        b: CubeTensor,
+        a_transposed: bool,
+        b_transposed: bool,
+        dtype: DType,
+    ) -> CubeTensor {
+        let a = if a_transposed { Self::float_transpose(a) } else { a };
+        let b = if b_transposed { Self::float_transpose(b) } else { b };
+        matmul_autotune(a, b, None, dtype)
+    }
+
     fn tiled_product(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_transposed: bool) -> CubeTensor {
         let lanes = vector_width(&a.device).expect("product() has seen that it is a software device");
         let [a, b] = [a, b].map(into_contiguous);
@@ -148,6 +178,8 @@ impl ProductKernels for CubeBackend {
     }
 }
 
+/// A plane computes `ROWS` rows of `COLUMNS * lanes` columns, every `lanes`-th of which is a
+/// unit's.
 #[cube(launch_unchecked)]
 fn product_tiles(
     a: &[f32],

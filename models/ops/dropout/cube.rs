@@ -1,23 +1,32 @@
-//! Dropout: an element to a unit, which decides alone whether it is kept.
+//! Dropout: an element or a vector to a unit, which decides alone what is kept.
 //!
 //! The generator is the CPU's with 32 bits for a row instead of 64, since WGSL has no 64-bit
 //! integers: the masks of the two devices differ, those of forward and backward do not.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
+use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
+use burn::tensor::FloatDType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{DropoutKernel, Inputs};
 use crate::ops::cube::rows::RowKernels;
-use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_element, dims2, empty};
+use crate::ops::cube::{
+    Cube, FusedTensor, addresses, buffer, by_element, dims2, element, empty, empty_in, narrow, rows_of, vector,
+};
 
 impl DropoutKernel for Cube {
     fn masked(x: FusedTensor, seed: FusedTensor, p: f64) -> FusedTensor {
-        Self::drop(x, seed, p)
+        Self::drop(x, seed, p, FloatDType::F32)
+    }
+
+    fn gradient(dy: FusedTensor, seed: FusedTensor, p: f64, dtype: FloatDType) -> FusedTensor {
+        if p > 0.0 { Self::drop(dy, seed, p, dtype) } else { narrow(dy, dtype.into()) }
     }
 
     fn bias_drop_add(Inputs { x, bias, residual, seed, p }: Inputs<Self>) -> FusedTensor {
@@ -32,12 +41,12 @@ impl DropoutKernel for Cube {
 /// The kernels, as operations of a backend: `x` is `[rows, width]`, `bias` is `[width]`.
 #[backend_extension(Cube, Fusion)]
 pub(in crate::ops) trait DropKernels: Backend {
-    /// `x` with every element zeroed or scaled, as `seed [2]` decides.
-    #[fusion(meta = |x, _seed, _p| x.clone())]
-    fn drop(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
+    /// `x`, in f32, with every element zeroed or scaled, as `seed [2]` decides, in `dtype`.
+    #[fusion(meta = |x, _seed, _p, dtype| TensorSpec::new(x.shape.clone(), (*dtype).into()))]
+    fn drop(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64, dtype: FloatDType) -> FloatTensor<Self>;
 
-    /// `residual + drop(x + bias)`
-    #[fusion(meta = |x, _bias, _residual, _seed, _p| x.clone())]
+    /// `residual + drop(x + bias)`, of `x` of any type, in f32.
+    #[fusion(meta = |_x, _bias, residual, _seed, _p| residual.clone())]
     fn bias_drop_add(
         x: FloatTensor<Self>,
         bias: FloatTensor<Self>,
@@ -48,10 +57,10 @@ pub(in crate::ops) trait DropKernels: Backend {
 }
 
 impl DropKernels for CubeBackend {
-    fn drop(x: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
+    fn drop(x: CubeTensor, seed: CubeTensor, p: f64, dtype: FloatDType) -> CubeTensor {
         let [x, seed] = [x, seed].map(into_contiguous);
         let [rows, width] = dims2(&x);
-        let y = empty(&x, [rows, width]);
+        let y = empty_in(&x, [rows, width], dtype.into());
         let (count, dim) = by_element(&x, rows * width);
         // SAFETY: a unit touches its own element, if there is one; a seed is two numbers.
         unsafe {
@@ -67,33 +76,41 @@ impl DropKernels for CubeBackend {
                 width,
                 threshold(p),
                 scale(p),
+                element(&y),
             );
         }
         y
     }
 
     fn bias_drop_add(x: CubeTensor, bias: CubeTensor, residual: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
-        let [x, bias, residual, seed] = [x, bias, residual, seed].map(into_contiguous);
+        let [bias, residual, seed] = [bias, residual, seed].map(into_contiguous);
+        let (x, pitch) = rows_of(x);
         let [rows, width] = dims2(&x);
-        let y = empty(&x, [rows, width]);
-        let (count, dim) = by_element(&x, rows * width);
-        // SAFETY: as in `drop`, and a unit reads the bias of its column.
+        let y = empty(&residual, [rows, width]);
+        let vector = vector(&x, [width, pitch]).min(vector(&residual, [width]));
+        let n = rows * width / vector;
+        let (count, dim) = by_element(&x, n);
+        // SAFETY: a unit touches its own vector, if there is one, and the bias of its columns; a
+        // seed is two numbers.
         unsafe {
             bias_drop_add_each::launch_unchecked(
                 &x.client,
                 count,
                 dim,
                 addresses([&x, &residual]),
+                vector,
                 buffer(&x),
                 buffer(&bias),
                 buffer(&residual),
                 buffer(&seed),
                 buffer(&y),
-                rows * width,
-                width,
+                n,
+                width / vector,
+                pitch / vector,
                 threshold(p),
                 scale(p),
                 p > 0.0,
+                element(&x),
             );
         }
         y
@@ -128,36 +145,57 @@ fn mix(x: u32) -> u32 {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn drop_each(x: &[f32], seed: &[i32], y: &mut [f32], n: usize, width: usize, threshold: u32, scale: f32) {
-    let i = ABSOLUTE_POS;
-    if i >= n {
-        terminate!();
-    }
-    y[i] = x[i] * factor(seed, u32::cast_from(i / width), u32::cast_from(i % width), threshold, scale);
-}
-
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn bias_drop_add_each(
+fn drop_each<F: Float>(
     x: &[f32],
-    bias: &[f32],
-    residual: &[f32],
     seed: &[i32],
-    y: &mut [f32],
+    y: &mut [F],
     n: usize,
     width: usize,
     threshold: u32,
     scale: f32,
-    #[comptime] drops: bool,
+    #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
     if i >= n {
         terminate!();
     }
-    let value = x[i] + bias[i % width];
-    if comptime!(drops) {
-        let factor = factor(seed, u32::cast_from(i / width), u32::cast_from(i % width), threshold, scale);
-        y[i] = value * factor + residual[i];
-    } else {
-        y[i] = value + residual[i];
+    let factor = factor(seed, u32::cast_from(i / width), u32::cast_from(i % width), threshold, scale);
+    y[i] = F::cast_from(x[i] * factor);
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn bias_drop_add_each<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    bias: &[f32],
+    residual: &[Vector<f32, N>],
+    seed: &[i32],
+    y: &mut [Vector<f32, N>],
+    n: usize,
+    width: usize,
+    pitch: usize,
+    threshold: u32,
+    scale: f32,
+    #[comptime] drops: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= n {
+        terminate!();
     }
+    let lanes = N::value().comptime();
+    let row = i / width;
+    let at = i % width;
+    let values = Vector::<f32, N>::cast_from(x[row * pitch + at]);
+    let residual = residual[i];
+    let mut sum = Vector::<f32, N>::empty();
+    #[unroll]
+    for k in 0..lanes {
+        let column = at * lanes + k;
+        let mut value = values.extract(k) + bias[column];
+        if comptime!(drops) {
+            value *= factor(seed, u32::cast_from(row), u32::cast_from(column), threshold, scale);
+        }
+        sum.insert(k, value + residual.extract(k));
+    }
+    y[i] = sum;
 }

@@ -15,7 +15,7 @@ use std::mem::MaybeUninit;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use rayon::prelude::*;
 
@@ -131,12 +131,13 @@ pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2>
     }
 }
 
-/// `residual + dropout(x + bias)`: `x`, `residual` `[n, features]`, `bias` `[features]`; dropout as
-/// [`dropout`]'s.
+/// `residual + dropout(x + bias)`: `x`, `residual` `[n, features]`, `bias` `[features]`, in f32;
+/// dropout as [`dropout`]'s. In the fused form on wgpu and CUDA `x` may be in the type of products,
+/// and then its gradient is.
 ///
 /// # Panics
-/// For tensors of other shapes and a `p` outside `[0, 1)`; in the fused form for another type than
-/// f32 and for tensors on different devices.
+/// For tensors of other shapes and a `p` outside `[0, 1)`; in the fused form for other types and
+/// for tensors on different devices.
 pub fn bias_dropout_residual(
     x: Tensor<2>,
     bias: Tensor<1>,
@@ -149,7 +150,8 @@ pub fn bias_dropout_residual(
     let _time = trace::call("bias_dropout_residual");
     let contract = Contract::new("bias_dropout_residual", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
-    contract.floats("x", &x, [rows, width], DType::F32);
+    let of_x = contract.operand("x", &x);
+    contract.floats("x", &x, [rows, width], of_x);
     contract.floats("bias", &bias, [width], DType::F32);
     contract.floats("residual", &residual, [rows, width], DType::F32);
     contract.probability("p", p);
@@ -312,6 +314,12 @@ pub(in crate::ops) trait DropoutKernel: Backend {
     /// Zeroes or scales every element of `x`: the forward, and with the same seed the backward.
     fn masked(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
 
+    /// The gradient of the `x` of [`bias_drop_add`](Self::bias_drop_add), in its type, `dtype`.
+    fn gradient(dy: FloatTensor<Self>, seed: IntTensor<Self>, p: f64, dtype: FloatDType) -> FloatTensor<Self> {
+        let _ = dtype;
+        if p > 0.0 { Self::masked(dy, seed, p) } else { dy }
+    }
+
     fn bias_drop_add(inputs: Inputs<Self>) -> FloatTensor<Self>;
 
     /// Sum over the rows of `dx`.
@@ -333,13 +341,13 @@ impl<B: DropoutKernel, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
     fn dropout(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
         let x = call.input(x);
-        call.record(|_| (B::masked(x, seed.clone(), p), Saved { seed, p }))
+        call.record(|_| (B::masked(x, seed.clone(), p), Saved { seed, p, dtype: FloatDType::F32 }))
     }
 
     fn bias_dropout_residual(Inputs { x, bias, residual, seed, p }: Inputs<Self>) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
         let (x, bias, residual) = (call.input(x), call.input(bias), call.input(residual));
-        let saved = Saved { seed: seed.clone(), p };
+        let saved = Saved { seed: seed.clone(), p, dtype: x.dtype().into() };
         call.record(|_| (B::bias_drop_add(Inputs { x, bias, residual, seed, p }), saved))
     }
 }
@@ -349,14 +357,15 @@ impl<B: DropoutKernel, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
 struct Saved<I> {
     seed: I,
     p: f64,
+    /// The type of `x`.
+    dtype: FloatDType,
 }
 
 impl<B: DropoutKernel> Differentiate<B> for Saved<IntTensor<B>> {
     /// The gradients of `x`, `bias` and `residual`, or of `x` alone.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let &[x, bias, _] = tracked else { return vec![Some(B::masked(dy, self.seed, self.p))] };
-        let masked = |dy: FloatTensor<B>| if self.p > 0.0 { B::masked(dy, self.seed, self.p) } else { dy };
-        let dx = (x || bias).then(|| masked(dy.clone()));
+        let dx = (x || bias).then(|| B::gradient(dy.clone(), self.seed, self.p, self.dtype));
         let dbias = dx.clone().filter(|_| bias).map(B::bias_gradient);
         vec![dx, dbias, Some(dy)]
     }

@@ -17,7 +17,7 @@ use crate::ops::contract::Contract;
 use crate::ops::dropout::{self, DropoutKernel, DropoutRng};
 use crate::ops::list::Optional;
 use crate::ops::products::Operands;
-use crate::ops::{Form, Ops, trace};
+use crate::ops::{Form, Operator, Ops, trace};
 
 /// The layer: its weight and what stands beside it.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ pub struct Adapted {
 pub fn adapted(x: Tensor<2>, layer: Adapted, bias: Option<Tensor<1>>, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2> {
     let Adapted { weight, a, b, scaling, dropout, operands } = layer;
     let dtype = operands.dtype;
-    let form = rng.form(super::form(dtype, &x, ops));
+    let form = rng.form(ops.form(Operator::Linear));
     let _time = trace::call("lora");
     let contract = Contract::new("adapted", form, x.device());
     let width = super::factors(&contract, FloatDType::F32, &x, &weight);
@@ -103,7 +103,7 @@ impl<B: LinearKernel + DropoutKernel> Inputs<B> {
     fn forward(mut self) -> (FloatTensor<B>, Saved<B>) {
         let bias = std::mem::replace(&mut self.bias, Optional::Missing); // the backward needs none
         let (x, weight, operands) = (self.x.clone(), self.weight.clone(), self.operands.clone());
-        let y = B::forward(super::Inputs { x, weight, bias, operands });
+        let y = B::forward(super::Inputs { x, weight, bias, operands, result: FloatDType::F32 });
         let dtype = self.operands.dtype;
         let x = dropped::<B>(self.x.clone(), &self.seed, self.p);
         let low = B::product(x, self.a.clone(), dtype.into());
@@ -155,11 +155,11 @@ impl<B: LinearKernel + DropoutKernel> Differentiate<B> for Saved<B> {
         let dbias = is_tracked(4).then(|| B::backward_bias(dy.clone()));
         let dweight = is_tracked(1).then(|| B::backward_weight(x.clone(), dy.clone(), dtype));
         let up = (is_tracked(0) || is_tracked(2))
-            .then(|| B::float_mul_scalar(B::backward_x(b, dy.clone(), dtype), scaling.into())); // [n, r]
+            .then(|| B::float_mul_scalar(B::backward_x(b, dy.clone(), dtype, FloatDType::F32), scaling.into())); // [n, r]
         let da =
             up.clone().filter(|_| is_tracked(2)).map(|up| B::backward_weight(dropped::<B>(x, &seed, p), up, dtype));
         let dx = up.filter(|_| is_tracked(0)).map(|up| {
-            let through_a = dropped::<B>(B::backward_x(a, up, dtype), &seed, p);
+            let through_a = dropped::<B>(B::backward_x(a, up, dtype, FloatDType::F32), &seed, p);
             B::add_backward_x(through_a, weight, dy, dtype)
         });
         vec![dx, dweight, da, db, dbias]

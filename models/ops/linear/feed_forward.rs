@@ -142,7 +142,7 @@ pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
         weight: FloatTensor<Self>,
         settings: &Settings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let dh = Self::backward_x(weight, dy, settings.operands[1].dtype);
+        let dh = Self::backward_x(weight, dy, settings.operands[1].dtype, FloatDType::F32);
         let of_gelu = gelu::Inputs { x: u, bias, kind: settings.activation, dtype: FloatDType::F32 };
         <Self as GeluKernel>::backward(of_gelu, dh)
     }
@@ -198,7 +198,8 @@ impl<B: FeedForwardKernel> Inputs<B> {
         let (u, h) = B::inner(x, first.clone(), inner_bias.clone(), &settings, is_wanted);
         let saved_h = tracked[3].then(|| h.clone());
         let operands = settings.operands[1].clone();
-        let y = <B as LinearKernel>::forward(super::Inputs { x: h, weight: second.clone(), bias, operands });
+        let of_second = super::Inputs { x: h, weight: second.clone(), bias, operands, result: FloatDType::F32 };
+        let y = <B as LinearKernel>::forward(of_second);
         (y, Saved { x: kept, weights: [first, second], inner_bias, u, h: saved_h, settings })
     }
 }
@@ -214,7 +215,7 @@ impl<B: FeedForwardKernel> Differentiate<B> for Saved<FloatTensor<B>> {
         let Some(u) = u else { return vec![None, None, None, dsecond, dbias] };
         let (du, dinner_bias) = B::inner_backward(u, inner_bias, dy, second, &settings);
         let dfirst = x.map(|x| B::backward_weight(x, du.clone(), dtype));
-        let dx = is_tracked(0).then(|| B::backward_x(first, du, dtype));
+        let dx = is_tracked(0).then(|| B::backward_x(first, du, dtype, FloatDType::F32));
         vec![dx, dfirst, Some(dinner_bias), dsecond, dbias]
     }
 }

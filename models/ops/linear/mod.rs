@@ -2,8 +2,9 @@
 //! the bias later, and their gradients without a temporary. A frozen weight has no gradient, and
 //! nothing is kept for one. [`adapted`] is the layer with an adapter of low rank beside its weight.
 //!
-//! On the CPU the operands of the products may be rounded to bf16 or f16; sums and results,
-//! gradients included, are f32.
+//! The operands of the products may be rounded to bf16 or f16; sums, and the gradients of weights
+//! and biases, are f32. On the CPU so is all else. On wgpu and CUDA the result is in the type that
+//! its reader takes, and the gradient of `x` in the type of `x`.
 
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
@@ -13,12 +14,11 @@ mod feed_forward;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
-use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::list::Optional;
 use super::products::{self, Operands, Output};
@@ -28,8 +28,8 @@ pub use feed_forward::{FeedForward, feed_forward, is_fused};
 
 /// `x W + b`, or `x W` without a bias: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
 /// The operands of the products, those of the gradients included, are in the type of `operands`,
-/// and all results in f32. A weight may be stored in that type, and so may `x`. Fused in bf16 and
-/// f16 on the CPU alone.
+/// and all results in f32, but for the gradient of a narrow `x` in the fused form on wgpu and CUDA,
+/// which has its type. A weight may be stored in the type of `operands`, and so may `x`.
 ///
 /// # Panics
 /// For tensors of other shapes; in the fused form for types that a product does not take, and for
@@ -41,9 +41,20 @@ pub fn linear(
     operands: impl Into<Operands>,
     ops: Ops,
 ) -> Tensor<2> {
-    let operands = operands.into();
+    written(FloatDType::F32, x, weight, bias, operands.into(), ops)
+}
+
+/// [`linear`] with the result in the type `result`, f32 or the type of `operands`; on the CPU f32.
+pub(super) fn written(
+    result: FloatDType,
+    x: Tensor<2>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    operands: Operands,
+    ops: Ops,
+) -> Tensor<2> {
     let dtype = operands.dtype;
-    let form = form(dtype, &x, ops);
+    let form = ops.form(Operator::Linear);
     let _time = trace::call("linear");
     let contract = Contract::new(if bias.is_some() { "linear" } else { "product" }, form, x.device());
     let width = factors(&contract, dtype, &x, &weight);
@@ -53,17 +64,10 @@ pub fn linear(
     match (form, bias) {
         (Form::Plain, bias) => plain(dtype, x, weight, bias),
         (Form::Fused, bias) => {
-            let inputs = Inputs { x: x.into_dispatch(), weight: weight.into_dispatch(), bias: bias.into(), operands };
+            let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+            let inputs = Inputs { x, weight, bias: bias.into(), operands, result };
             Tensor::from_dispatch(<Dispatch as LinearOp>::linear(inputs))
         }
-    }
-}
-
-/// The form of products of `x` in `dtype`: kernels of other devices than the CPU take f32 alone.
-fn form(dtype: FloatDType, x: &Tensor<2>, ops: Ops) -> Form {
-    match ops.form(Operator::Linear) {
-        Form::Fused if dtype == FloatDType::F32 || DeviceKernels::on(&x.device()).round_operands => Form::Fused,
-        _ => Form::Plain,
     }
 }
 
@@ -83,9 +87,12 @@ fn plain(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor
 #[track_caller]
 fn factors(contract: &Contract, dtype: FloatDType, x: &Tensor<2>, weight: &Tensor<2>) -> usize {
     let ([rows, inner], [_, width]) = (contract.matrix("x", x), contract.matrix("weight", weight));
-    let of_x = if x.dtype() == dtype.into() { contract.rounded("x", x) } else { DType::F32 };
+    let is_narrow = |factor: &Tensor<2>| factor.dtype() == dtype.into();
+    let of_x = if is_narrow(x) { contract.factor("x", x) } else { DType::F32 };
+    let of_weight =
+        if is_narrow(weight) { contract.factor("weight", weight) } else { contract.rounded("weight", weight) };
     contract.floats("x", x, [rows, inner], of_x);
-    contract.floats("weight", weight, [inner, width], contract.rounded("weight", weight));
+    contract.floats("weight", weight, [inner, width], of_weight);
     width
 }
 
@@ -97,6 +104,8 @@ pub(super) struct Inputs<B: Backend> {
     #[extension_type]
     pub bias: Optional<B>,
     pub operands: Operands,
+    /// The type of the result; on the CPU f32.
+    pub result: FloatDType,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
@@ -104,18 +113,30 @@ trait LinearOp: Backend {
     fn linear(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
 }
 
-/// The kernels that a backend supplies, with operands of the products in the type that is given: on
-/// other devices than the CPU always f32.
+/// The kernels that a backend supplies, with operands of the products rounded to the type that is
+/// given. Results are f32 where nothing else is said.
 pub(super) trait LinearKernel: Backend {
+    /// `x` as products of operands in `dtype` take it without a cast of their own, and as it is
+    /// kept for the backward pass.
+    fn operand(x: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        let _ = dtype;
+        x
+    }
+
     fn forward(inputs: Inputs<Self>) -> FloatTensor<Self>;
 
     /// `x W`
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self> {
-        Self::forward(Inputs { x, weight, bias: Optional::Missing, operands })
+        Self::forward(Inputs { x, weight, bias: Optional::Missing, operands, result: FloatDType::F32 })
     }
 
-    /// `dy W^T`
-    fn backward_x(weight: FloatTensor<Self>, dy: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self>;
+    /// `dy W^T`, in the type `result`, or on the CPU in f32.
+    fn backward_x(
+        weight: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        dtype: FloatDType,
+        result: FloatDType,
+    ) -> FloatTensor<Self>;
 
     /// `x^T dy`
     fn backward_weight(x: FloatTensor<Self>, dy: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self>;
@@ -140,7 +161,7 @@ pub(super) trait LinearKernel: Backend {
         dy: FloatTensor<Self>,
         dtype: FloatDType,
     ) -> FloatTensor<Self> {
-        Self::float_add(dx, Self::backward_x(weight, dy, dtype))
+        Self::float_add(dx, Self::backward_x(weight, dy, dtype, FloatDType::F32))
     }
 }
 
@@ -159,11 +180,13 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
             weight: call.input(inputs.weight),
             bias: inputs.bias.map(|bias| call.input(bias)),
             operands: inputs.operands,
+            result: inputs.result,
         };
         call.record(|tracked| {
-            let (x, weight) = (tracked[1].then(|| inputs.x.clone()), inputs.weight.clone());
-            let saved = Saved { x, weight, dtype: inputs.operands.dtype };
-            (B::forward(inputs), saved)
+            let (dtype, of_x) = (inputs.operands.dtype, inputs.x.dtype().into());
+            let [x, weight] = [inputs.x, inputs.weight].map(|factor| B::operand(factor, dtype));
+            let saved = Saved { x: tracked[1].then(|| x.clone()), weight: weight.clone(), dtype, of_x };
+            (B::forward(Inputs { x, weight, ..inputs }), saved)
         })
     }
 }
@@ -174,28 +197,31 @@ struct Saved<F> {
     x: Option<F>,
     weight: F,
     dtype: FloatDType,
+    /// The type of `x` as it was given.
+    of_x: FloatDType,
 }
 
 impl<B: LinearKernel> Differentiate<B> for Saved<FloatTensor<B>> {
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let is_tracked = |input: usize| tracked.get(input) == Some(&true);
         let dbias = is_tracked(2).then(|| B::backward_bias(dy.clone()));
-        let Self { x, weight, dtype } = self;
+        let Self { x, weight, dtype, of_x } = self;
+        let dy = B::operand(dy, dtype);
         let dweight = x.filter(|_| is_tracked(1)).map(|x| B::backward_weight(x, dy.clone(), dtype));
-        let dx = is_tracked(0).then(|| B::backward_x(weight, dy, dtype));
+        let dx = is_tracked(0).then(|| B::backward_x(weight, dy, dtype, of_x));
         vec![dx, dweight, dbias]
     }
 }
 
 impl LinearKernel for Flex {
-    fn forward(Inputs { x, weight, bias, operands }: Inputs<Self>) -> FlexTensor {
+    fn forward(Inputs { x, weight, bias, operands, .. }: Inputs<Self>) -> FlexTensor {
         let (x, weight, bias) = (flex::strided(x), flex::strided(weight), bias.given().map(flex::row_major));
         let (left, right) = (flex::factor(&x), flex::right_factor(&weight, &operands));
         let y = products::product(left, right, bias.as_ref().map(flex::values), operands.dtype.into());
         flex::tensor(y, [flex::dims2(&x)[0], flex::dims2(&weight)[1]])
     }
 
-    fn backward_x(weight: FlexTensor, dy: FlexTensor, dtype: FloatDType) -> FlexTensor {
+    fn backward_x(weight: FlexTensor, dy: FlexTensor, dtype: FloatDType, _: FloatDType) -> FlexTensor {
         Self::product(dy, Self::float_transpose(weight), dtype.into())
     }
 

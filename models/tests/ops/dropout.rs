@@ -1,6 +1,6 @@
 //! Dropout from a counter-based generator, alone and in `residual + dropout(x + bias)`.
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use kiln_models::Ops;
 use kiln_models::ops::dropout::{DropoutRng, bias_dropout_residual, dropout};
 
@@ -67,6 +67,45 @@ fn without_dropout_it_is_the_composition() {
         };
         // One addition more or less; the bias's gradient is a sum of up to 1009 terms.
         agrees_with_plain(&format!("[{rows}, {width}]"), &inputs, &op, 5e-6);
+    }
+}
+
+/// Off the CPU the kernel reads the type of products, and gives the gradient of `x` in it. Rows of
+/// 7 have a pitch on CUDA, and those of 24 are read in vectors.
+#[test]
+fn a_narrow_product_is_added_to_an_f32_residual() {
+    let _alone = generator();
+    for (dtype, rounding) in [(FloatDType::BF16, 2f64.powi(-8)), (FloatDType::F16, 2f64.powi(-11))] {
+        if crate::on_cpu() || !crate::device().supports_dtype(dtype) {
+            continue;
+        }
+        for (rows, width, p) in [(3, 7, 0.0), (5, 24, 0.0), (3, 7, 0.3), (5, 24, 0.3), (601, 67, 0.3)] {
+            let mask = if p > 0.0 { factors(rows, width, p, 17) } else { vec![1.0; rows * width] };
+            let mut inputs = [input(rows, width, 2.0, 1), input(1, width, 1.0, 2), input(rows, width, 1.0, 3)];
+            // Numbers of 5 bits are themselves in both types.
+            inputs[0].values.iter_mut().for_each(|x| *x = (*x * 8.0).round() / 8.0);
+            let op = |inputs: Vec<Tensor<2>>, ops| {
+                crate::device().seed(17);
+                let [x, bias, residual] = inputs.try_into().unwrap();
+                let y = bias_dropout_residual(x.cast(dtype), vector(bias), residual, p, DropoutRng::Device, ops);
+                assert_eq!(y.dtype(), FloatDType::F32.into());
+                vector(y)
+            };
+            let what = format!("{dtype:?} [{rows}, {width}] p = {p}");
+            let (y, grads) = run(&inputs, &op, Ops::Fused);
+            let of = |i: usize| {
+                let sum = f64::from(inputs[0].values[i]) + f64::from(inputs[1].values[i % width]);
+                f64::from(inputs[2].values[i]) + sum * f64::from(mask[i])
+            };
+            close(&format!("{what}: y"), &y, &(0..y.len()).map(of).collect::<Vec<_>>(), 5e-7);
+            let weights = noise(rows * width, 99);
+            let dx = mask.iter().zip(&weights).map(|(m, w)| f64::from(m * w)).collect::<Vec<_>>();
+            close(&format!("{what}: dx"), &grads[0], &dx, rounding);
+            let dbias = (0..width).map(|c| dx.iter().skip(c).step_by(width).sum()).collect::<Vec<f64>>();
+            // The terms are rounded, either way, and the largest sum is that of about sqrt(rows).
+            close(&format!("{what}: dbias"), &grads[1], &dbias, 2.0 * rounding);
+            close(&format!("{what}: dresidual"), &grads[2], &wide(&weights), 0.0);
+        }
     }
 }
 

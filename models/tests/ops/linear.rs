@@ -1,9 +1,10 @@
 //! `x W + b`, and `x W`.
 
 use burn::tensor::{FloatDType, Tensor};
-use kiln_models::Ops;
+use kiln_models::layers::Conv1D;
 use kiln_models::ops::dropout::{DropoutRng, dropout};
 use kiln_models::ops::linear::{Adapted, adapted, linear};
+use kiln_models::{Compute, Ops, Pass};
 
 use crate::{agrees_with_host, agrees_with_plain, close, generator, input, read, run, vector, wide};
 
@@ -53,6 +54,100 @@ fn values_and_gradients_without_a_bias() {
         agrees_with_plain(&what, &inputs, &op, 2e-6);
     }
     agrees_with_plain("threads", &[input(1009, 97, 1.0, 1), input(97, 131, 1.0, 2)], &op, 1e-5);
+}
+
+/// The narrow types of the device, each with its unit roundoff; none on the CPU, whose
+/// products take f32.
+fn narrow_types() -> impl Iterator<Item = (FloatDType, f64)> {
+    let types = [(FloatDType::BF16, 2f64.powi(-8)), (FloatDType::F16, 2f64.powi(-11))];
+    types.into_iter().filter(|(dtype, _)| !crate::on_cpu() && crate::device().supports_dtype(*dtype))
+}
+
+/// Off the CPU products take narrow factors and sum in f32.
+#[test]
+fn narrow_values_and_gradients() {
+    for (dtype, rounding) in narrow_types() {
+        for (rows, d_in, d_out) in [(1, 1, 1), (3, 5, 7), (17, 2, 33), (33, 17, 9), (1, 31, 4)] {
+            let mut inputs = [input(rows, d_in, 2.0, 1), input(d_in, d_out, 2.0, 2), input(1, d_out, 1.0, 3)];
+            // Numbers of 5 bits are themselves in both types.
+            inputs.iter_mut().flat_map(|input| &mut input.values).for_each(|x| *x = (*x * 8.0).round() / 8.0);
+            for (has_bias, is_narrow) in [(true, true), (true, false), (false, true), (false, false)] {
+                let op = |inputs: Vec<Tensor<2>>, ops: Ops| {
+                    let [x, weight, bias] = inputs.try_into().unwrap();
+                    let x = if is_narrow { x.cast(dtype) } else { x };
+                    let y = linear(x, weight, has_bias.then(|| vector(bias.clone())), dtype, ops);
+                    assert_eq!(y.dtype(), F32.into());
+                    // A term of the bias's in any case, so that it has a gradient.
+                    vector(y + bias * 0.5)
+                };
+                let host = |values: &[Vec<f64>]| {
+                    let [x, w, b] = [0, 1, 2].map(|i| &values[i]);
+                    let by = if has_bias { 1.5 } else { 0.5 };
+                    let element = |r: usize, c: usize| {
+                        (0..d_in).map(|k| x[r * d_in + k] * w[k * d_out + c]).sum::<f64>() + by * b[c]
+                    };
+                    (0..rows * d_out).map(|i| element(i / d_out, i % d_out)).collect()
+                };
+                let what = format!("{dtype:?} [{rows}, {d_in}] x [{d_in}, {d_out}] {has_bias} {is_narrow}");
+                // The gradient of the result is rounded, and then the sum that it is in, or the
+                // product before the bias is added.
+                agrees_with_host(&what, &inputs, &op, &host, 2.0 * rounding);
+            }
+        }
+    }
+}
+
+/// The gradient of a weight is the f32 sum itself, and so is a result that is read in f32: bf16 has
+/// no 513, and f16 no 4097.
+#[test]
+fn sums_of_narrow_products_are_not_rounded() {
+    for (dtype, rounding) in narrow_types() {
+        let n = (2.0 / rounding).round() as usize + 1;
+        let ones = |rows: usize, cols: usize| {
+            let device = crate::device().autodiff();
+            Tensor::<2>::ones([rows, cols], &device).require_grad()
+        };
+        let (x, weight) = (ones(n, 3), ones(3, 5));
+        let grads = linear(x.clone(), weight.clone(), Some(vector(ones(1, 5))), dtype, Ops::Fused).sum().backward();
+        assert_eq!(read(weight.grad(&grads).unwrap()), [n as f32; 15], "{dtype:?}");
+        let sums = linear(ones(3, n), ones(n, 5), None, dtype, Ops::Fused);
+        assert_eq!(read(sums), [n as f32; 15], "{dtype:?}");
+        let x = ones(2, 3);
+        let grads = linear(x.clone(), ones(3, n), None, dtype, Ops::Fused).sum().backward();
+        assert_eq!(read(x.grad(&grads).unwrap()), [n as f32; 6], "{dtype:?}");
+    }
+}
+
+/// The projection to query, key and value stays in the type of products, its bias included.
+#[test]
+fn a_projection_stays_narrow() {
+    let device = crate::device().autodiff();
+    for (dtype, rounding) in narrow_types() {
+        let pass = Pass::new(Compute::new(Ops::fused(&device).unwrap(), dtype), true);
+        for (rows, d_in, d_out) in [(3, 5, 7), (9, 8, 24), (2, 3, 16)] {
+            let layer = Conv1D::new(d_in, d_out, 0.5, &device);
+            let [x, bias] = [input(rows, d_in, 1.0, 1), input(1, d_out, 1.0, 2)];
+            let x = crate::tensor(&x, &device).require_grad();
+            let bias = vector(crate::tensor(&bias, &device)).require_grad();
+            let layer = Conv1D { bias: burn::module::Param::from_tensor(bias), ..layer };
+            let y = layer.forward_narrow(x.clone(), pass);
+            assert_eq!(y.dtype(), dtype.into());
+            let of = |y: Tensor<2>| (y.clone() * y).sum().backward();
+            let (grads, plain_grads) =
+                (of(y.clone().cast(F32)), of(x.clone().matmul(layer.weight.val()) + layer.bias.val().unsqueeze()));
+            let plain = x.clone().inner().matmul(layer.weight.val().inner()) + layer.bias.val().inner().unsqueeze();
+            // Operands, the product, the sum with the bias and the gradients are rounded.
+            close("value", &read(y.inner().cast(F32)), &wide(&read(plain)), 3.0 * rounding);
+            let both = |of: &dyn Fn(&burn::tensor::Gradients) -> Vec<f32>| (of(&grads), of(&plain_grads));
+            for (what, (got, expected)) in [
+                ("x", both(&|grads| read(x.grad(grads).unwrap()))),
+                ("weight", both(&|grads| read(layer.weight.val().grad(grads).unwrap()))),
+                ("bias", both(&|grads| read(layer.bias.val().grad(grads).unwrap()))),
+            ] {
+                close(&format!("{dtype:?} gradient of {what}"), &got, &wide(&expected), 6.0 * rounding);
+            }
+        }
+    }
 }
 
 /// `x W + b + s (drop(x) A) B` of `x`, `W`, `A`, `B` and the bias where there is a fifth input,

@@ -33,9 +33,8 @@ pub fn plain_because(operator: Operator, fused_ops: &FusedOps, kind: DeviceKind,
     }
     match (operator.within(dtype), operator.on(target(kind))) {
         (Availability::Missing(why), _) => Some(missing(dtype, why)),
-        (Availability::OnCpu(why), _) if target(kind) != Target::Cpu => Some(missing(dtype, why)),
         (_, Availability::Missing(why)) => Some(why.into()),
-        (Availability::Default | Availability::OnCpu(_), Availability::Default | Availability::OnCpu(_)) => None,
+        (Availability::Default, Availability::Default) => None,
     }
 }
 
@@ -44,8 +43,8 @@ fn missing(dtype: FloatDType, why: &str) -> String {
     format!("precision {}: {why}", format!("{dtype:?}").to_lowercase())
 }
 
-/// The reasons why the operators `plain` are plain, each with its operators, as in `linear
-/// (precision bf16: its kernel is f32 only)`; a reason alone if it is that of every operator.
+/// The reasons why the operators `plain` are plain, each with its operators, as in `linear (not in
+/// the list of compiler.fused_ops)`; a reason alone if it is that of every operator.
 pub fn explain(plain: &[Operator], fused_ops: &FusedOps, kind: DeviceKind, dtype: FloatDType) -> String {
     let mut reasons = Vec::<(String, Vec<Operator>)>::new();
     for operator in plain {
@@ -127,16 +126,16 @@ mod tests {
         assert_eq!(fused(&Switch::Off.into(), DeviceKind::Wgpu, f32), []);
         let some = FusedOps::Only(vec![Operator::AdamW, Operator::Linear]);
         assert_eq!(fused(&some, DeviceKind::Cpu, f32), [Operator::Linear, Operator::AdamW]);
-        assert_eq!(fused(&some, DeviceKind::Cuda, bf16), [Operator::AdamW]);
+        assert_eq!(fused(&some, DeviceKind::Cuda, f16), [Operator::Linear]);
         let plain = |dtype| {
             let fused = fused(&on, DeviceKind::Wgpu, dtype);
             Operator::ALL.into_iter().filter(|operator| !fused.contains(operator)).collect::<Vec<_>>()
         };
-        assert_eq!(plain(bf16), [Operator::Linear]);
-        assert_eq!(plain(f16), [Operator::Linear, Operator::CrossEntropy, Operator::AdamW]);
-        let why = |operator, fused_ops| plain_because(operator, fused_ops, DeviceKind::Cuda, bf16).unwrap();
+        assert_eq!(plain(bf16), []);
+        assert_eq!(plain(f16), [Operator::CrossEntropy, Operator::AdamW]);
+        let why = |operator, fused_ops| plain_because(operator, fused_ops, DeviceKind::Cuda, f16).unwrap();
         assert_eq!(why(Operator::Gelu, &some), "not in the list of compiler.fused_ops");
-        assert_eq!(why(Operator::Linear, &auto), "precision bf16: its kernel is f32 only");
+        assert_eq!(why(Operator::AdamW, &auto), "precision f16: it cannot skip a step whose scaled gradients overflow");
         assert!(defaults(DeviceKind::Cuda)[1].ends_with("not timed on a GPU"));
     }
 }

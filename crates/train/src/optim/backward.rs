@@ -8,7 +8,7 @@
 
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::{Device, FloatDType, Gradients, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
 use kiln_core::choices;
 use kiln_core::error::{Error, Result};
 use kiln_core::random::seed_for;
@@ -188,7 +188,7 @@ impl GradientPass<'_> {
         let of_copies = self.copies.map(|copies| copies.take_gradients(&mut grads)).unwrap_or_default();
         let mut params = GradientsParams::from_grads(grads, model);
         for (id, grad) in of_copies {
-            let grad = grad.cast(FloatDType::F32);
+            let grad = if grad.dtype() == DType::F32 { grad } else { grad.cast(FloatDType::F32) };
             let sum = match params.remove::<2>(id) {
                 Some(own) => own + grad,
                 None => grad,
