@@ -11,7 +11,7 @@ use crate::kv_cache::KvCache;
 use crate::layers::{Conv1D, EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear};
 use crate::ops::attention::plain::{attention, merge_heads, split_heads};
 use crate::ops::attention::{Qkv, Unseen};
-use crate::ops::dropout::dropout;
+use crate::ops::dropout::{Residual, dropout};
 use crate::ops::{Operand, Pass};
 use crate::rows::Rows;
 
@@ -258,9 +258,10 @@ impl Gpt2Block {
     /// `[batch * seq, n_embd]` -> the same, of whole sequences.
     pub fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let pass = rows.pass(pass, false);
-        let normalised = self.ln_1.operand(x.clone(), pass.ops());
-        let x = self.attn.forward(normalised, x, rows, pass);
-        self.mlp.forward(self.ln_2.operand(x.clone(), pass.ops()), x, pass)
+        let (normalised, residual) = self.ln_1.operand(x, pass.ops());
+        let x = self.attn.forward(normalised, residual, rows, pass);
+        let (normalised, residual) = self.ln_2.operand(x, pass.ops());
+        self.mlp.forward(normalised, residual, pass)
     }
 
     /// The output of this block for tokens that continue those of `cache`;
@@ -274,17 +275,18 @@ impl Gpt2Block {
         index: usize,
         pass: Pass<'_>,
     ) -> Tensor<2> {
-        let normalised = self.ln_1.operand(x.clone(), pass.ops());
+        let (normalised, residual) = self.ln_1.operand(x, pass.ops());
         let attended = self.attn.forward_cached(normalised, batch, hidden, cache, index, pass);
-        let x = self.attn.c_proj.onto_residual(attended, x, self.attn.resid_pdrop, pass);
-        self.mlp.forward(self.ln_2.operand(x.clone(), pass.ops()), x, pass)
+        let x = self.attn.c_proj.onto_residual(attended, residual, self.attn.resid_pdrop, pass);
+        let (normalised, residual) = self.ln_2.operand(x, pass.ops());
+        self.mlp.forward(normalised, residual, pass)
     }
 }
 
 impl Gpt2Attention {
     /// `residual + dropout(c_proj(attention))`, with the attention from `x` to itself, both
     /// `[batch * seq, n_embd]`.
-    fn forward(&self, x: Operand<'_>, residual: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+    fn forward(&self, x: Operand<'_>, residual: Residual, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let mask = rows.local_mask.as_ref().filter(|_| self.is_local).unwrap_or(&rows.mask);
         let attention = pass.attention(rows.batch, self.n_head, self.scale, self.attn_pdrop);
         let attended = attention.operand(self.projected(x, pass), mask);
@@ -338,7 +340,7 @@ impl Gpt2Attention {
 
 impl Gpt2Mlp {
     /// `residual + dropout(c_proj(activation(c_fc(x))))`: `[n, n_embd]` -> the same.
-    fn forward(&self, x: Operand<'_>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+    fn forward(&self, x: Operand<'_>, residual: Residual, pass: Pass<'_>) -> Tensor<2> {
         let inner = self.c_fc.activated(x, self.activation, pass); // [n, n_inner]
         self.c_proj.onto_residual(inner, residual, self.resid_pdrop, pass)
     }

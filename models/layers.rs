@@ -12,7 +12,7 @@ use kiln_core::model_config::Activation;
 
 use crate::error::Result;
 use crate::lora::{LoraConfig, LoraInit};
-use crate::ops::dropout::uniform_noise;
+use crate::ops::dropout::{Residual, uniform_noise};
 use crate::ops::gelu::{activate, bias_gelu};
 use crate::ops::{self, Operand, Operator, Ops, Pass};
 
@@ -129,13 +129,14 @@ fn onto_residual<'a>(
     weight: &Param<Tensor<2>>,
     bias: Option<Tensor<1>>,
     lora: Option<&Lora>,
-    residual: Tensor<2>,
+    residual: Residual,
     p: f64,
     pass: Pass<'_>,
 ) -> Tensor<2> {
-    let dtype = pass.compute.read_by(Operator::Dropout, &residual.device());
+    let device = residual.rows().device();
+    let dtype = pass.compute.read_by(Operator::Dropout, &device);
     let x = product_in(dtype, x, weight, None, lora, pass);
-    let bias = bias.unwrap_or_else(|| Tensor::zeros([residual.dims()[1]], &residual.device()));
+    let bias = bias.unwrap_or_else(|| Tensor::zeros([residual.rows().dims()[1]], &device));
     ops::dropout::bias_dropout_residual(x, bias, residual, p, pass.rng, pass.ops())
 }
 
@@ -201,7 +202,7 @@ impl Linear {
         pass: Pass<'_>,
     ) -> Tensor<2> {
         let bias = self.bias.as_ref().map(Param::val);
-        onto_residual(x, &self.weight, bias, self.lora.as_ref(), residual, p, pass)
+        onto_residual(x, &self.weight, bias, self.lora.as_ref(), residual.into(), p, pass)
     }
 
     /// Shows itself to `each`.
@@ -247,11 +248,11 @@ impl Conv1D {
     pub fn onto_residual<'a>(
         &self,
         x: impl Into<Operand<'a>>,
-        residual: Tensor<2>,
+        residual: impl Into<Residual>,
         p: f64,
         pass: Pass<'_>,
     ) -> Tensor<2> {
-        onto_residual(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), residual, p, pass)
+        onto_residual(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), residual.into(), p, pass)
     }
 }
 
@@ -516,8 +517,9 @@ impl LayerNorm {
         ops::layer_norm::layer_norm(x, None, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 
-    /// Layer normalisation for the layer that reads it: `[n, features] -> [n, features]`
-    pub fn operand(&self, x: Tensor<2>, ops: Ops) -> Operand<'static> {
+    /// Layer normalisation for the layer that reads it, and `x` as the residual of the branch that
+    /// begins with that layer: `[n, features] -> [n, features]`
+    pub fn operand(&self, x: Tensor<2>, ops: Ops) -> (Operand<'static>, Residual) {
         Operand::layer_norm(x, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 

@@ -2,8 +2,10 @@
 //! forward, and gives the gradients of its inputs from it. [`Call`] and one implementation of
 //! Burn's `Backward` are the same for all of them, whatever number of inputs they have.
 
-use std::fmt::Debug;
+use std::any::Any;
+use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Backend;
 use burn::backend::autodiff::Autodiff;
@@ -19,6 +21,34 @@ pub(super) trait Differentiate<B: Backend>: Clone + Debug + Send + 'static {
     /// The gradients of the inputs, in the order in which [`Call::input`] took them, of the
     /// output's gradient `dy`. `tracked` tells which of them are wanted; the others may be none.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>>;
+}
+
+/// A gradient that one operator leaves to another, which adds it in its own kernel; autodiff would
+/// add the two in a pass of its own. The operator that leaves it must depend on the result of the
+/// other, so that its backward comes first.
+#[derive(Clone, Default)]
+pub(super) struct Left(Arc<Mutex<Option<Box<dyn Any + Send>>>>);
+
+impl Left {
+    /// Leaves `gradient`.
+    pub(super) fn put<B: Backend>(&self, gradient: FloatTensor<B>) {
+        *self.slot() = Some(Box::new(gradient));
+    }
+
+    /// The gradient, if one has been left.
+    pub(super) fn take<B: Backend>(&self) -> Option<FloatTensor<B>> {
+        self.slot().take().and_then(|gradient| gradient.downcast().ok()).map(|gradient| *gradient)
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Debug for Left {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Left").field(&self.slot().is_some()).finish()
+    }
 }
 
 /// A call of an operator with autodiff.

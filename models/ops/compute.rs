@@ -32,9 +32,10 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use kiln_core::model_config::Activation;
 
 use super::attention::{Attention, Mask, Qkv};
+use super::autodiff::Left;
 use super::copies::Copies;
 use super::device::DeviceKernels;
-use super::dropout::{DropoutRng, dropout};
+use super::dropout::{DropoutRng, Residual, dropout};
 use super::linear::{self, FeedForward};
 use super::products::Operands;
 use super::{Availability, Form, Operator, Ops, gelu, layer_norm, rms_norm, swiglu};
@@ -190,14 +191,20 @@ impl<'a> Operand<'a> {
 
 impl Operand<'static> {
     /// [`layer_norm`](layer_norm::layer_norm) of `x` for the matrix product that reads it, in whose
-    /// type it is written.
+    /// type it is written; and `x` as the residual of the branch that begins with it and ends with
+    /// [`bias_dropout_residual`](super::dropout::bias_dropout_residual). Where both are fused, on
+    /// wgpu and CUDA, the backward of the normalisation adds the gradient of the residual to its
+    /// own.
     ///
     /// # Panics
     /// When it is read, as [`layer_norm`](layer_norm::layer_norm).
-    pub fn layer_norm(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64, ops: Ops) -> Self {
-        Self::written(Operator::LayerNorm, x.device(), move |dtype| {
-            layer_norm::written(dtype, x, weight, bias, eps, ops)
-        })
+    pub fn layer_norm(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64, ops: Ops) -> (Self, Residual) {
+        let device = x.device();
+        let are_fused = [Operator::LayerNorm, Operator::Dropout].iter().all(|one| ops.form(*one) == Form::Fused);
+        let left = (are_fused && !DeviceKernels::on(&device).are_on_host).then(Left::default);
+        let residual = Residual::new(x.clone(), left.clone());
+        let write = move |dtype| layer_norm::written(dtype, x, weight, bias, eps, left, ops);
+        (Self::written(Operator::LayerNorm, device, write), residual)
     }
 
     /// [`rms_norm`](rms_norm::rms_norm) of `x` for the matrix product that reads it, in whose type

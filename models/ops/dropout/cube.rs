@@ -29,7 +29,7 @@ impl DropoutKernel for Cube {
         if p > 0.0 { Self::drop(dy, seed, p, dtype) } else { narrow(dy, dtype.into()) }
     }
 
-    fn bias_drop_add(Inputs { x, bias, residual, seed, p }: Inputs<Self>) -> FusedTensor {
+    fn bias_drop_add(Inputs { x, bias, residual, seed, p, .. }: Inputs<Self>) -> FusedTensor {
         <Self as DropKernels>::bias_drop_add(x, bias, residual, seed, p)
     }
 

@@ -19,7 +19,7 @@ use burn::backend::{Backend, Dispatch, ExtensionType, Flex, TensorMetadata, auto
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use rayon::prelude::*;
 
-use super::autodiff::{Call, Differentiate};
+use super::autodiff::{Call, Differentiate, Left};
 use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
@@ -131,6 +131,33 @@ pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2>
     }
 }
 
+/// What [`bias_dropout_residual`] adds to, `[n, features]`: rows, whose gradient autodiff adds to
+/// what else they have, or the rows that a LayerNorm reads which adds it in its own kernel
+/// ([`Operand::layer_norm`](super::Operand::layer_norm)).
+#[derive(Debug, Clone)]
+pub struct Residual {
+    rows: Tensor<2>,
+    left: Option<Left>,
+}
+
+impl Residual {
+    /// `rows`, and where their gradient is left to be added.
+    pub(super) fn new(rows: Tensor<2>, left: Option<Left>) -> Self {
+        Self { rows, left }
+    }
+
+    /// The rows.
+    pub(crate) fn rows(&self) -> &Tensor<2> {
+        &self.rows
+    }
+}
+
+impl From<Tensor<2>> for Residual {
+    fn from(rows: Tensor<2>) -> Self {
+        Self::new(rows, None)
+    }
+}
+
 /// `residual + dropout(x + bias)`: `x`, `residual` `[n, features]`, `bias` `[features]`, in f32;
 /// dropout as [`dropout`]'s. In the fused form on wgpu and CUDA `x` may be in the type of products,
 /// and then its gradient is.
@@ -141,11 +168,12 @@ pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2>
 pub fn bias_dropout_residual(
     x: Tensor<2>,
     bias: Tensor<1>,
-    residual: Tensor<2>,
+    residual: impl Into<Residual>,
     p: f64,
     rng: DropoutRng<'_>,
     ops: Ops,
 ) -> Tensor<2> {
+    let Residual { rows: residual, left } = residual.into();
     let form = rng.form(ops.form(Operator::Dropout));
     let _time = trace::call("bias_dropout_residual");
     let contract = Contract::new("bias_dropout_residual", form, x.device());
@@ -161,7 +189,7 @@ pub fn bias_dropout_residual(
             let p = rng.probability(p);
             let seed = rng.seed(p, &x.device());
             let (x, bias) = (x.into_dispatch(), bias.into_dispatch());
-            let inputs = Inputs { x, bias, residual: residual.into_dispatch(), seed: seed.into_dispatch(), p };
+            let inputs = Inputs { x, bias, residual: residual.into_dispatch(), seed: seed.into_dispatch(), p, left };
             Tensor::from_dispatch(<Dispatch as DropoutOp>::bias_dropout_residual(inputs))
         }
     }
@@ -300,6 +328,8 @@ pub(super) struct Inputs<B: Backend> {
     pub residual: FloatTensor<B>,
     pub seed: IntTensor<B>,
     pub p: f64,
+    /// Where the gradient of `residual` is left, if autodiff is not to add it.
+    pub left: Option<Left>,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
@@ -341,14 +371,16 @@ impl<B: DropoutKernel, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
     fn dropout(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
         let x = call.input(x);
-        call.record(|_| (B::masked(x, seed.clone(), p), Saved { seed, p, dtype: FloatDType::F32 }))
+        call.record(|_| (B::masked(x, seed.clone(), p), Saved { seed, p, dtype: FloatDType::F32, left: None }))
     }
 
-    fn bias_dropout_residual(Inputs { x, bias, residual, seed, p }: Inputs<Self>) -> FloatTensor<Self> {
+    fn bias_dropout_residual(inputs: Inputs<Self>) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
-        let (x, bias, residual) = (call.input(x), call.input(bias), call.input(residual));
-        let saved = Saved { seed: seed.clone(), p, dtype: x.dtype().into() };
-        call.record(|_| (B::bias_drop_add(Inputs { x, bias, residual, seed, p }), saved))
+        let Inputs { x, bias, residual, seed, p, left } = inputs;
+        let (x, bias) = (call.input(x), call.input(bias));
+        let residual = if left.is_some() { residual.into_primitive() } else { call.input(residual) };
+        let saved = Saved { seed: seed.clone(), p, dtype: x.dtype().into(), left };
+        call.record(|_| (B::bias_drop_add(Inputs { x, bias, residual, seed, p, left: None }), saved))
     }
 }
 
@@ -359,15 +391,23 @@ struct Saved<I> {
     p: f64,
     /// The type of `x`.
     dtype: FloatDType,
+    /// Where the gradient of the residual is left.
+    left: Option<Left>,
 }
 
 impl<B: DropoutKernel> Differentiate<B> for Saved<IntTensor<B>> {
-    /// The gradients of `x`, `bias` and `residual`, or of `x` alone.
+    /// The gradients of `x`, `bias` and, unless it is left, `residual`, or of `x` alone.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
-        let &[x, bias, _] = tracked else { return vec![Some(B::masked(dy, self.seed, self.p))] };
+        let &[x, bias, ..] = tracked else { return vec![Some(B::masked(dy, self.seed, self.p))] };
         let dx = (x || bias).then(|| B::gradient(dy.clone(), self.seed, self.p, self.dtype));
         let dbias = dx.clone().filter(|_| bias).map(B::bias_gradient);
-        vec![dx, dbias, Some(dy)]
+        match self.left {
+            None => vec![dx, dbias, Some(dy)],
+            Some(left) => {
+                left.put::<B>(dy);
+                vec![dx, dbias]
+            }
+        }
     }
 }
 
@@ -387,7 +427,7 @@ impl DropoutKernel for Flex {
         flex::tensor(y, [rows, width])
     }
 
-    fn bias_drop_add(Inputs { x, bias, residual, seed, p }: Inputs<Self>) -> FlexTensor {
+    fn bias_drop_add(Inputs { x, bias, residual, seed, p, .. }: Inputs<Self>) -> FlexTensor {
         let (bias, residual) = (flex::row_major(bias), flex::row_major(residual));
         let [_, width] = flex::dims2(&x);
         let block = flex::block_rows(width);

@@ -18,7 +18,7 @@ use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_row, dims2, elem
 
 impl LayerNormKernel for Cube {
     fn forward(inputs: Inputs<Self>) -> (FusedTensor, Saved<FusedTensor>) {
-        let Inputs { x, residual, weight, bias, eps, dtype } = inputs;
+        let Inputs { x, residual, weight, bias, eps, dtype, .. } = inputs;
         let (y, normalised, statistics) = match residual.given() {
             Some(residual) => Self::add_norm(x, residual, weight.clone(), bias, eps as f32),
             None => {
@@ -29,9 +29,10 @@ impl LayerNormKernel for Cube {
         (y, Saved { normalised, weight, statistics })
     }
 
-    fn backward(saved: Saved<FusedTensor>, dy: FusedTensor) -> [FusedTensor; 3] {
+    fn backward(saved: Saved<FusedTensor>, dy: FusedTensor, added: Option<FusedTensor>) -> [FusedTensor; 3] {
         let Saved { normalised, weight, statistics } = saved;
-        let (dx, dweight, dbias) = Self::norm_backward(normalised, weight, statistics, dy);
+        let (adds, added) = (added.is_some(), added.unwrap_or_else(|| normalised.clone())); // else not read
+        let (dx, dweight, dbias) = Self::norm_backward(normalised, weight, statistics, dy, added, adds);
         [dx, dweight, dbias]
     }
 }
@@ -63,13 +64,16 @@ pub(in crate::ops) trait NormKernels: Backend {
         eps: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `(dx, dweight, dbias)` of [`norm`](Self::norm), `dy` being in the type of its result.
-    #[fusion(meta = |x, weight, _statistics, _dy| (x.clone(), weight.clone(), weight.clone()))]
+    /// `(dx, dweight, dbias)` of [`norm`](Self::norm), `dy` being in the type of its result and
+    /// `dx` with `added`, if it `adds` that.
+    #[fusion(meta = |x, weight, _statistics, _dy, _added, _adds| (x.clone(), weight.clone(), weight.clone()))]
     fn norm_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         statistics: FloatTensor<Self>,
         dy: FloatTensor<Self>,
+        added: FloatTensor<Self>,
+        adds: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }
 
@@ -123,8 +127,10 @@ impl NormKernels for CubeBackend {
         weight: CubeTensor,
         statistics: CubeTensor,
         dy: CubeTensor,
+        added: CubeTensor,
+        adds: bool,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        backward(x, weight, statistics, dy, true)
+        backward(x, weight, statistics, dy, adds.then_some(added), true)
     }
 }
 
@@ -164,16 +170,18 @@ pub(in crate::ops) fn normalised(
     (y, statistics)
 }
 
-/// `(dx, dweight, dbias)` of [`normalised`]; without a bias its gradient has one element, which is
-/// not written.
+/// `(dx, dweight, dbias)` of [`normalised`], the first with `added`; without a bias its gradient
+/// has one element, which is not written.
 pub(in crate::ops) fn backward(
     x: CubeTensor,
     weight: CubeTensor,
     statistics: CubeTensor,
     dy: CubeTensor,
+    added: Option<CubeTensor>,
     has_bias: bool,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let [x, weight, statistics, dy] = [x, weight, statistics, dy].map(into_contiguous);
+    let (adds, added) = (added.is_some(), added.map_or_else(|| x.clone(), into_contiguous));
     let [rows, width] = dims2(&x);
     let dx = empty(&x, [rows, width]);
     let (count, dim) = by_row(&x, rows);
@@ -188,9 +196,11 @@ pub(in crate::ops) fn backward(
             buffer(&weight),
             buffer(&statistics),
             buffer(&dy),
+            buffer(&added),
             buffer(&dx),
             rows,
             width,
+            adds,
             has_bias,
             lanes(&x),
             element(&dy),
@@ -329,16 +339,18 @@ fn add_norm_rows(
 }
 
 /// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`;
-/// around 0, without a bias, `mean(g)` is none of it.
+/// around 0, without a bias, `mean(g)` is none of it. `added` may be added to it.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_backward_rows<F: Float>(
     x: &[f32],
     weight: &[f32],
     statistics: &[f32],
     dy: &[F],
+    added: &[f32],
     dx: &mut [f32],
     rows: usize,
     width: usize,
+    #[comptime] adds: bool,
     #[comptime] has_bias: bool,
     #[comptime] lanes: usize,
     #[define(F)] _dtype: ElemType,
@@ -370,7 +382,11 @@ fn norm_backward_rows<F: Float>(
     let mut i = first;
     while i < end {
         let g = f32::cast_from(dy[i]) * weight[i - start];
-        dx[i] = rstd * (g - mean_g - (x[i] - mean) * rstd * mean_gn);
+        let mut gradient = rstd * (g - mean_g - (x[i] - mean) * rstd * mean_gn);
+        if comptime!(adds) {
+            gradient += added[i];
+        }
+        dx[i] = gradient;
         i += lanes;
     }
 }

@@ -11,12 +11,13 @@ pub(super) mod cube;
 use std::mem::MaybeUninit;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 use rayon::prelude::*;
 
-use super::autodiff::{Call, Differentiate};
+use super::autodiff::{Call, Differentiate, Left};
 use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
@@ -42,26 +43,29 @@ pub fn layer_norm(
     eps: f64,
     ops: Ops,
 ) -> Tensor<2> {
-    normalised(FloatDType::F32, x, residual, weight, bias, eps, ops)
+    normalised(FloatDType::F32, x, residual, weight, bias, eps, None, ops)
 }
 
-/// [`layer_norm`] of `x` with the result in `dtype`.
+/// [`layer_norm`] of `x` with the result in `dtype`. The fused form adds the gradient that is
+/// `left` to that of `x`.
 pub(super) fn written(
     dtype: FloatDType,
     x: Tensor<2>,
     weight: Tensor<1>,
     bias: Tensor<1>,
     eps: f64,
+    left: Option<Left>,
     ops: Ops,
 ) -> Tensor<2> {
     let is_written = ops.form(Operator::LayerNorm) == Form::Fused && DeviceKernels::on(&x.device()).write(dtype);
     if is_written || dtype == FloatDType::F32 {
-        normalised(dtype, x, None, weight, bias, eps, ops)
+        normalised(dtype, x, None, weight, bias, eps, left, ops)
     } else {
-        layer_norm(x, None, weight, bias, eps, ops).cast(dtype)
+        normalised(FloatDType::F32, x, None, weight, bias, eps, left, ops).cast(dtype)
     }
 }
 
+#[allow(clippy::too_many_arguments)] // the operator's, with the type of its result
 fn normalised(
     dtype: FloatDType,
     x: Tensor<2>,
@@ -69,6 +73,7 @@ fn normalised(
     weight: Tensor<1>,
     bias: Tensor<1>,
     eps: f64,
+    left: Option<Left>,
     ops: Ops,
 ) -> Tensor<2> {
     let form = ops.form(Operator::LayerNorm);
@@ -86,7 +91,7 @@ fn normalised(
         (Form::Plain, Some(residual)) => plain(x + residual, weight, bias, eps),
         (Form::Fused, residual) => {
             let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-            let inputs = Inputs { x, residual: residual.into(), weight, bias, eps, dtype };
+            let inputs = Inputs { x, residual: residual.into(), weight, bias, eps, dtype, left };
             Tensor::from_dispatch(<Dispatch as LayerNormOp>::layer_norm(inputs))
         }
     }
@@ -113,6 +118,8 @@ pub(super) struct Inputs<B: Backend> {
     pub eps: f64,
     /// The type of the result: f32 where there is a residual, and f32 or bf16 on the CPU.
     pub dtype: FloatDType,
+    /// A gradient of `x` that the backward adds to its own.
+    pub left: Option<Left>,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
@@ -135,8 +142,12 @@ pub(super) trait LayerNormKernel: Backend {
     /// The result, and what is saved.
     fn forward(inputs: Inputs<Self>) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>);
 
-    /// `(d normalised, dweight, dbias)`
-    fn backward(saved: Saved<FloatTensor<Self>>, dy: FloatTensor<Self>) -> [FloatTensor<Self>; 3];
+    /// `(d normalised, dweight, dbias)`, the first of them with `added`.
+    fn backward(
+        saved: Saved<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+        added: Option<FloatTensor<Self>>,
+    ) -> [FloatTensor<Self>; 3];
 }
 
 /// Without autodiff the operator is its kernel's forward.
@@ -149,23 +160,29 @@ impl<B: LayerNormKernel> LayerNormOp for B {
 impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
     fn layer_norm(inputs: Inputs<Self>) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
-        let inputs = Inputs {
+        let left = inputs.left;
+        let normalised = Inputs {
             weight: call.input(inputs.weight),
             bias: call.input(inputs.bias),
             x: call.input(inputs.x),
             residual: inputs.residual.map(|residual| call.input(residual)),
             eps: inputs.eps,
             dtype: inputs.dtype,
+            left: None,
         };
-        call.record(|_| B::forward(inputs))
+        call.record(|_| {
+            let (y, saved) = B::forward(normalised);
+            (y, (saved, left))
+        })
     }
 }
 
-impl<B: LayerNormKernel> Differentiate<B> for Saved<FloatTensor<B>> {
+impl<B: LayerNormKernel> Differentiate<B> for (Saved<FloatTensor<B>>, Option<Left>) {
     /// The gradients of the weight, the bias, `x`, and `residual` if there is one; the last two are
     /// the same.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
-        let [dx, dweight, dbias] = B::backward(self, dy);
+        let (saved, left) = self;
+        let [dx, dweight, dbias] = B::backward(saved, dy, left.and_then(|left| left.take::<B>()));
         let mut gradients = vec![Some(dweight), Some(dbias)];
         gradients.resize(tracked.len(), Some(dx));
         gradients
@@ -174,7 +191,7 @@ impl<B: LayerNormKernel> Differentiate<B> for Saved<FloatTensor<B>> {
 
 impl LayerNormKernel for Flex {
     fn forward(inputs: Inputs<Self>) -> (FlexTensor, Saved<FlexTensor>) {
-        let Inputs { x, residual, weight, bias, eps, dtype } = inputs;
+        let Inputs { x, residual, weight, bias, eps, dtype, .. } = inputs;
         let [rows, width] = flex::dims2(&x);
         let (weight, bias) = (flex::row_major(weight), flex::row_major(bias));
         let normalised = match residual.given() {
@@ -206,7 +223,7 @@ impl LayerNormKernel for Flex {
         (y, Saved { normalised, weight, statistics })
     }
 
-    fn backward(saved: Saved<FlexTensor>, dy: FlexTensor) -> [FlexTensor; 3] {
+    fn backward(saved: Saved<FlexTensor>, dy: FlexTensor, added: Option<FlexTensor>) -> [FlexTensor; 3] {
         let Saved { normalised, weight, statistics } = saved;
         let [_, width] = flex::dims2(&normalised);
         let block = flex::block_rows(width);
@@ -226,6 +243,10 @@ impl LayerNormKernel for Flex {
         });
         let mut dweight = flex::add_up(parts, 2 * width);
         let dbias = dweight.split_off(width);
+        let dx = match added {
+            Some(added) => Self::float_add(dx, added),
+            None => dx,
+        };
         [dx, flex::tensor(dweight, [width]), flex::tensor(dbias, [width])]
     }
 }

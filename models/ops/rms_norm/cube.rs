@@ -60,7 +60,7 @@ impl RmsKernels for CubeBackend {
         statistics: CubeTensor,
         dy: CubeTensor,
     ) -> (CubeTensor, CubeTensor) {
-        let (dx, dweight, _) = backward(x, weight, statistics, dy, false);
+        let (dx, dweight, _) = backward(x, weight, statistics, dy, None, false);
         (dx, dweight)
     }
 }

@@ -3,6 +3,7 @@
 use burn::tensor::{FloatDType, Tensor};
 use kiln_models::Ops;
 use kiln_models::ops::Operand;
+use kiln_models::ops::dropout::{DropoutRng, bias_dropout_residual};
 use kiln_models::ops::layer_norm::layer_norm;
 
 use crate::{Input, agrees_with_host, agrees_with_plain, input, vector};
@@ -62,7 +63,7 @@ fn a_result_for_a_narrow_product() {
         }
         let narrow = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
             let (bias, weight) = (vector(inputs.pop().unwrap()), vector(inputs.pop().unwrap()));
-            let y = Operand::layer_norm(inputs.pop().unwrap(), weight, bias, EPS, ops).of_type(dtype);
+            let y = Operand::layer_norm(inputs.pop().unwrap(), weight, bias, EPS, ops).0.of_type(dtype);
             assert_eq!(y.dtype(), dtype.into());
             vector(y.cast(FloatDType::F32))
         };
@@ -70,6 +71,29 @@ fn a_result_for_a_narrow_product() {
             let inputs = inputs(rows, width, false);
             agrees_with_host(&format!("{dtype:?}"), &inputs, &narrow, &host, 4.0 * rounding);
         }
+    }
+}
+
+/// The branch of a block: `x + layer_norm(x) + bias`, plus another use of `x`, whose three
+/// gradients are added.
+#[test]
+fn a_residual_that_the_normalisation_reads_as_well() {
+    let branch = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
+        let [x, weight, bias, of_branch] = std::array::from_fn(|_| inputs.remove(0));
+        let (rows, residual) = Operand::layer_norm(x.clone(), vector(weight), vector(bias), EPS, ops);
+        let y = bias_dropout_residual(rows.wide(), vector(of_branch), residual, 0.0, DropoutRng::Off, ops);
+        vector(y + x * 0.25)
+    };
+    let host = |values: &[Vec<f64>]| {
+        let width = values[1].len();
+        let y = host(&values[..3]);
+        y.iter().zip(&values[0]).enumerate().map(|(i, (y, x))| y + 1.25 * x + values[3][i % width]).collect()
+    };
+    for (rows, width) in [(1, 2), (3, 7), (2, 16), (5, 33)] {
+        let mut inputs = inputs(rows, width, false);
+        inputs.push(input(1, width, 1.0, 4));
+        agrees_with_host(&format!("[{rows}, {width}]"), &inputs, &branch, &host, ROUNDING);
+        agrees_with_plain(&format!("[{rows}, {width}]"), &inputs, &branch, ROUNDING);
     }
 }
 

@@ -17,7 +17,7 @@ const BF16: FloatDType = FloatDType::BF16;
 /// operators write.
 fn attention(operand: FloatDType, [seq, heads]: [usize; 2], mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let [x, weight, bias, qkv, to_qkv, out] = std::array::from_fn(|_| inputs.remove(0));
-    let x = Operand::layer_norm(x, vector(weight), vector(bias), 1e-5, ops).of_type(operand);
+    let x = Operand::layer_norm(x, vector(weight), vector(bias), 1e-5, ops).0.of_type(operand);
     assert_eq!(FloatDType::from(x.dtype()), operand);
     let qkv = linear(x, qkv, Some(vector(to_qkv)), BF16, ops);
     let batch = qkv.dims()[0] / seq;
