@@ -63,7 +63,7 @@ impl DropoutRng<'_> {
     }
 
     /// A seed for one dropout of probability `p`: two random whole numbers, `[2]`, without
-    /// autodiff; zeros, which no kernel reads, where nothing is dropped.
+    /// autodiff; without values, which no kernel reads, where nothing is dropped.
     pub(in crate::ops) fn seed(self, p: f64, device: &Device) -> Tensor<1, Int> {
         let device = device.clone().without_autodiff();
         match self {
@@ -71,7 +71,7 @@ impl DropoutRng<'_> {
             Self::Device | Self::Numbered(_) if p > 0.0 => {
                 Tensor::random([2], Distribution::Uniform(0.0, f64::from(i32::MAX)), &device)
             }
-            _ => Tensor::zeros([2], &device),
+            _ => Tensor::empty([2], &device),
         }
     }
 }
