@@ -52,7 +52,7 @@ MODELS = {
 SUITE = [case for case in tomllib.loads((root / "crates/measure/src/bench/suites.toml").read_text())["suite"]["gpu"]["case"] if case["batch"] != "max"]
 
 # Most launches and most GB, read and written, of a step: what has been reached, and a little for another choice of autotune's.
-BOUNDS = {"gpt2-small-b8-bf16": (860, 73), "bert-base-128-bf16": (1030, 24.5)}
+BOUNDS = {"gpt2-small-b8-bf16": (745, 67), "bert-base-128-bf16": (955, 22.5)}
 
 
 def model_of(case):
