@@ -99,3 +99,12 @@ fn a_width_of_48_in_narrow_types_gives_the_figures_of_the_cpu() {
         check_sizes(&[48], "bf16", 2e-2);
     }
 }
+
+/// Two heads of 32 numbers, which in these types have attention of their own on tensor cores.
+#[test]
+fn heads_of_32_in_narrow_types_give_the_figures_of_the_cpu() {
+    check_sizes(&[64], "f16", 5e-3);
+    if device() != "wgpu" {
+        check_sizes(&[64], "bf16", 2e-2);
+    }
+}

@@ -17,6 +17,8 @@ passes to every kernel (`static_meta` in the struct of scalars).
 - An element-wise kernel, a copy, a cast and a lookup read no more elements of a buffer than they write in all, so a view counts by its
   extent and not by that of the buffer that it lies in; a concatenation writes as much as it reads.
 - Causal attention reads the scores up to the diagonal, and writes all of them.
+- Flash attention reads its query, key and value once, and each as a part of what holds all three: blocks that run at a time take tiles
+  of few heads, whose other operands lie in the cache. With a causal mask every key is still read, by the last queries.
 - A kernel that passes over its row more than once (PASSES) reads it as often from memory where the rows of all blocks that run at a
   time are larger than the cache of an H100.
 """
@@ -255,6 +257,8 @@ def aligned(source):
 
 # How often a kernel passes over its row.
 PASSES = {"loss_rows": 2, "weigh_rows": 3, "weigh_backward_rows": 2, "norm_rows": 3, "add_norm_rows": 3, "norm_backward_rows": 2}
+# Of the kernels of flash attention the buffer that is as long as the queries: any other is longer only as a part of a packed one.
+FLASH = {"flash_rows": 5, "flash_backward_queries": 4, "flash_backward_keys": 3}
 # Multiprocessors, and bytes of the cache that they share, of an H100.
 H100 = (132, 50 << 20)
 
@@ -264,6 +268,9 @@ def moved(kernel, grid, threads, buffers_, is_causal, own):
     name = own_name(kernel, own)
     # Of one kernel's buffers some are of vectors and some of scalars: lengths compare in scalars.
     buffers_ = [(size / lanes, is_read, is_written, length * lanes) for size, lanes, is_read, is_written, length in buffers_]
+    if name in FLASH:
+        longest = buffers_[FLASH[name]][3]
+        buffers_ = [(size, is_read, is_written, min(length, longest)) for size, is_read, is_written, length in buffers_]
     written = max((length for _, _, written, length in buffers_ if written), default=0)
     part = min((length for _, read, written, length in buffers_ if read and not written), default=0)
     read_bytes = written_bytes = 0

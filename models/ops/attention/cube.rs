@@ -1,8 +1,9 @@
-//! Attention: Burn's matrix products around one kernel that makes weights of scores, and one that
-//! takes their gradient back. Both read and write the type of the products and compute in f32. The
-//! heads of queries that share a head of keys are rows of one product, so that keys and values are
-//! not repeated and their gradients need no sum of their own. Scores exist for a few sequences at a
-//! time ([`bytes_at_a_time`]) and are computed again in the backward, so none are kept.
+//! Attention: by the kernels of `flash` where [`flash::takes`] says so, else Burn's matrix
+//! products around one kernel that makes weights of scores, and one that takes their gradient back.
+//! Both read and write the type of the products and compute in f32. The heads of queries that share
+//! a head of keys are rows of one product, so that keys and values are not repeated and their
+//! gradients need no sum of their own. Scores exist for a few sequences at a time
+//! ([`bytes_at_a_time`]) and are computed again in the backward, so none are kept.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -15,6 +16,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::flash::{self, HIDDEN};
 use super::{AttentionKernel, Inputs, Parts, Rows, Saved, Settings};
 use crate::ops::cube::rows::{cube_max, cube_sum};
 use crate::ops::cube::{
@@ -174,7 +176,14 @@ fn transposed(x: &FusedTensor) -> FusedTensor {
 }
 
 impl AttentionKernel for Cube {
+    fn keeps_result(inputs: &Inputs<Self>) -> bool {
+        flash::takes(inputs)
+    }
+
     fn forward(inputs: &Inputs<Self>) -> (FusedTensor, FusedTensor) {
+        if flash::takes(inputs) {
+            return flash::forward(inputs);
+        }
         let split = Split::of(inputs);
         let (mut outs, mut lses) = (Vec::new(), Vec::new());
         for &chunk in &split.chunks {
@@ -189,6 +198,9 @@ impl AttentionKernel for Cube {
     }
 
     fn backward(saved: Saved<Self>, dout: FusedTensor) -> Parts<Self> {
+        if let Some(out) = saved.out.clone() {
+            return flash::backward(saved, out, dout);
+        }
         // The scores are those of the forward to the last bit only by the same product of the same
         // layouts.
         let split = Split::of(&saved.inputs);
@@ -224,10 +236,6 @@ impl AttentionKernel for Cube {
 fn sizes(scores: &CubeTensor) -> [usize; 4] {
     scores.shape().dims()
 }
-
-/// Stands for the score of a key that is not seen, as in `transformers`: where no key is seen, all
-/// are weighted alike. Not the most negative number itself, which WGSL's compilers may not read.
-const HIDDEN: f32 = -3.0e38;
 
 /// The kernels, as operations of a backend.
 #[backend_extension(Cube, Fusion)]

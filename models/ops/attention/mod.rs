@@ -3,11 +3,13 @@
 //! number a row (log-sum-exp).
 //!
 //! This file is the operator and its autodiff; `cpu.rs` computes it on the CPU, `cube.rs` on wgpu
-//! and CUDA.
+//! and CUDA, and there `flash` in bf16 and f16 on tensor cores.
 
 mod cpu;
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
+#[cfg(feature = "compiler")]
+pub(super) mod flash;
 pub mod plain;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -406,10 +408,17 @@ pub(super) struct Saved<B: Backend> {
     /// Logarithm of the sum of the exponentials of each row's scores, a number for each row of each
     /// head.
     pub lse: FloatTensor<B>,
+    /// The result, for kernels that keep it.
+    pub out: Option<FloatTensor<B>>,
 }
 
 /// The kernels that a backend supplies.
 pub(super) trait AttentionKernel: Backend {
+    /// Whether the backward reads the result of the forward.
+    fn keeps_result(_inputs: &Inputs<Self>) -> bool {
+        false
+    }
+
     /// The result, and each row's log-sum-exp.
     fn forward(inputs: &Inputs<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
 
@@ -431,7 +440,8 @@ impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
         let inputs = Inputs { qkv: qkv.map(|part| call.input(part)), keys, seed, settings };
         call.record(|_| {
             let (out, lse) = B::forward(&inputs);
-            (out, Saved { inputs, lse })
+            let kept = B::keeps_result(&inputs).then(|| out.clone());
+            (out, Saved { inputs, lse, out: kept })
         })
     }
 }

@@ -8,7 +8,7 @@ use kiln_models::ops::dropout::DropoutRng;
 use crate::skip::skip;
 use crate::{
     Input, agrees_with_host, agrees_with_plain, close, generator, input, noise, of_products, read, run, tensor, vector,
-    wide,
+    weights, wide,
 };
 
 /// Sums of up to a hundred products of order 1, an exponential and a division, each with a rounding
@@ -98,49 +98,67 @@ impl Case {
     /// Attention in f64; `factor` is what dropout multiplies weight `((sequence, head), row, key)`
     /// by.
     fn host(self, factor: impl Fn(usize, usize, usize) -> f64) -> impl Fn(&[Vec<f64>]) -> Vec<f64> {
-        move |values| {
-            let (d, width) = (self.head_dim, self.width());
-            let part = |which: usize, row: usize, column: usize| {
-                if self.packed {
-                    values[0][row * 3 * width + which * width + column]
-                } else {
-                    values[which][row * if which == 0 { width } else { self.kv_width() } + column]
-                }
-            };
-            // The first column of the keys and values of a head.
-            let of_keys = |head: usize| head / self.group * d;
-            let keys = self.keys();
-            let mut out = vec![0.0; self.batch * self.queries * width];
-            let rows = |b: usize| (0..self.heads).flat_map(move |h| (0..self.queries).map(move |i| (b, h, i)));
-            for (b, h, i) in (0..self.batch).flat_map(rows) {
-                let sees = |j: usize| (!self.causal || j <= i) && keys.as_ref().is_none_or(|k| k[b * self.seq + j]);
-                let score = |j: usize| {
-                    let (q, k) = (b * self.queries + i, b * self.seq + j);
-                    let product = |c: usize| part(0, q, h * d + c) * part(1, k, of_keys(h) + c);
-                    self.scale() * (0..d).map(product).sum::<f64>()
-                };
-                let none = (0..self.seq).all(|j| !sees(j));
-                let weight = |j: usize| {
-                    if none {
-                        1.0
-                    } else if sees(j) {
-                        score(j).exp()
-                    } else {
-                        0.0
-                    }
-                };
-                let weights = (0..self.seq).map(weight).collect::<Vec<_>>();
-                let total = weights.iter().sum::<f64>();
-                for (j, weight) in weights.iter().enumerate() {
-                    let weight = weight / total * factor(b * self.heads + h, i, j);
-                    for c in 0..d {
-                        let value = part(2, b * self.seq + j, of_keys(h) + c);
-                        out[(b * self.queries + i) * width + h * d + c] += weight * value;
-                    }
-                }
+        move |values| self.in_f64(values, &factor, None).0
+    }
+
+    /// Attention in f64, and for the gradient `dout` of the result that of every input, by the
+    /// chain rule: no derivatives by differences, which take a call for every number.
+    fn in_f64(
+        self,
+        values: &[Vec<f64>],
+        factor: impl Fn(usize, usize, usize) -> f64,
+        dout: Option<&[f64]>,
+    ) -> (Vec<f64>, Vec<Vec<f64>>) {
+        let (d, width) = (self.head_dim, self.width());
+        // Where the numbers of a head begin in a row of the queries, the keys or the values.
+        let at = |which: usize, row: usize, head: usize| {
+            let column = if which == 0 { head * d } else { head / self.group * d };
+            match (self.packed, which) {
+                (true, _) => (0, row * 3 * width + which * width + column),
+                (false, 0) => (0, row * width + column),
+                (false, _) => (which, row * self.kv_width() + column),
             }
-            out
+        };
+        let part = |place: (usize, usize)| &values[place.0][place.1..place.1 + d];
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let add = |to: &mut [f64], by: f64, from: &[f64]| to.iter_mut().zip(from).for_each(|(to, x)| *to += by * x);
+        let keys = self.keys();
+        let mut out = vec![0.0; self.batch * self.queries * width];
+        let mut gradients = values.iter().map(|values| vec![0.0; values.len()]).collect::<Vec<_>>();
+        let rows = |b: usize| (0..self.heads).flat_map(move |h| (0..self.queries).map(move |i| (b, h, i)));
+        for (b, h, i) in (0..self.batch).flat_map(rows) {
+            let sees = |j: usize| (!self.causal || j <= i) && keys.as_ref().is_none_or(|k| k[b * self.seq + j]);
+            let row = b * self.queries + i;
+            let place = at(0, row, h);
+            let query = part(place);
+            let none = (0..self.seq).all(|j| !sees(j));
+            let weight = |j: usize| match (none, sees(j)) {
+                (true, _) => 1.0,
+                (false, true) => (self.scale() * dot(query, part(at(1, b * self.seq + j, h)))).exp(),
+                (false, false) => 0.0,
+            };
+            let weights = (0..self.seq).map(weight).collect::<Vec<_>>();
+            let total = weights.iter().sum::<f64>();
+            let factors = (0..self.seq).map(|j| factor(b * self.heads + h, i, j)).collect::<Vec<_>>();
+            let of_row = row * width + h * d..row * width + (h + 1) * d;
+            for (j, (weight, factor)) in weights.iter().zip(&factors).enumerate() {
+                add(&mut out[of_row.clone()], weight / total * factor, part(at(2, b * self.seq + j, h)));
+            }
+            let Some(dout) = dout.map(|dout| &dout[of_row.clone()]) else { continue };
+            let delta = dot(&out[of_row], dout);
+            for (j, (weight, factor)) in weights.iter().zip(&factors).enumerate() {
+                let [key, value] = [1, 2].map(|which| at(which, b * self.seq + j, h));
+                let weight = weight / total;
+                let of_score = match none {
+                    true => 0.0, // the scores are constants
+                    false => self.scale() * weight * (factor * dot(dout, part(value)) - delta),
+                };
+                add(&mut gradients[value.0][value.1..value.1 + d], weight * factor, dout);
+                add(&mut gradients[place.0][place.1..place.1 + d], of_score, part(key));
+                add(&mut gradients[key.0][key.1..key.1 + d], of_score, query);
+            }
         }
+        (out, gradients)
     }
 }
 
@@ -424,4 +442,189 @@ fn a_mask_is_not_seen_where_it_does_not_belong() {
     let same = before.len() - case.width();
     close("earlier rows", &after[..same], &wide(&before[..same]), 0.0);
     assert_ne!(before[same..], after[same..]);
+}
+
+/// The gradients of the reference are the derivatives of its values.
+#[test]
+fn gradients_of_the_reference() {
+    let factor = |head: usize, row: usize, key: usize| ((head * 7 + row * 5 + key * 3) % 4) as f64 / 2.0;
+    for case in cases(2, 2, 3, 2).into_iter().chain(grouped([1, 2, 2], 3, 2)) {
+        let mut values = case.inputs().iter().map(|input| wide(&input.values)).collect::<Vec<_>>();
+        let dout = wide(&weights(case.batch * case.queries * case.width()));
+        let (_, gradients) = case.in_f64(&values, factor, Some(&dout));
+        let scalar = |values: &[Vec<f64>]| {
+            let (out, _) = case.in_f64(values, factor, None);
+            out.iter().zip(&dout).map(|(y, w)| y * w).sum::<f64>()
+        };
+        for (i, gradients) in gradients.iter().enumerate() {
+            for (j, gradient) in gradients.iter().enumerate() {
+                let x = values[i][j];
+                values[i][j] = x + 1e-5;
+                let above = scalar(&values);
+                values[i][j] = x - 1e-5;
+                let below = scalar(&values);
+                values[i][j] = x;
+                let expected = (above - below) / 2e-5;
+                assert!((gradient - expected).abs() < 1e-8, "{}: {gradient} against {expected}", name(&case));
+            }
+        }
+    }
+}
+
+/// The types of the kernels on tensor cores, and the rounding of a number in each.
+const NARROW: [(FloatDType, f64); 2] = [(FloatDType::BF16, 1.0 / 256.0), (FloatDType::F16, 1.0 / 2048.0)];
+
+/// Whether the device is one with tensor cores, in whose types sizes of a head of 32 to 128 have
+/// kernels of their own.
+fn has_tensor_cores() -> bool {
+    matches!(std::env::var("KILN_TEST_DEVICE").as_deref(), Ok("cuda"))
+}
+
+/// A call in `dtype`, whose inputs are numbers that the type holds: `(values, gradients)`, twice
+/// the same to the last bit.
+fn in_dtype(case: Case, dtype: FloatDType, dropout: f64, seed: u64) -> (Vec<Input>, (Vec<f32>, Vec<Vec<f32>>)) {
+    let mut inputs = case.inputs();
+    inputs.iter_mut().flat_map(|input| &mut input.values).for_each(|x| *x = (*x * 16.0).round() / 16.0);
+    let op = case.op(dropout);
+    let narrow = move |inputs: Vec<Tensor<2>>, ops: Ops| {
+        if dropout > 0.0 {
+            crate::device().seed(seed);
+        }
+        let out = op(inputs.into_iter().map(|input| input.cast(dtype)).collect(), ops);
+        assert_eq!(out.dtype(), dtype.into());
+        out.cast(FloatDType::F32)
+    };
+    let found = run(&inputs, &narrow, Ops::Fused);
+    assert!(found == run(&inputs, &narrow, Ops::Fused), "{dtype:?} {}: two calls differ", name(&case));
+    (inputs, found)
+}
+
+/// Values and gradients of `case` in `dtype` are those of f64 with dropout's factors `factor`.
+///
+/// The weights of a row, at most 1 and 1 in all, are rounded on their way into the second product,
+/// the gradients of scores into the third, and the results and the incoming gradient once each:
+/// four roundings of half a unit of the largest, and the sum of many smaller ones.
+fn agrees_with_f64(
+    case: Case,
+    dtype: FloatDType,
+    rounding: f64,
+    dropout: f64,
+    factor: impl Fn(usize, usize, usize) -> f64,
+) {
+    let (inputs, (out, gradients)) = in_dtype(case, dtype, dropout, 29);
+    let values = inputs.iter().map(|input| wide(&input.values)).collect::<Vec<_>>();
+    let (expected, of_inputs) = case.in_f64(&values, factor, Some(&wide(&weights(out.len()))));
+    let what = format!("{dtype:?}, dropout {dropout}, {}", name(&case));
+    close(&what, &out, &expected, 2.0 * rounding);
+    for (i, (gradient, expected)) in gradients.iter().zip(&of_inputs).enumerate() {
+        close(&format!("{what}: gradient {i}"), gradient, expected, 4.0 * rounding);
+    }
+}
+
+fn flash(heads: usize, seq: usize, head_dim: usize, causal: bool, padding: Option<isize>) -> Case {
+    Case { batch: 2, heads, group: 1, seq, queries: seq, head_dim, causal, padding, packed: true }
+}
+
+/// Tiles are of 64 queries and 64 or 32 keys: sizes around them, with padding that leaves some
+/// queries without a key, on the left of a causal mask and where all is padding.
+#[test]
+fn tiles_of_any_number_of_tokens() {
+    if !has_tensor_cores() {
+        return skip!("cuda", "the kernels are for tensor cores of CUDA devices");
+    }
+    for seq in [1, 17, 63, 64, 65, 129] {
+        for causal in [true, false] {
+            for padding in [None, Some(seq as isize / 3), Some(-(seq as isize) / 3 - 1)] {
+                agrees_with_f64(flash(1, seq, 64, causal, padding), FloatDType::BF16, 1.0 / 256.0, 0.0, |_, _, _| 1.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_of_every_size_on_tensor_cores() {
+    if !has_tensor_cores() {
+        return skip!("cuda", "the kernels are for tensor cores of CUDA devices");
+    }
+    for (i, head_dim) in [32, 64, 80, 96, 128].into_iter().enumerate() {
+        let (dtype, rounding) = NARROW[(i + 1) % 2];
+        agrees_with_f64(flash(3, 67, head_dim, true, None), dtype, rounding, 0.0, |_, _, _| 1.0);
+    }
+}
+
+/// Query, key and value apart: heads that share keys, and one query a sequence.
+#[test]
+fn query_key_and_value_apart_on_tensor_cores() {
+    if !has_tensor_cores() {
+        return skip!("cuda", "the kernels are for tensor cores of CUDA devices");
+    }
+    let [causal, full] = [true, false].map(|causal| Case { packed: false, ..flash(6, 70, 64, causal, None) });
+    for case in [Case { group: 3, ..causal }, Case { group: 2, ..full }, Case { queries: 1, ..full }] {
+        agrees_with_f64(case, FloatDType::BF16, 1.0 / 256.0, 0.0, |_, _, _| 1.0);
+    }
+}
+
+/// The masks of dropout are those of the kernels for f32, which depend on row and column alone.
+#[test]
+fn dropout_on_tensor_cores_has_the_masks_of_f32() {
+    if !has_tensor_cores() {
+        return skip!("cuda", "the kernels are for tensor cores of CUDA devices");
+    }
+    let _alone = generator();
+    let p = 0.1;
+    for (seq, causal) in [(65, true), (129, false)] {
+        let case = Case { packed: false, group: 2, ..flash(4, seq, 64, causal, None) };
+        let (d, rows, kv_width) = (case.head_dim, case.batch * seq, case.kv_width());
+        // With all scores equal a result is the sum of the values of the keys that are kept: those
+        // of 64 keys are the rows of the unit matrix.
+        let kept = (0..seq.div_ceil(d)).map(|part| {
+            let unit = |i: usize| f32::from(u8::from((i / kv_width) % seq == part * d + i % d));
+            let values = (0..rows * kv_width).map(unit).collect();
+            let zeros = |width| Input { values: vec![0.0; rows * width], shape: [rows, width] };
+            let probe = [zeros(case.width()), zeros(kv_width), Input { values, shape: [rows, kv_width] }];
+            let probe = probe.map(|input| tensor(&input, &crate::device())).to_vec();
+            crate::device().seed(29);
+            read(Case { causal: false, ..case }.op(p)(probe, Ops::Fused))
+        });
+        let kept = kept.collect::<Vec<_>>();
+        let factor = |head: usize, row: usize, key: usize| {
+            let (sequence, head) = (head / case.heads, head % case.heads);
+            let at = ((sequence * seq + row) * case.heads + head) * d + key % d;
+            f64::from(u8::from(kept[key / d][at] != 0.0)) / (1.0 - p)
+        };
+        agrees_with_f64(case, FloatDType::BF16, 1.0 / 256.0, p, factor);
+    }
+}
+
+/// A query that is a part of wider rows, which begin in the middle of 16 bytes.
+#[test]
+fn rows_that_are_not_aligned() {
+    if !has_tensor_cores() {
+        return skip!("cuda", "the kernels are for tensor cores of CUDA devices");
+    }
+    let case = Case { packed: false, ..flash(2, 33, 64, true, None) };
+    let (inputs, (expected, gradients)) = in_dtype(case, FloatDType::BF16, 0.0, 0);
+    let shifted = move |inputs: Vec<Tensor<2>>, ops: Ops| {
+        let within = |x: Tensor<2>| {
+            let [rows, width] = x.dims();
+            let zeros = Tensor::zeros([rows, 1], &x.device());
+            let wider = Tensor::cat(vec![zeros, x], 1).cast(FloatDType::BF16);
+            wider.slice([0..rows, 1..width + 1])
+        };
+        case.op(0.0)(inputs.into_iter().map(within).collect(), ops).cast(FloatDType::F32)
+    };
+    let (got, of_inputs) = run(&inputs, &shifted, Ops::Fused);
+    assert_eq!((got, of_inputs), (expected, gradients));
+}
+
+/// A long row, of some heads' worth of tiles, in both types.
+#[test]
+fn a_thousand_tokens_on_tensor_cores() {
+    if !has_tensor_cores() {
+        return skip!("cuda", "the kernels are for tensor cores of CUDA devices");
+    }
+    for (dtype, rounding) in NARROW {
+        let case = Case { batch: 1, ..flash(1, 1000, 64, true, None) };
+        agrees_with_f64(case, dtype, rounding, 0.0, |_, _, _| 1.0);
+    }
 }

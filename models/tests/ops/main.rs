@@ -101,7 +101,7 @@ pub(crate) fn vector(x: Tensor<2>) -> Tensor<1> {
 }
 
 /// The weights of the scalar whose gradient is taken: `sum(weights * result)`.
-fn weights(n: usize) -> Vec<f32> {
+pub(crate) fn weights(n: usize) -> Vec<f32> {
     noise(n, 99)
 }
 
