@@ -80,6 +80,9 @@ pub(super) fn units(x: &CubeTensor, loads: usize) -> usize {
     if is_software(&x.device) { least } else { loads.div_ceil(4).next_power_of_two().clamp(least, most) }
 }
 
+/// The longest vector that a unit reads at once.
+pub(super) const VECTOR_BYTES: usize = 16;
+
 /// Elements of `x` that a unit reads at once: 16 bytes where `sizes`, the widths of rows and the
 /// elements from one to the next, allow that every row begins with such a vector and ends with one.
 pub(super) fn vector<const N: usize>(x: &CubeTensor, sizes: [usize; N]) -> usize {
@@ -87,7 +90,7 @@ pub(super) fn vector<const N: usize>(x: &CubeTensor, sizes: [usize; N]) -> usize
     let fits = |vector: &usize| {
         bytes.is_multiple_of(vector * x.dtype.size()) && sizes.iter().all(|size| size.is_multiple_of(*vector))
     };
-    let most = if is_software(&x.device) { 1 } else { 16 / x.dtype.size() };
+    let most = if is_software(&x.device) { 1 } else { VECTOR_BYTES / x.dtype.size() };
     let vectors = x.client.io_optimized_vector_sizes(x.dtype.size());
     vectors.filter(|vector| *vector <= most && fits(vector)).max().unwrap_or(1)
 }

@@ -22,7 +22,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::device::WgpuDeviceKind;
 use cubecl::prelude::*;
 
-use super::{Cube, FusedTensor, buffer, dims2, empty, shaped};
+use super::{Cube, FusedTensor, VECTOR_BYTES, buffer, dims2, empty, empty_in, shaped};
 
 /// A factor of a product.
 pub(in crate::ops) struct Factor {
@@ -142,7 +142,13 @@ impl ProductKernels for CubeBackend {
     ) -> CubeTensor {
         let a = if a_transposed { Self::float_transpose(a) } else { a };
         let b = if b_transposed { Self::float_transpose(b) } else { b };
-        matmul_autotune(a, b, None, dtype)
+        let (rows, columns) = (dims2(&a)[0], dims2(&b)[1]);
+        // CUDA's allocator puts rows of other lengths than a multiple of 512 bytes apart, and what
+        // works on all elements alike (the update, the norm) would copy them together. Rows that
+        // are no whole vectors keep the gap, which aligns them.
+        let is_whole = (columns * dtype.size()).is_multiple_of(VECTOR_BYTES);
+        let out = is_whole.then(|| empty_in(&a, [rows, columns], dtype));
+        matmul_autotune(a, b, out, dtype)
     }
 
     fn tiled_product(a: CubeTensor, b: CubeTensor, a_transposed: bool, b_transposed: bool) -> CubeTensor {
