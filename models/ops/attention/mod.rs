@@ -408,7 +408,8 @@ pub(super) struct Saved<B: Backend> {
     /// Logarithm of the sum of the exponentials of each row's scores, a number for each row of each
     /// head.
     pub lse: FloatTensor<B>,
-    /// The result, for kernels that keep it.
+    /// The result, for kernels that keep it: those of CUDA.
+    #[cfg_attr(not(feature = "compiler"), expect(dead_code))]
     pub out: Option<FloatTensor<B>>,
 }
 
