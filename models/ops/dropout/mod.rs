@@ -131,8 +131,8 @@ pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2>
     }
 }
 
-/// What [`bias_dropout_residual`] adds to, `[n, features]`: rows, whose gradient autodiff adds to
-/// what else they have, or the rows that a LayerNorm reads which adds it in its own kernel
+/// The residual of [`bias_dropout_residual`], `[n, features]`: rows whose gradient autodiff adds to
+/// the others of theirs, or the rows of a LayerNorm that adds it in its own kernel
 /// ([`Operand::layer_norm`](super::Operand::layer_norm)).
 #[derive(Debug, Clone)]
 pub struct Residual {

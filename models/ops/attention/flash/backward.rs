@@ -1,5 +1,5 @@
-//! The kernels of the backward, which compute the scores again. With `p` the weights before dropout,
-//! `f` dropout's factors and `g` the gradient of the weights, the gradient of a score is
+//! The kernels of the backward, which compute the scores again. With `p` the weights before
+//! dropout, `f` dropout's factors and `g` the gradient of the weights, the gradient of a score is
 //! `p (f g - sum(p f g))`, and the sum is that of the products of the result and its gradient.
 
 use cubecl::cmma::MmaDefinition;

@@ -11,8 +11,8 @@ use super::tiles::{
 use super::{Form, HIDDEN, LOAD, PAIR, ROWS};
 use crate::ops::dropout::cube::factor;
 
-/// The result of 64 queries of a head, with the softmax online: whenever a tile of keys has a larger
-/// score than those before it, what has been added up is scaled down.
+/// The result of 64 queries of a head, with the softmax online: whenever a tile of keys has a
+/// larger score than those before it, what has been added up is scaled down.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn flash_rows<F: Float, M: Int, N: Size, P: Size>(
     query: &[Vector<F, N>],

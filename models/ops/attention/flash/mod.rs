@@ -97,8 +97,8 @@ impl Form {
     }
 }
 
-/// Bytes of the operands that the cubes which run at a time read again and again: a part of the cache
-/// that all multiprocessors of an A100 (40 MiB) or H100 (50 MiB) share.
+/// Bytes of the operands that the cubes which run at a time read again and again: a part of the
+/// cache that all multiprocessors of an A100 (40 MiB) or H100 (50 MiB) share.
 const CACHED: usize = 16 << 20;
 
 /// One attention, as the kernels are told it.

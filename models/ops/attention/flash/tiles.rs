@@ -1,5 +1,5 @@
-//! Building blocks of the kernels: tiles in shared memory, operands of matrix instructions, and what
-//! the kernels do with scores.
+//! Building blocks of the kernels: tiles in shared memory, operands of matrix instructions, and
+//! what the kernels do with scores.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
@@ -78,7 +78,7 @@ pub(super) fn below_first(row: usize, #[comptime] column: usize, #[comptime] wid
     (row + lane / 8 % 2 * 8 + lane % 8) * comptime!(width + 1) + comptime!(column / LOAD) + lane / 16
 }
 
-/// As [`below_first`], with the second matrix to the right of the first, and the third below it.
+/// [`below_first`] with the second matrix to the right of the first, and the third below it.
 #[cube]
 pub(super) fn right_first(row: usize, #[comptime] column: usize, #[comptime] width: usize) -> usize {
     let lane = UNIT_POS as usize % 32;
@@ -316,8 +316,8 @@ pub(super) fn is_edge(
     }
 }
 
-/// Scales the products `scores` of 16 rows and `count` columns, and where `is_edge` replaces what is
-/// not to be seen. `row` and `column` are the query and the key of the unit's first score;
+/// Scales the products `scores` of 16 rows and `count` columns, and where `is_edge` replaces what
+/// is not to be seen. `row` and `column` are the query and the key of the unit's first score;
 /// `transposed`, a row is a key's.
 #[cube]
 pub(super) fn finish_scores<M: Int, P: Size>(
