@@ -480,9 +480,12 @@ fn has_tensor_cores() -> bool {
     matches!(std::env::var("KILN_TEST_DEVICE").as_deref(), Ok("cuda"))
 }
 
+/// The values of a call, and the gradients of its inputs.
+type Found = (Vec<f32>, Vec<Vec<f32>>);
+
 /// A call in `dtype`, whose inputs are numbers that the type holds: `(values, gradients)`, twice
 /// the same to the last bit.
-fn in_dtype(case: Case, dtype: FloatDType, dropout: f64, seed: u64) -> (Vec<Input>, (Vec<f32>, Vec<Vec<f32>>)) {
+fn in_dtype(case: Case, dtype: FloatDType, dropout: f64, seed: u64) -> (Vec<Input>, Found) {
     let mut inputs = case.inputs();
     inputs.iter_mut().flat_map(|input| &mut input.values).for_each(|x| *x = (*x * 16.0).round() / 16.0);
     let op = case.op(dropout);
