@@ -170,7 +170,7 @@ fn bias_drop_add_each<F: Float, N: Size>(
     residual: &[Vector<f32, N>],
     seed: &[i32],
     y: &mut [Vector<f32, N>],
-    n: usize,
+    count: usize,
     width: usize,
     pitch: usize,
     threshold: u32,
@@ -179,7 +179,7 @@ fn bias_drop_add_each<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
-    if i >= n {
+    if i >= count {
         terminate!();
     }
     let lanes = N::value().comptime();

@@ -99,14 +99,14 @@ fn add_bias_each<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],
     bias: &[f32],
     y: &mut [Vector<G, N>],
-    n: usize,
+    count: usize,
     width: usize,
     pitch: usize,
     #[define(F)] _of_x: ElemType,
     #[define(G)] _of_y: ElemType,
 ) {
     let i = ABSOLUTE_POS;
-    if i >= n {
+    if i >= count {
         terminate!();
     }
     let lanes = N::value().comptime();

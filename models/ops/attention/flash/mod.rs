@@ -15,6 +15,8 @@
 //! instruction `mma.sync.m16n8k16` (PTX ISA, "Matrix fragments for mma.m16n8k16") has them: unit
 //! `u` holds of each 8 columns the two from `u % 4 * 2` on, of the rows `u / 4` and `u / 4 + 8`.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
+#![allow(clippy::too_many_arguments)] // those of a kernel are its buffers
+#![allow(clippy::assign_op_pattern, clippy::manual_is_multiple_of)] // kernels have no other form
 
 mod backward;
 mod forward;
