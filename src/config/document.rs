@@ -212,13 +212,13 @@ impl Document {
     fn lay_path(&mut self, path: &[&str], value: Value, origin: &Place) -> Result<()> {
         self.places.insert(path.join("."), (origin.clone(), None));
         let section = match path {
-            [key] => return self.lay("", key, value, origin.clone()).map(drop),
+            [key] => return self.lay("", key, value, origin.clone()),
             [section, ..] => *section,
             [] => unreachable!("a setting has a name"),
         };
         self.places.entry(section.to_owned()).or_insert((origin.clone(), None));
         if let [section, key] = path {
-            return self.lay(section, key, value, origin.clone()).map(drop);
+            return self.lay(section, key, value, origin.clone());
         }
         // A table that only these keys make was given here, too.
         for depth in 2..path.len() {
@@ -243,8 +243,7 @@ impl Document {
     }
 
     /// Sets a key to a value that wins over the one that is there, under the key's present name.
-    /// Returns the key with the value of before, where that was another one.
-    pub(super) fn lay(&mut self, section: &str, key: &str, value: Value, origin: Place) -> Result<Option<String>> {
+    pub(super) fn lay(&mut self, section: &str, key: &str, value: Value, origin: Place) -> Result<()> {
         let written = full_key(section, key);
         let (section, key, value) = place(section, key, value).map_err(|complaint| self.locate(complaint))?;
         let full = full_key(section, key);
@@ -252,15 +251,11 @@ impl Document {
         // are forgotten.
         self.places.retain(|place, _| !place.starts_with(&format!("{full}.")));
         self.displace_rivals(&full, &value, &origin);
-        let number = |value: &Value| value.as_float().or_else(|| value.as_integer().map(|value| value as f64));
-        let before = self.section(section).insert(key.to_owned(), value.clone());
-        let before =
-            before.filter(|before| *before != value && (number(before) != number(&value) || number(&value).is_none()));
-        let replaced = before.map(|before| format!("{key} = {}", shortened(&before)));
+        self.section(section).insert(key.to_owned(), value);
         let spelling = (full != written).then_some(written);
         self.places.insert(full, (origin.clone(), spelling));
         self.places.entry(section.to_owned()).or_insert((origin, None));
-        Ok(replaced)
+        Ok(())
     }
 
     /// A length of the run that is given on top takes the place of the one below, in whatever unit

@@ -2,6 +2,7 @@
 //! and how those that are no keys of their own come to set keys, by the rules of
 //! `TrainingArguments` and Hugging Face's Trainer.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_core::error::{Error, Result, nearest};
@@ -60,7 +61,7 @@ impl Document {
             values.into_iter().partition(|(name, _)| !name.starts_with("per_gpu_") && name != "evaluation_strategy");
         let of_scripts = today.iter().chain(&old).filter(|(name, value)| argument(name).is_none() && !value.is_null());
         let of_scripts = of_scripts.filter_map(|(name, _)| scripts::advice(name)).collect::<Vec<_>>();
-        let mut replaced = Vec::new();
+        let before = (self.table.clone(), self.places.clone());
         for (name, value) in today.into_iter().chain(old) {
             let here = Place::HfArgs(format!("{origin}:{}", line(&name)));
             let Some(known) = argument(&name) else {
@@ -105,15 +106,38 @@ impl Document {
                 Error::config(format!("trainer.{name}: expected a value that TOML can hold")).at(here.at())
             })?;
             self.places.insert(format!("trainer.{name}"), (here.clone(), None));
-            let gives = shortened(&value);
-            if let Some(key) = self.lay("trainer", &name, value, here)? {
-                replaced.push(format!("{key} ({gives} in {origin})"));
-            }
+            self.lay("trainer", &name, value, here)?;
         }
-        if !replaced.is_empty() {
-            self.unused.because.push(format!("of {}: {}", self.origin, replaced.join(", ")));
-        }
+        self.name_replaced(before, origin);
         Ok(())
+    }
+
+    /// Names the keys of before, with their places, that the arguments of `origin` have replaced or
+    /// displaced: a whole file of them has the defaults too.
+    fn name_replaced(&mut self, (table, places): (Table, BTreeMap<String, (Place, Option<String>)>), origin: &str) {
+        let mut files = BTreeMap::<String, Vec<String>>::new();
+        let sections = table.iter().filter_map(|(section, keys)| Some((section, keys.as_table()?)));
+        for (section, key, value) in
+            sections.flat_map(|(section, keys)| keys.iter().map(move |(key, value)| (section, key, value)))
+        {
+            let now = self.table.get(section).and_then(|keys| keys.get(key));
+            if now.is_some_and(|now| now == value || (number(now).is_some() && number(now) == number(value))) {
+                continue;
+            }
+            let file = match places.get(&full_key(section, key)) {
+                Some((Place::Included(at, _), _)) => at.clone(),
+                _ => self.origin.clone(),
+            };
+            // The value of a token is a secret.
+            let is_secret = key.ends_with("token");
+            files.entry(file).or_default().push(match now {
+                _ if is_secret => key.clone(),
+                Some(now) => format!("{key} = {} ({} in {origin})", shortened(value), shortened(now)),
+                None => format!("{key} = {} (left out for what {origin} has)", shortened(value)),
+            });
+        }
+        let lines = files.into_iter().map(|(file, replaced)| format!("of {file}: {}", replaced.join(", ")));
+        self.unused.because.extend(lines);
     }
 
     /// `report_to` without the services that Kiln does not report to, and without MLflow where no

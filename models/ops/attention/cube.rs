@@ -16,7 +16,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::flash::{self, HIDDEN};
+use super::flash;
+use super::flash::form::HIDDEN;
 use super::{AttentionKernel, Inputs, Parts, Rows, Saved, Settings};
 use crate::ops::cube::rows::{cube_max, cube_sum};
 use crate::ops::cube::{

@@ -27,6 +27,33 @@ fn fixture(release: &str, case: &str) -> Json {
     all["cases"][case].clone()
 }
 
+/// A plan names what the arguments have taken the place of: lengths that they displace too, once
+/// for two spellings, and no value of a token.
+#[test]
+fn what_arguments_replace_is_named() {
+    let replaced = |lines: &str, args: Json| {
+        let no_effect = laid(lines, &args, &[]).unwrap().trainer.no_effect;
+        no_effect.into_iter().filter(|line| line.starts_with("of a.toml: ")).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        replaced("max_tokens = 1000", json!({ "num_train_epochs": 3.0 })),
+        ["of a.toml: max_tokens = 1000 (left out for what args.json has)"]
+    );
+    assert_eq!(
+        replaced("num_train_epochs = 5", json!({ "max_steps": 100, "num_train_epochs": 3.0 })),
+        ["of a.toml: num_train_epochs = 5 (3.0 in args.json)"]
+    );
+    let sizes = json!({ "per_device_train_batch_size": 8, "per_gpu_train_batch_size": 4 });
+    assert_eq!(replaced("", sizes.clone()), [""; 0]);
+    assert_eq!(
+        replaced("per_device_train_batch_size = 16", sizes),
+        ["of a.toml: per_device_train_batch_size = 16 (4 in args.json)"]
+    );
+    assert_eq!(replaced("weight_decay = 0", json!({ "weight_decay": 0.0 })), [""; 0]);
+    let tokens = replaced("hub_token = \"hf_A\"", json!({ "hub_token": "hf_B" }));
+    assert_eq!(tokens, ["of a.toml: hub_token"]);
+}
+
 /// A precision that is given over the arguments holds for evaluation too.
 #[test]
 fn evaluation_follows_a_precision_that_is_given_over_the_arguments() {
@@ -287,7 +314,8 @@ fn whole_files_of_both_releases() {
         // Defaults in a whole file win over the config file too.
         assert_eq!(
             replaced,
-            "of a.toml: output_dir = \"runs/x\" (\"out\" in args.json), learning_rate = 0.001 (0.00005 in args.json)"
+            "of a.toml: output_dir = \"runs/x\" (\"out\" in args.json), max_steps = 9 (-1 in args.json), learning_rate = 0.001 \
+             (0.00005 in args.json)"
         );
         assert!(!config.trainer.no_effect[0].contains(','), "{:?}", config.trainer.no_effect);
 

@@ -6,11 +6,11 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::form::{Form, LOAD, PAIR, ROWS};
 use super::tiles::{
     add_rows_of, fill, finish_scores, gradient_of, is_edge, left, left_of_all, multiply_rows, pair_row, place,
     sum_of_row, weight_of, write_rows, zero,
 };
-use super::{Form, LOAD, PAIR, ROWS};
 use crate::ops::dropout::cube::factor;
 
 /// Queries that the kernel of the keys' gradients takes at a time.

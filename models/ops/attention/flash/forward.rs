@@ -4,11 +4,11 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::form::{Form, HIDDEN, LOAD, PAIR, ROWS};
 use super::tiles::{
     add_rows_of, fill, finish_scores, is_edge, largest_of_row, left_of_all, multiply_rows, pair_row, place, sum_of_row,
     write_rows, zero,
 };
-use super::{Form, HIDDEN, LOAD, PAIR, ROWS};
 use crate::ops::dropout::cube::factor;
 
 /// The result of 64 queries of a head, with the softmax online: whenever a tile of keys has a

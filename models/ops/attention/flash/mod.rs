@@ -19,6 +19,7 @@
 #![allow(clippy::assign_op_pattern, clippy::manual_is_multiple_of)] // kernels have no other form
 
 mod backward;
+pub(super) mod form;
 mod forward;
 mod tiles;
 
@@ -38,19 +39,8 @@ use crate::ops::cube::{
 };
 use crate::ops::dropout::cube::{scale, threshold};
 use backward::{flash_backward_keys, flash_backward_queries};
+use form::{Form, LOAD, PAIR, ROWS, UNITS};
 use forward::flash_rows;
-
-/// Units of a cube: four planes of 32.
-const UNITS: usize = 128;
-/// Queries of a cube, or keys: 16 for each plane.
-const ROWS: usize = 64;
-/// Numbers of 16 bits that a unit loads at once.
-const LOAD: usize = 8;
-/// Numbers that lie side by side in a register of a matrix instruction.
-const PAIR: usize = 2;
-/// Stands for the score of a key that is not seen, as in `transformers`: where no key is seen, all
-/// are weighted alike. Not the most negative number itself, which WGSL's compilers may not read.
-pub(super) const HIDDEN: f32 = -3.0e38;
 
 /// The sizes of a head for which the kernels are made.
 const HEAD_DIMS: [usize; 5] = [32, 64, 80, 96, 128];
@@ -80,23 +70,6 @@ fn multiplies(device: &CubeDevice, dtype: DType) -> bool {
     let client = device.client();
     let properties = client.properties();
     properties.features.matmul.mma.contains(&config) && properties.features.matmul.ldmatrix.contains(&operand)
-}
-
-/// The variant of a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::ops) struct Form {
-    head_dim: usize,
-    causal: bool,
-    padded: bool,
-    drops: bool,
-}
-
-impl Form {
-    /// Keys that the kernel of the queries' gradient takes at a time: registers for the products of
-    /// a long head leave room for few.
-    fn keys_at_a_time(self) -> usize {
-        if self.head_dim <= 64 { 64 } else { 32 }
-    }
 }
 
 /// Bytes of the operands that the cubes which run at a time read again and again: a part of the

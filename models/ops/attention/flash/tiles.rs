@@ -4,7 +4,7 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::{Form, HIDDEN, LOAD, UNITS};
+use super::form::{Form, HIDDEN, LOAD, UNITS};
 
 /// Stands for the score of a key behind the last: its exponential is 0 beside [`HIDDEN`] too.
 const ABSENT: f32 = -3.4e38;
