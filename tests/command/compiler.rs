@@ -152,7 +152,7 @@ fn a_native_run_is_told_what_the_switch_is_worth() {
     let run = |name: &str, more: &[&str]| {
         succeeds(train(folder.path(), name, &["--set", "trainer.max_steps=3", "--log-format", "table"]).args(more))
     };
-    let hint = "native mode; `--compiler compiled` is usually 2.1 to 5.0 times as fast on a CPU in f32";
+    let hint = "native mode; `--compiler compiled` is usually 1.8 to 5.0 times as fast on a CPU in f32";
     let stdout = run("native", &[]);
     let header = stdout.lines().position(|line| line.starts_with("device  ")).unwrap_or_else(|| panic!("{stdout}"));
     let told = stdout.lines().position(|line| line.starts_with(hint)).unwrap_or_else(|| panic!("{stdout}"));

@@ -136,7 +136,7 @@ pub(super) enum Worth {
 /// switch" of the README; none where that was not measured.
 const fn measured_on_cpu(precision: Precision) -> Option<&'static str> {
     match precision {
-        Precision::F32 => Some("2.1 to 5.0"),
+        Precision::F32 => Some("1.8 to 5.0"),
         Precision::Bf16 => Some("2.1 to 9.9"),
         Precision::F16 | Precision::Auto => None,
     }

@@ -463,7 +463,7 @@ on_existing = \"fail\"                 # fail | resume | overwrite
 task = \"{task}\"
 {data}{lora}
 [compiler]
-enabled = false                      # true: usually 2.1 to 5.0 times as fast on a CPU in f32, same losses; \"auto\" tries both
+enabled = false                      # true: usually 1.8 to 5.0 times as fast on a CPU in f32, same losses; \"auto\" tries both
 
 [trainer]                            # Hugging Face's TrainingArguments; good values to begin with
 {trainer}lr_scheduler_type = \"linear\"
