@@ -217,6 +217,7 @@ impl RunPlan {
             skips: train.engine.precision.scales_loss(),
             sharded: train.distributed.optimizer_sharding,
             bytes_at_a_time: train.engine.device.bytes_at_a_time,
+            flash_head_dims: &train.engine.device.flash_head_dims,
             host: (train.engine.device.kind == DeviceKind::Cpu).then_some(host),
         }))
     }

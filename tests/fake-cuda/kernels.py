@@ -4,6 +4,7 @@
     . FOLDER/env; tests/fake-cuda/kernels.py ptxas KILN OUT        # registers, spills, shared memory, occupancy of Kiln's own kernels
     . FOLDER/env; tests/fake-cuda/kernels.py steps KILN OUT --native KILN_NATIVE    # launches and bytes of a step, and a roofline
     . FOLDER/env; tests/fake-cuda/kernels.py bounds KILN OUT       # fails where a step has more of them than BOUNDS says
+    . FOLDER/env; tests/fake-cuda/kernels.py registers OUT         # fails where a kernel in OUT (FAKE_CUDA_DIR of tests) has more than MOST says
 
 `ptxas` and `steps` print the Markdown of a dated result, and no kernel computes; `steps` does not have them compiled either. `ptxas`
 compiles for capabilities 8.0 and 9.0 at the sizes of GPT-2 small and BERT base, with one block of layers. `steps` runs the cases of
@@ -22,13 +23,13 @@ passes to every kernel (`static_meta` in the struct of scalars).
 - A kernel that passes over its row more than once (PASSES) reads it as often from memory where the rows of all blocks that run at a
   time are larger than the cache of an H100.
 """
-import argparse, json, math, os, re, shutil, subprocess, sys, time, tomllib
+import argparse, ctypes, json, math, os, re, shutil, subprocess, sys, time, tomllib
 from collections import defaultdict
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
-parser.add_argument("what", choices=["ptxas", "steps", "bounds"])
-parser.add_argument("kiln", type=Path)
+parser.add_argument("what", choices=["ptxas", "steps", "bounds", "registers"])
+parser.add_argument("kiln", type=Path, nargs="?")
 parser.add_argument("out", type=Path)
 parser.add_argument("--native", type=Path)
 parser.add_argument("--launch-us", type=float, default=5.0, help="the host's time for one launch, in microseconds")
@@ -36,7 +37,9 @@ parser.add_argument("--again", action="store_true", help="count the runs of OUT 
 parser.add_argument("--cases", default="", help="cases whose name matches this regular expression")
 parser.add_argument("--engines", default="", help="engines whose name matches this regular expression")
 args = parser.parse_args()
-args.kiln, args.out = args.kiln.resolve(), args.out.resolve()
+if args.kiln is None and args.what != "registers":
+    parser.error("expected KILN and OUT")
+args.kiln, args.out = args.kiln and args.kiln.resolve(), args.out.resolve()
 args.native = args.native and args.native.resolve()
 root = Path(__file__).resolve().parents[2]
 
@@ -55,6 +58,11 @@ SUITE = [case for case in tomllib.loads((root / "crates/measure/src/bench/suites
 
 # Most launches and most GB, read and written, of a step: what has been reached, and a little for another choice of autotune's.
 BOUNDS = {"gpt2-small-b8-bf16": (490, 34.5), "bert-base-128-bf16": (715, 19), "smollm2-135m-b8-bf16": (2070, 49.5)}
+
+
+# Most registers of a thread, and most bytes that ptxas spills at 8.0 and at 9.0, in Kiln's kernels whose name begins so. Attention
+# holds tiles in registers; its blocks are two a multiprocessor at least. ptxas keeps `add_parts` at 56 registers by a spill.
+MOST = {"flash_": (232, 0, 0), "add_parts": (64, 0, 8), "": (128, 0, 0)}
 
 
 def model_of(case):
@@ -170,12 +178,14 @@ def occupancy(registers, threads, shared, capability):
     return blocks * warps / 64
 
 
-def ptxas():
-    names, rows = own_kernels(), {}
+def compiled(precisions):
+    """Of every own kernel of a step with one block of layers and dropout: its operator's name, type, capability, blocks a multiprocessor
+    as a share of its threads, and (registers, spilled bytes, bytes of stack, bytes of shared memory, threads)."""
+    names = own_kernels()
     for capability in [80, 90]:
-        for precision in ["f32", "bf16"]:
+        for precision in precisions:
             for kind, task, length in [("gpt2", "clm", 1024), ("bert", "sequence-classification", 128)]:
-                # One block of layers, with the models' own dropout, whose numbers the kernels draw.
+                # The models' own dropout, whose numbers the kernels draw.
                 changed = {key: 0.1 if "drop" in key else 1 for key in MODELS[kind] if re.search("drop|n_layer|num_hidden_layers", key)}
                 case = {"kind": kind, "model": changed, "task": task, "batch": 4, "length": length, "precision": precision}
                 settings = ["compiler.enabled=compiled", "compiler.fused_ops=on"]
@@ -189,7 +199,11 @@ def ptxas():
                     registers, shared = number("registers"), number("bytes smem") + dynamic
                     types = "bf16" if "__nv_bfloat16" in (kernels / "src" / f"{hash_}.cu").read_text() else "f32"
                     row = (registers, number("bytes spill stores"), number("bytes stack frame"), shared, x * y * z)
-                    rows[(name, types, capability, row)] = occupancy(registers, x * y * z, shared, capability)
+                    yield name, types, capability, occupancy(registers, x * y * z, shared, capability), row
+
+
+def ptxas():
+    rows = {(name, types, capability, row): share for name, types, capability, share, row in compiled(["f32", "bf16"])}
     print("| kernel | type | threads | sm_80: registers | spilled bytes | stack | shared bytes | occupancy | sm_90: registers | spilled bytes | stack | shared bytes | occupancy |")
     print("| --- | --- | ---: |" + " ---: |" * 10)
     table = defaultdict(dict)
@@ -207,8 +221,57 @@ def ptxas():
             else:
                 cells += ["-"] * 5
         print(f"| `{name}` | {types} | {threads} | " + " | ".join(str(cell) for cell in cells) + " |")
-    missing = sorted(set(names) - {name for name, *_ in table})
+    missing = sorted(set(own_kernels()) - {name for name, *_ in table})
     print(f"\nNot launched by these runs: {', '.join(missing) or 'none'}.")
+
+
+def ptx_of(source, capability):
+    """NVRTC's PTX of a kernel's source."""
+    nvrtc, program, size = ctypes.CDLL(os.environ["FAKE_CUDA_NVRTC"]), ctypes.c_void_p(), ctypes.c_size_t()
+    options = [f"--gpu-architecture=compute_{capability}", f"--include-path={os.environ['CUDA_PATH']}/include", "-lineinfo"]
+    status = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
+    words = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+    status = status or nvrtc.nvrtcCompileProgram(program, len(options), words) or nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size))
+    ptx = ctypes.create_string_buffer(size.value)
+    status = status or nvrtc.nvrtcGetPTX(program, ptx)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    if status:
+        sys.exit(f"kernels.py: NVRTC fails with {status} for capability {capability}: {source[:500]}")
+    return ptx.value.decode()
+
+
+def registers():
+    names, wrong, checked = own_kernels(), [], defaultdict(lambda: [0, 0])
+    for path in sorted((args.out / "src").glob("*.cu")):
+        source = path.read_text()
+        entry = re.search(r"__launch_bounds__\((\d+)\)\s*(\w+)\s*\(", source)
+        name = entry and own_name(entry[2], names)
+        if name is None:
+            continue
+        threads = int(entry[1])
+        most, *spills = MOST[max((prefix for prefix in MOST if name.startswith(prefix)), key=len)]
+        for capability, spill in zip([80, 90], spills):
+            ptx = args.out / "registers.ptx"
+            ptx.write_text(ptx_of(source, capability))
+            done = subprocess.run([os.environ["FAKE_CUDA_PTXAS"], "-v", f"-arch=sm_{capability}", ptx, "-o", "/dev/null"], capture_output=True, text=True)
+            ptx.unlink()
+            if done.returncode != 0:
+                wrong.append(f"{entry[2]} ({path.name}) is not assembled for {capability}: {done.stderr[:500]}")
+                continue
+            number = lambda words: int((re.search(rf"(\d+) {words}", done.stderr) or [0, 0])[1])
+            count, spilled, shared = number("registers"), number("bytes spill stores"), number("bytes smem")
+            blocks = occupancy(count, threads, shared, capability) * 2048 / threads
+            checked[name] = [max(pair) for pair in zip(checked[name], [count, spilled])]
+            if count > most or spilled > spill or (most > 128 and blocks < 2):
+                wrong.append(f"{entry[2]} ({path.name}) has {count} registers, {spilled} bytes spilled and {blocks:.0f} blocks of {threads} "
+                             f"threads a multiprocessor at {capability}; expected at most {most} and {spill}, and at least 2")
+    for name, (count, spilled) in sorted(checked.items()):
+        print(f"{name}: at most {count} registers, {spilled} bytes spilled")
+    missing = [prefix for prefix in MOST if not any(name.startswith(prefix) for name in checked)]
+    if missing:
+        wrong.append(f"no kernel of {missing} is in {args.out}")
+    if wrong:
+        sys.exit("kernels.py: " + "\n".join(wrong))
 
 
 SIZES = {"float": 4, "double": 8, "__half": 2, "__nv_bfloat16": 2, "int32_t": 4, "uint32_t": 4, "int64_t": 8, "uint64_t": 8,
@@ -486,4 +549,4 @@ def bounds():
 
 
 args.out.mkdir(parents=True, exist_ok=True)
-{"ptxas": ptxas, "steps": steps, "bounds": bounds}[args.what]()
+{"ptxas": ptxas, "steps": steps, "bounds": bounds, "registers": registers}[args.what]()

@@ -242,11 +242,13 @@ impl Activations {
         let matrices = if is_llama { 3 } else { 2 };
         let weights = if is_adapted { 0 } else { matrices * width * inner };
         // Fused attention on a GPU computes scores and the gradient of the weights again, for some
-        // sequences at a time.
+        // sequences at a time, or on tensor cores in registers. Without a scale scores are f32 where
+        // f16 would overflow.
+        let are_wide = is_apart && compute.dtype() == FloatDType::F16;
+        let has_flash = !compute.is_f32() && !are_wide && inputs.flash_head_dims.contains(&((queries / heads) as usize));
         let of_scores = match inputs.bytes_at_a_time {
-            Some(bytes) if !is_plain(Operator::Attention) => {
-                // Without a scale they are f32 where f16 would overflow.
-                let of_score = if is_apart && compute.dtype() == FloatDType::F16 { F32 } else { operand * F32 / 2 };
+            Some(bytes) if !is_plain(Operator::Attention) && !has_flash => {
+                let of_score = if are_wide { F32 } else { operand * F32 / 2 };
                 let row = pitched((of_score * seq) as u64);
                 2 * at_a_time(bytes, heads * seq * u128::from(row), tokens / seq.max(1))
             }

@@ -49,6 +49,8 @@ pub struct MemoryInputs<'a> {
     pub sharded: bool,
     /// Bytes that a fused operator's scores or logits have at a time; none on the CPU.
     pub bytes_at_a_time: Option<u64>,
+    /// Sizes of a head whose fused attention in bf16 and f16 has no scores.
+    pub flash_head_dims: &'a [usize],
     /// The other contents of the same memory (the program, and a checkpoint on its way to disk);
     /// none on a device with memory of its own.
     pub host: Option<Host>,

@@ -56,6 +56,9 @@ pub struct DeviceFacts {
     /// Bytes that a fused operator's scores or logits have at a time (`ops::bytes_at_a_time`).
     #[serde(default)]
     pub bytes_at_a_time: Option<u64>,
+    /// Sizes of a head whose fused attention in bf16 and f16 has no scores (`ops::flash_head_dims`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flash_head_dims: Vec<usize>,
 }
 
 impl DeviceFacts {
@@ -107,6 +110,7 @@ impl Available {
             bf16_products,
             engine: Engine::this(),
             bytes_at_a_time: ops::bytes_at_a_time(&self.device),
+            flash_head_dims: ops::flash_head_dims(&self.device).to_vec(),
         }
     }
 }

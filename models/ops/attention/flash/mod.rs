@@ -55,6 +55,12 @@ pub(super) fn takes(inputs: &Inputs<Cube>) -> bool {
     !is_unscaled && HEAD_DIMS.contains(&head_dim) && multiplies(&query.device(), query.dtype())
 }
 
+/// The sizes of a head for which `device` has the kernels in bf16 and f16.
+pub(in crate::ops) fn head_dims(device: &CubeDevice) -> &'static [usize] {
+    let multiplies = [DType::BF16, DType::F16].into_iter().all(|dtype| multiplies(device, dtype));
+    if multiplies { &HEAD_DIMS } else { &[] }
+}
+
 /// Whether `device` has the matrix instruction of the kernels for operands of `dtype`.
 fn multiplies(device: &CubeDevice, dtype: DType) -> bool {
     let kind = match dtype {
