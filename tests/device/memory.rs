@@ -2,9 +2,12 @@
 
 use std::fmt::Write;
 
+use serde_json::Value;
+
+use crate::common::skip::skip;
 use crate::common::small_run::write;
 use crate::common::{succeeds, train_rows};
-use crate::{ONE_SHAPE, on_device};
+use crate::{MODE, ONE_SHAPE, device, on_device};
 
 /// Rows of the validation, all in one batch of 8 tokens each, and the vocabulary: logits of 64 MiB.
 const EVALUATED: usize = 256;
@@ -45,4 +48,30 @@ fn an_evaluation_gives_its_memory_back() {
     for (step, reserved) in (1..).zip(&reserved).skip(4) {
         assert!(reserved - before < A_PAGE, "step {step}: {reserved} MiB, {before} before the first evaluation");
     }
+}
+
+/// On tensor cores attention has no matrix of scores, whose bytes would grow with the heads.
+#[test]
+fn scores_count_where_attention_has_them() {
+    if device() != "cuda" || MODE != "compiled" {
+        return skip!("cuda", "the kernels are for tensor cores of CUDA devices, compiled");
+    }
+    let activations = |precision: &str, heads: usize| {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "clm");
+        let precision = format!("precision={precision}");
+        let heads = format!("model.n_head={heads}");
+        let sets = [&precision, &heads, "model.n_embd=64", "trainer.max_steps=1", "trainer.save_strategy=no"];
+        let mut command = on_device(folder.path(), "run", &ONE_SHAPE);
+        succeeds(command.args(sets.map(|set| ["--set", set]).concat()));
+        let plan = std::fs::read_to_string(folder.path().join("run/plan.json")).unwrap();
+        let plan: Value = serde_json::from_str(&plan).unwrap();
+        plan["memory"]["estimate"]["activations"].as_u64().unwrap()
+    };
+    // Heads of 64, 32 and 16 numbers: the kernels have none of 16, and none for f32.
+    let [bf16, f32] = ["bf16", "f32"].map(|precision| [1, 2, 4].map(|heads| activations(precision, heads)));
+    println!("{bf16:?} {f32:?}");
+    assert_eq!(bf16[0], bf16[1], "scores on tensor cores");
+    assert!(bf16[2] > bf16[1], "no scores apart from tensor cores: {bf16:?}");
+    assert!(f32[0] < f32[1] && f32[1] < f32[2], "no scores in f32: {f32:?}");
 }

@@ -245,7 +245,8 @@ impl Activations {
         // sequences at a time, or on tensor cores in registers. Without a scale scores are f32 where
         // f16 would overflow.
         let are_wide = is_apart && compute.dtype() == FloatDType::F16;
-        let has_flash = !compute.is_f32() && !are_wide && inputs.flash_head_dims.contains(&((queries / heads) as usize));
+        let has_flash =
+            !compute.is_f32() && !are_wide && inputs.flash_head_dims.contains(&((queries / heads) as usize));
         let of_scores = match inputs.bytes_at_a_time {
             Some(bytes) if !is_plain(Operator::Attention) && !has_flash => {
                 let of_score = if are_wide { F32 } else { operand * F32 / 2 };
