@@ -319,7 +319,7 @@ def aligned(source):
 
 
 # How often a kernel passes over its row.
-PASSES = {"loss_rows": 2, "weigh_rows": 3, "weigh_backward_rows": 2, "norm_rows": 3, "add_norm_rows": 3, "norm_backward_rows": 2}
+PASSES = {"loss_rows": 2, "weigh_rows": 3, "weigh_backward_rows": 2, "norm_rows": 3, "add_norm_rows": 3}
 # Of the kernels of flash attention the buffer that is as long as the queries: any other is longer only as a part of a packed one.
 FLASH = {"flash_rows": 5, "flash_backward_queries": 4, "flash_backward_keys": 3}
 # Multiprocessors, and bytes of the cache that they share, of an H100.

@@ -1,8 +1,11 @@
-//! Bias and GELU: an element to a unit.
+//! Bias and GELU: an element to a unit, and in the backward a strip of rows to a cube, which sums
+//! over its columns.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
+#![allow(clippy::assign_op_pattern)] // vectors of kernels have no other form
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -10,8 +13,10 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{Activation, CUBIC, GeluKernel, Inputs, SQRT_2_OVER_PI};
-use crate::ops::cube::rows::RowKernels;
-use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_element, dims2, element, empty, narrow, rows_of};
+use crate::ops::cube::rows::{Strip, Strips, write_strip};
+use crate::ops::cube::{
+    Cube, FusedTensor, addresses, buffer, by_element, dims2, element, empty, empty_in, narrow, rows_of, vector,
+};
 
 impl GeluKernel for Cube {
     fn forward(Inputs { x, bias, kind, .. }: Inputs<Self>) -> FusedTensor {
@@ -20,8 +25,7 @@ impl GeluKernel for Cube {
 
     fn backward(Inputs { x, bias, kind, .. }: Inputs<Self>, dy: FusedTensor) -> (FusedTensor, FusedTensor) {
         let dy = narrow(dy, x.dtype());
-        let dx = Self::gelu_backward(x, bias, dy, kind);
-        (dx.clone(), Self::column_sums(dx))
+        Self::gelu_backward(x, bias, dy, kind)
     }
 }
 
@@ -32,14 +36,14 @@ pub(in crate::ops) trait ActivationKernels: Backend {
     #[fusion(meta = |x, _bias, _kind| x.clone())]
     fn gelu(x: FloatTensor<Self>, bias: FloatTensor<Self>, kind: Activation) -> FloatTensor<Self>;
 
-    /// `dx` of [`gelu`](Self::gelu).
-    #[fusion(meta = |x, _bias, _dy, _kind| x.clone())]
+    /// `dx` of [`gelu`](Self::gelu), in the type of `x`, and its sums over rows, in f32.
+    #[fusion(meta = |x, bias, _dy, _kind| (x.clone(), bias.clone()))]
     fn gelu_backward(
         x: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         dy: FloatTensor<Self>,
         kind: Activation,
-    ) -> FloatTensor<Self>;
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
 impl ActivationKernels for CubeBackend {
@@ -68,31 +72,39 @@ impl ActivationKernels for CubeBackend {
         y
     }
 
-    fn gelu_backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> CubeTensor {
+    fn gelu_backward(x: CubeTensor, bias: CubeTensor, dy: CubeTensor, kind: Activation) -> (CubeTensor, CubeTensor) {
         let ((x, pitch), bias, (dy, dpitch)) = (rows_of(x), into_contiguous(bias), rows_of(dy));
         let [rows, width] = dims2(&x);
         let dx = empty(&x, [rows, width]);
-        let (count, dim) = by_element(&x, rows * width);
-        // SAFETY: as in `gelu`.
+        let vector = vector(&x, [width, pitch]).min(vector(&dy, [width, dpitch])).min(vector(&bias, [width]));
+        let strips = Strips::new(&x, rows, width / vector);
+        let parts = empty_in(&x, [strips.strips, width], DType::F32);
+        // SAFETY: a group reads and writes rows of its strip below `rows`, at vectors below
+        // `width`; the cube of a strip, if there is one, writes that strip's sums.
         unsafe {
-            gelu_backward_each::launch_unchecked(
+            gelu_backward_strips::launch_unchecked(
                 &x.client,
-                count,
-                dim,
+                strips.count.clone(),
+                strips.dim,
                 addresses([&x, &dy]),
+                vector,
                 buffer(&x),
                 buffer(&bias),
                 buffer(&dy),
                 buffer(&dx),
-                rows * width,
-                width,
-                pitch,
-                dpitch,
+                buffer(&parts),
+                rows,
+                width / vector,
+                pitch / vector,
+                dpitch / vector,
+                strips.strips,
                 kind == Activation::GeluTanh,
+                strips.form,
                 element(&x),
             );
         }
-        dx
+        let [dbias, _] = strips.total(parts, width, 1);
+        (dx, dbias)
     }
 }
 
@@ -116,29 +128,62 @@ fn gelu_each<F: Float>(
     y[i] = F::cast_from(x * cdf(x, tanh));
 }
 
+/// The gradient of `x`, and a row of `parts` for each strip: its sums over columns of what is
+/// written, which is rounded.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn gelu_backward_each<F: Float>(
-    x: &[F],
-    bias: &[f32],
-    dy: &[F],
-    dx: &mut [F],
-    n: usize,
-    width: usize,
+fn gelu_backward_strips<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    bias: &[Vector<f32, N>],
+    dy: &[Vector<F, N>],
+    dx: &mut [Vector<F, N>],
+    parts: &mut [Vector<f32, N>],
+    rows: usize,
+    vectors: usize,
     pitch: usize,
     dpitch: usize,
+    strips: usize,
     #[comptime] tanh: bool,
+    #[comptime] form: Strip,
     #[define(F)] _dtype: ElemType,
 ) {
-    let i = ABSOLUTE_POS;
-    if i >= n {
+    let lanes = N::value().comptime();
+    let mut columns = Shared::<[Vector<f32, N>]>::new_slice(comptime!(form.lanes * form.groups));
+    let strip = CUBE_POS;
+    if strip >= strips {
         terminate!();
     }
-    let row = i / width;
-    let column = i % width;
-    let x = f32::cast_from(x[row * pitch + column]) + bias[column];
-    let dy = f32::cast_from(dy[row * dpitch + column]);
-    let cdf = cdf(x, tanh);
-    dx[i] = F::cast_from(dy * (cdf + x * density(x, cdf, tanh)));
+    let lane = UNIT_POS as usize % form.lanes;
+    let group = UNIT_POS as usize / form.lanes;
+    let zero = Vector::<f32, N>::new(0.0f32);
+    let mut sums = Array::<Vector<f32, N>>::new(form.each);
+    #[unroll]
+    for j in 0..form.each {
+        sums[j] = zero;
+    }
+    for round in 0..comptime!(form.rounds()) {
+        let row = strip * comptime!(form.rows()) + round * form.groups + group;
+        if row < rows {
+            #[unroll]
+            for j in 0..form.each {
+                let at = lane + comptime!(j * form.lanes);
+                if at < vectors {
+                    let x = Vector::<f32, N>::cast_from(x[row * pitch + at]) + bias[at];
+                    let dy = Vector::<f32, N>::cast_from(dy[row * dpitch + at]);
+                    let mut gradient = Vector::<f32, N>::empty();
+                    #[unroll]
+                    for k in 0..lanes {
+                        let x = x.extract(k);
+                        let cdf = cdf(x, tanh);
+                        gradient.insert(k, dy.extract(k) * (cdf + x * density(x, cdf, tanh)));
+                    }
+                    let rounded = Vector::<F, N>::cast_from(gradient);
+                    dx[row * vectors + at] = rounded;
+                    sums[j] = sums[j] + Vector::<f32, N>::cast_from(rounded);
+                }
+            }
+        }
+    }
+    write_strip::<N>(&sums, parts, strip * vectors, vectors, &mut columns, form);
 }
 
 /// The factor of `x` in GELU: the normal distribution function, or its approximation `1 / (1 +

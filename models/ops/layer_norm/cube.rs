@@ -1,6 +1,7 @@
 //! Layer normalisation: a row to a cube, mean first and then the variance around it, as on the CPU.
 //! Root mean square normalisation is the same around 0 and without a bias.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
+#![allow(clippy::assign_op_pattern)] // vectors of kernels have no other form
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::FloatTensor;
@@ -13,8 +14,10 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{Inputs, LayerNormKernel, Saved};
-use crate::ops::cube::rows::{ByColumns, column_sum, cube_sum};
-use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_row, dims2, element, empty, empty_in, lanes, shaped};
+use crate::ops::cube::rows::{Strip, Strips, cube_sum, group_sums, write_strip};
+use crate::ops::cube::{
+    Cube, FusedTensor, addresses, buffer, by_row, dims2, element, empty, empty_in, lanes, shaped, vector,
+};
 
 impl LayerNormKernel for Cube {
     fn forward(inputs: Inputs<Self>) -> (FusedTensor, Saved<FusedTensor>) {
@@ -184,51 +187,37 @@ pub(in crate::ops) fn backward(
     let (adds, added) = (added.is_some(), added.map_or_else(|| x.clone(), into_contiguous));
     let [rows, width] = dims2(&x);
     let dx = empty(&x, [rows, width]);
-    let (count, dim) = by_row(&x, rows);
-    // SAFETY: a cube reads and writes its own row, if there is one, at columns below `width`.
+    let vector =
+        [&weight, &dy, &added, &dx].iter().map(|other| vector(other, [width])).fold(vector(&x, [width]), usize::min);
+    let strips = Strips::new(&x, rows, width / vector);
+    let sums = if has_bias { 2 } else { 1 };
+    let parts = empty(&x, [strips.strips, sums * width]);
+    // SAFETY: a group reads and writes rows of its strip below `rows`, at vectors below `width`;
+    // the cube of a strip, if there is one, writes that strip's sums.
     unsafe {
-        norm_backward_rows::launch_unchecked(
+        norm_backward_strips::launch_unchecked(
             &x.client,
-            count,
-            dim,
+            strips.count.clone(),
+            strips.dim,
             addresses([&x, &dy]),
+            vector,
             buffer(&x),
             buffer(&weight),
             buffer(&statistics),
             buffer(&dy),
             buffer(&added),
             buffer(&dx),
+            buffer(&parts),
             rows,
-            width,
+            width / vector,
+            strips.strips,
             adds,
             has_bias,
-            lanes(&x),
+            strips.form,
             element(&dy),
         );
     }
-    let (dweight, dbias) = (empty(&x, [width]), empty(&x, [if has_bias { width } else { 1 }]));
-    let ByColumns { count, dim, columns, groups } = ByColumns::new(&x, rows, width);
-    // SAFETY: a unit reads rows below `rows` of its column and writes that column's sums, if there
-    // is such a column; that of the bias where it has all columns.
-    unsafe {
-        affine_backward::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            addresses([&x, &dy]),
-            buffer(&x),
-            buffer(&statistics),
-            buffer(&dy),
-            buffer(&dweight),
-            buffer(&dbias),
-            rows,
-            width,
-            has_bias,
-            columns,
-            groups,
-            element(&dy),
-        );
-    }
+    let [dweight, dbias] = strips.total(parts, width, sums);
     (dx, dweight, dbias)
 }
 
@@ -339,99 +328,116 @@ fn add_norm_rows(
 }
 
 /// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`;
-/// around 0, without a bias, `mean(g)` is none of it. `added` may be added to it.
+/// around 0, without a bias, `mean(g)` is none of it. `added` may be added to it. A strip's sums
+/// over columns of `dy n`, and with a bias those of `dy` behind them, are a row of `parts`. Each
+/// number is read once: a unit holds those of its row in registers.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn norm_backward_rows<F: Float>(
-    x: &[f32],
-    weight: &[f32],
+fn norm_backward_strips<F: Float, N: Size>(
+    x: &[Vector<f32, N>],
+    weight: &[Vector<f32, N>],
     statistics: &[f32],
-    dy: &[F],
-    added: &[f32],
-    dx: &mut [f32],
+    dy: &[Vector<F, N>],
+    added: &[Vector<f32, N>],
+    dx: &mut [Vector<f32, N>],
+    parts: &mut [Vector<f32, N>],
     rows: usize,
-    width: usize,
+    vectors: usize,
+    strips: usize,
     #[comptime] adds: bool,
     #[comptime] has_bias: bool,
-    #[comptime] lanes: usize,
+    #[comptime] form: Strip,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut scratch = Shared::<[f32]>::new_slice(lanes);
-    let row = CUBE_POS;
-    if row >= rows {
+    let units = comptime!(form.lanes * form.groups);
+    let lanes = N::value().comptime();
+    let mut scratch = Shared::<[f32]>::new_slice(comptime!(2 * units));
+    let mut columns = Shared::<[Vector<f32, N>]>::new_slice(units);
+    let strip = CUBE_POS;
+    if strip >= strips {
         terminate!();
     }
-    let mean = statistics[2 * row];
-    let rstd = statistics[2 * row + 1];
-    let start = row * width;
-    let end = start + width;
-    let first = start + UNIT_POS as usize;
-    let mut sum_g = 0.0f32;
-    let mut sum_gn = 0.0f32;
-    let mut i = first;
-    while i < end {
-        let g = f32::cast_from(dy[i]) * weight[i - start];
-        sum_g += g;
-        sum_gn += g * (x[i] - mean) * rstd;
-        i += lanes;
+    let lane = UNIT_POS as usize % form.lanes;
+    let group = UNIT_POS as usize / form.lanes;
+    let zero = Vector::<f32, N>::new(0.0f32);
+    let mut weights = Array::<Vector<f32, N>>::new(form.each);
+    let mut normalised = Array::<Vector<f32, N>>::new(form.each);
+    let mut gradients = Array::<Vector<f32, N>>::new(form.each);
+    let mut of_weight = Array::<Vector<f32, N>>::new(form.each);
+    let mut of_bias = Array::<Vector<f32, N>>::new(form.each);
+    #[unroll]
+    for j in 0..form.each {
+        let at = lane + comptime!(j * form.lanes);
+        let mut load = zero;
+        if at < vectors {
+            load = weight[at];
+        }
+        weights[j] = load;
+        of_weight[j] = zero;
+        of_bias[j] = zero;
     }
-    let mut mean_g = 0.0f32;
+    let width = f32::cast_from(vectors * lanes);
+    for round in 0..comptime!(form.rounds()) {
+        let row = strip * comptime!(form.rows()) + round * form.groups + group;
+        let is_row = row < rows;
+        let mut mean = 0.0f32;
+        let mut rstd = 0.0f32;
+        if is_row {
+            mean = statistics[2 * row];
+            rstd = statistics[2 * row + 1];
+        }
+        let start = row * vectors;
+        let mut sums_g = zero;
+        let mut sums_gn = zero;
+        #[unroll]
+        for j in 0..form.each {
+            let at = lane + comptime!(j * form.lanes);
+            let mut n = zero;
+            let mut g = zero;
+            if is_row && at < vectors {
+                n = (x[start + at] - Vector::<f32, N>::new(mean)) * Vector::<f32, N>::new(rstd);
+                g = Vector::<f32, N>::cast_from(dy[start + at]);
+            }
+            of_weight[j] = of_weight[j] + g * n;
+            of_bias[j] = of_bias[j] + g;
+            g = g * weights[j];
+            sums_g = sums_g + g;
+            sums_gn = sums_gn + g * n;
+            normalised[j] = n;
+            gradients[j] = g;
+        }
+        let mut sum_g = 0.0f32;
+        let mut sum_gn = 0.0f32;
+        #[unroll]
+        for k in 0..lanes {
+            sum_g += sums_g.extract(k);
+            sum_gn += sums_gn.extract(k);
+        }
+        let (sum_g, sum_gn) = group_sums(sum_g, sum_gn, &mut scratch, form);
+        let mut mean_g = 0.0f32;
+        if comptime!(has_bias) {
+            mean_g = sum_g / width;
+        }
+        let mean_gn = sum_gn / width;
+        if is_row {
+            #[unroll]
+            for j in 0..form.each {
+                let at = lane + comptime!(j * form.lanes);
+                if at < vectors {
+                    let centred = gradients[j] - Vector::<f32, N>::new(mean_g);
+                    let mut gradient =
+                        Vector::<f32, N>::new(rstd) * (centred - normalised[j] * Vector::<f32, N>::new(mean_gn));
+                    if comptime!(adds) {
+                        gradient = gradient + added[start + at];
+                    }
+                    dx[start + at] = gradient;
+                }
+            }
+        }
+    }
+    let sums = comptime!(if has_bias { 2usize } else { 1usize });
+    let start = strip * sums * vectors;
+    write_strip::<N>(&of_weight, parts, start, vectors, &mut columns, form);
     if comptime!(has_bias) {
-        mean_g = cube_sum(sum_g, &mut scratch, lanes) / f32::cast_from(width);
-    }
-    let mean_gn = cube_sum(sum_gn, &mut scratch, lanes) / f32::cast_from(width);
-    let mut i = first;
-    while i < end {
-        let g = f32::cast_from(dy[i]) * weight[i - start];
-        let mut gradient = rstd * (g - mean_g - (x[i] - mean) * rstd * mean_gn);
-        if comptime!(adds) {
-            gradient += added[i];
-        }
-        dx[i] = gradient;
-        i += lanes;
-    }
-}
-
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn affine_backward<F: Float>(
-    x: &[f32],
-    statistics: &[f32],
-    dy: &[F],
-    dweight: &mut [f32],
-    dbias: &mut [f32],
-    rows: usize,
-    width: usize,
-    #[comptime] has_bias: bool,
-    #[comptime] columns: usize,
-    #[comptime] groups: usize,
-    #[define(F)] _dtype: ElemType,
-) {
-    let mut scratch = Shared::<[f32]>::new_slice(comptime!(columns * groups));
-    let unit = UNIT_POS as usize;
-    let first = CUBE_POS * columns;
-    if first >= width {
-        terminate!();
-    }
-    let column = first + unit % columns;
-    let mut of_weight = 0.0f32;
-    let mut of_bias = 0.0f32;
-    if column < width {
-        let mut row = unit / columns;
-        while row < rows {
-            let g = f32::cast_from(dy[row * width + column]);
-            of_weight += g * (x[row * width + column] - statistics[2 * row]) * statistics[2 * row + 1];
-            of_bias += g;
-            row += groups;
-        }
-    }
-    let is_first = unit < columns && column < width;
-    let of_weight = column_sum(of_weight, &mut scratch, columns, groups);
-    if is_first {
-        dweight[column] = of_weight;
-    }
-    if comptime!(has_bias) {
-        let of_bias = column_sum(of_bias, &mut scratch, columns, groups);
-        if is_first {
-            dbias[column] = of_bias;
-        }
+        write_strip::<N>(&of_bias, parts, start + vectors, vectors, &mut columns, form);
     }
 }

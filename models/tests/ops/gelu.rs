@@ -4,7 +4,7 @@ use burn::tensor::{FloatDType, Tensor};
 use kiln_models::ops::gelu::bias_gelu;
 use kiln_models::{Activation, Ops};
 
-use crate::{Input, agrees_with_host, agrees_with_plain, input, on_cpu, run, vector};
+use crate::{Input, agrees_with_host, agrees_with_plain, close, input, on_cpu, run, vector, wide};
 
 /// A few roundings of f32 (6e-8) at values of order 1 to 6.
 const ROUNDING: f64 = 1e-6;
@@ -80,6 +80,31 @@ fn narrow_values_are_computed_in_f32() {
                 values[0].iter().enumerate().map(|(i, x)| gelu(x + values[1][i % 7], kind)).collect()
             };
             agrees_with_host(&format!("{dtype:?} {kind:?}"), &inputs, &narrow, &host, 2.0 * rounding);
+        }
+    }
+}
+
+/// The bias's gradient is summed in strips of rows by the kernel that writes that of `x`: it is the
+/// f64 sum of what is written, and the same in two calls.
+#[test]
+fn sums_of_strips_of_rows_are_those_of_f64() {
+    for (rows, width) in [(1, 31), (17, 48), (63, 67), (1000, 24), (70, 1030), (1000, 7)] {
+        for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F16] {
+            if !crate::device().supports_dtype(dtype) || on_cpu() && dtype != FloatDType::F32 {
+                continue;
+            }
+            let inputs = [input(rows, width, 3.0, 1), input(1, width, 1.0, 2)];
+            let op = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
+                let bias = vector(inputs.pop().unwrap());
+                vector(
+                    bias_gelu(inputs.pop().unwrap().cast(dtype), bias, Activation::GeluTanh, ops).cast(FloatDType::F32),
+                )
+            };
+            let (_, grads) = run(&inputs, &op, Ops::Fused);
+            let dbias = (0..width).map(|c| wide(&grads[0]).iter().skip(c).step_by(width).sum()).collect::<Vec<f64>>();
+            // Sums in f32 of up to 1000 terms.
+            close(&format!("{dtype:?} [{rows}, {width}]"), &grads[1], &dbias, 1e-5);
+            assert_eq!(run(&inputs, &op, Ops::Fused).1, grads, "{dtype:?} [{rows}, {width}]: two calls");
         }
     }
 }

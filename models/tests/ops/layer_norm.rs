@@ -1,12 +1,12 @@
 //! Layer normalisation, with and without a residual.
 
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor, TensorData};
 use kiln_models::Ops;
 use kiln_models::ops::Operand;
 use kiln_models::ops::dropout::{DropoutRng, bias_dropout_residual};
 use kiln_models::ops::layer_norm::layer_norm;
 
-use crate::{Input, agrees_with_host, agrees_with_plain, input, vector};
+use crate::{Input, agrees_with_host, agrees_with_plain, close, input, read, run, vector, weights, wide};
 
 const EPS: f64 = 1e-5;
 /// Statistics of up to a few hundred values of order 1, each with a rounding of 6e-8, divided by a
@@ -97,11 +97,60 @@ fn a_residual_that_the_normalisation_reads_as_well() {
     }
 }
 
+/// Sums over columns are made in strips of rows: one that is not whole, one row, several strips,
+/// and widths of whole vectors and of none. Gradients by their formulas in f64 (Ba et al. 2016);
+/// two calls give the same bits.
+#[test]
+fn gradients_of_strips_of_rows_are_those_of_f64() {
+    for (rows, width) in [(1, 768), (17, 40), (63, 67), (1000, 24), (70, 1030), (1000, 7)] {
+        for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F16] {
+            if !crate::device().supports_dtype(dtype) || crate::on_cpu() && dtype == FloatDType::F16 {
+                continue; // WGSL has no bf16, and kernels of the CPU write no f16
+            }
+            let op = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
+                let (bias, weight) = (vector(inputs.pop().unwrap()), vector(inputs.pop().unwrap()));
+                let y = Operand::layer_norm(inputs.pop().unwrap(), weight, bias, EPS, ops).0.of_type(dtype);
+                vector(y.cast(FloatDType::F32))
+            };
+            let inputs = inputs(rows, width, false);
+            let (_, grads) = run(&inputs, &op, Ops::Fused);
+            let dy = weights(rows * width);
+            let (mut dx, mut dweight, mut dbias) = (Vec::new(), vec![0.0; width], vec![0.0; width]);
+            for (x, dy) in inputs[0].values.chunks(width).zip(dy.chunks(width)) {
+                let (x, dy, n) = (wide(x), wide(&rounded(dy, dtype)), width as f64);
+                let mean = x.iter().sum::<f64>() / n;
+                let rstd = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n + EPS).sqrt();
+                let normalised = x.iter().map(|x| (x - mean) * rstd).collect::<Vec<_>>();
+                let g = dy.iter().zip(&inputs[1].values).map(|(dy, w)| dy * f64::from(*w)).collect::<Vec<_>>();
+                let mean_g = g.iter().sum::<f64>() / n;
+                let mean_gn = g.iter().zip(&normalised).map(|(g, n)| g * n).sum::<f64>() / n;
+                dx.extend(g.iter().zip(&normalised).map(|(g, n)| rstd * (g - mean_g - n * mean_gn)));
+                for (i, (dy, n)) in dy.iter().zip(&normalised).enumerate() {
+                    dweight[i] += dy * n;
+                    dbias[i] += dy;
+                }
+            }
+            let what = format!("{dtype:?} [{rows}, {width}]");
+            close(&format!("{what}: dx"), &grads[0], &dx, ROUNDING);
+            // Sums of up to 1000 terms of order 1, whose largest is about 30.
+            close(&format!("{what}: dweight"), &grads[1], &dweight, 1e-5);
+            close(&format!("{what}: dbias"), &grads[2], &dbias, 1e-5);
+            assert_eq!(run(&inputs, &op, Ops::Fused).1, grads, "{what}: two calls");
+        }
+    }
+}
+
+/// `values` as a tensor of `dtype` has them.
+fn rounded(values: &[f32], dtype: FloatDType) -> Vec<f32> {
+    let row = Tensor::<1>::from_data(TensorData::new(values.to_vec(), [values.len()]), &crate::device());
+    read(row.cast(dtype).cast(FloatDType::F32))
+}
+
 #[test]
 fn one_feature_is_its_bias() {
     // The variance is 0, so only eps stands under the root, and 1 / sqrt(eps) multiplies a
     // difference that is 0.
-    let (y, grads) = crate::run(&inputs(3, 1, false), &op, Ops::Fused);
+    let (y, grads) = run(&inputs(3, 1, false), &op, Ops::Fused);
     let bias = inputs(3, 1, false)[2].values[0];
     assert_eq!(y, [bias; 3]);
     assert!(grads[0].iter().all(|g| g.abs() < 1e-3), "{grads:?}");
