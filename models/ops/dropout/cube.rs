@@ -1,8 +1,10 @@
-//! Dropout: an element or a vector to a unit, which decides alone what is kept.
+//! Dropout: an element or a vector to a unit, which decides alone what is kept. Where the result is
+//! summed over its rows, a cube takes a strip of those.
 //!
 //! The generator is the CPU's with 32 bits for a row instead of 64, since WGSL has no 64-bit
 //! integers: the masks of the two devices differ, those of forward and backward do not.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
+#![allow(clippy::assign_op_pattern)] // vectors of kernels have no other form
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -15,9 +17,9 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{DropoutKernel, Inputs};
-use crate::ops::cube::rows::RowKernels;
+use crate::ops::cube::rows::{RowKernels, Strip, Strips, write_strip};
 use crate::ops::cube::{
-    Cube, FusedTensor, addresses, buffer, by_element, dims2, element, empty, empty_in, narrow, rows_of, vector,
+    Cube, FusedTensor, addresses, buffer, by_element, dims2, element, empty, empty_in, floats, narrow, rows_of, vector,
 };
 
 impl DropoutKernel for Cube {
@@ -25,16 +27,24 @@ impl DropoutKernel for Cube {
         Self::drop(x, seed, p, FloatDType::F32)
     }
 
-    fn gradient(dy: FusedTensor, seed: FusedTensor, p: f64, dtype: FloatDType) -> FusedTensor {
-        if p > 0.0 { Self::drop(dy, seed, p, dtype) } else { narrow(dy, dtype.into()) }
+    fn gradients(
+        dy: FusedTensor,
+        seed: FusedTensor,
+        p: f64,
+        dtype: FloatDType,
+        wanted: bool,
+    ) -> (FusedTensor, Option<FusedTensor>) {
+        let is_written = p > 0.0 || dtype != FloatDType::F32;
+        if wanted && is_written {
+            let (dx, dbias) = Self::drop_and_sum(dy, seed, p, dtype);
+            return (dx, Some(dbias));
+        }
+        let dx = if p > 0.0 { Self::drop(dy, seed, p, dtype) } else { narrow(dy, dtype.into()) };
+        (dx.clone(), wanted.then(|| Self::column_sums(dx)))
     }
 
     fn bias_drop_add(Inputs { x, bias, residual, seed, p, .. }: Inputs<Self>) -> FusedTensor {
         <Self as DropKernels>::bias_drop_add(x, bias, residual, seed, p)
-    }
-
-    fn bias_gradient(dx: FusedTensor) -> FusedTensor {
-        Self::column_sums(dx)
     }
 }
 
@@ -44,6 +54,17 @@ pub(in crate::ops) trait DropKernels: Backend {
     /// `x`, in f32, with every element zeroed or scaled, as `seed [2]` decides, in `dtype`.
     #[fusion(meta = |x, _seed, _p, dtype| TensorSpec::new(x.shape.clone(), (*dtype).into()))]
     fn drop(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64, dtype: FloatDType) -> FloatTensor<Self>;
+
+    /// [`drop`](Self::drop), and the sums over rows of its result, in f32.
+    #[fusion(meta = |x, _seed, _p, dtype| {
+        (TensorSpec::new(x.shape.clone(), (*dtype).into()), floats([x.shape[1]]))
+    })]
+    fn drop_and_sum(
+        x: FloatTensor<Self>,
+        seed: IntTensor<Self>,
+        p: f64,
+        dtype: FloatDType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// `residual + drop(x + bias)`, of `x` of any type, in f32.
     #[fusion(meta = |_x, _bias, residual, _seed, _p| residual.clone())]
@@ -80,6 +101,41 @@ impl DropKernels for CubeBackend {
             );
         }
         y
+    }
+
+    fn drop_and_sum(x: CubeTensor, seed: CubeTensor, p: f64, dtype: FloatDType) -> (CubeTensor, CubeTensor) {
+        let [x, seed] = [x, seed].map(into_contiguous);
+        let [rows, width] = dims2(&x);
+        let y = empty_in(&x, [rows, width], dtype.into());
+        let vector = vector(&x, [width]);
+        let strips = Strips::new(&x, rows, width / vector);
+        let parts = empty(&x, [strips.strips, width]);
+        // SAFETY: a group reads and writes rows of its strip below `rows`, at vectors below
+        // `width`; the cube of a strip, if there is one, writes that strip's sums; a seed is two
+        // numbers.
+        unsafe {
+            drop_strips::launch_unchecked(
+                &x.client,
+                strips.count.clone(),
+                strips.dim,
+                addresses([&x]),
+                vector,
+                buffer(&x),
+                buffer(&seed),
+                buffer(&y),
+                buffer(&parts),
+                rows,
+                width / vector,
+                strips.strips,
+                threshold(p),
+                scale(p),
+                p > 0.0,
+                strips.form,
+                element(&y),
+            );
+        }
+        let [sums, _] = strips.total(parts, width, 1);
+        (y, sums)
     }
 
     fn bias_drop_add(x: CubeTensor, bias: CubeTensor, residual: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
@@ -161,6 +217,62 @@ fn drop_each<F: Float>(
     }
     let factor = factor(seed, u32::cast_from(i / width), u32::cast_from(i % width), threshold, scale);
     y[i] = F::cast_from(x[i] * factor);
+}
+
+/// [`drop_each`], where it `drops`, and a row of `parts` for each strip: its sums over columns of
+/// what is written, which may be rounded.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn drop_strips<F: Float, N: Size>(
+    x: &[Vector<f32, N>],
+    seed: &[i32],
+    y: &mut [Vector<F, N>],
+    parts: &mut [Vector<f32, N>],
+    rows: usize,
+    vectors: usize,
+    strips: usize,
+    threshold: u32,
+    scale: f32,
+    #[comptime] drops: bool,
+    #[comptime] form: Strip,
+    #[define(F)] _dtype: ElemType,
+) {
+    let lanes = N::value().comptime();
+    let mut columns = Shared::<[Vector<f32, N>]>::new_slice(comptime!(form.lanes * form.groups));
+    let strip = CUBE_POS;
+    if strip >= strips {
+        terminate!();
+    }
+    let lane = UNIT_POS as usize % form.lanes;
+    let group = UNIT_POS as usize / form.lanes;
+    let mut sums = Array::<Vector<f32, N>>::new(form.each);
+    #[unroll]
+    for j in 0..form.each {
+        sums[j] = Vector::<f32, N>::new(0.0f32);
+    }
+    for round in 0..comptime!(form.rounds()) {
+        let row = strip * comptime!(form.rows()) + round * form.groups + group;
+        if row < rows {
+            #[unroll]
+            for j in 0..form.each {
+                let at = lane + comptime!(j * form.lanes);
+                if at < vectors {
+                    let mut values = x[row * vectors + at];
+                    if comptime!(drops) {
+                        #[unroll]
+                        for k in 0..lanes {
+                            let column = u32::cast_from(at * lanes + k);
+                            let factor = factor(seed, u32::cast_from(row), column, threshold, scale);
+                            values.insert(k, values.extract(k) * factor);
+                        }
+                    }
+                    let rounded = Vector::<F, N>::cast_from(values);
+                    y[row * vectors + at] = rounded;
+                    sums[j] = sums[j] + Vector::<f32, N>::cast_from(rounded);
+                }
+            }
+        }
+    }
+    write_strip::<N>(&sums, parts, strip * vectors, vectors, &mut columns, form);
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

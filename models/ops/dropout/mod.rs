@@ -344,16 +344,17 @@ pub(in crate::ops) trait DropoutKernel: Backend {
     /// Zeroes or scales every element of `x`: the forward, and with the same seed the backward.
     fn masked(x: FloatTensor<Self>, seed: IntTensor<Self>, p: f64) -> FloatTensor<Self>;
 
-    /// The gradient of the `x` of [`bias_drop_add`](Self::bias_drop_add), in its type, `dtype`.
-    fn gradient(dy: FloatTensor<Self>, seed: IntTensor<Self>, p: f64, dtype: FloatDType) -> FloatTensor<Self> {
-        let _ = dtype;
-        if p > 0.0 { Self::masked(dy, seed, p) } else { dy }
-    }
+    /// The gradients of the `x` of [`bias_drop_add`](Self::bias_drop_add), in its type, `dtype`,
+    /// and of its bias, which is the sum over the rows of that, where it is `wanted`.
+    fn gradients(
+        dy: FloatTensor<Self>,
+        seed: IntTensor<Self>,
+        p: f64,
+        dtype: FloatDType,
+        wanted: bool,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>);
 
     fn bias_drop_add(inputs: Inputs<Self>) -> FloatTensor<Self>;
-
-    /// Sum over the rows of `dx`.
-    fn bias_gradient(dx: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// Without autodiff the operator is its kernel's forward.
@@ -399,8 +400,13 @@ impl<B: DropoutKernel> Differentiate<B> for Saved<IntTensor<B>> {
     /// The gradients of `x`, `bias` and, unless it is left, `residual`, or of `x` alone.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let &[x, bias, ..] = tracked else { return vec![Some(B::masked(dy, self.seed, self.p))] };
-        let dx = (x || bias).then(|| B::gradient(dy.clone(), self.seed, self.p, self.dtype));
-        let dbias = dx.clone().filter(|_| bias).map(B::bias_gradient);
+        let (dx, dbias) = match x || bias {
+            true => {
+                let (dx, dbias) = B::gradients(dy.clone(), self.seed, self.p, self.dtype, bias);
+                (Some(dx), dbias)
+            }
+            false => (None, None),
+        };
         match self.left {
             None => vec![dx, dbias, Some(dy)],
             Some(left) => {
@@ -441,10 +447,20 @@ impl DropoutKernel for Flex {
         })
     }
 
-    fn bias_gradient(dx: FlexTensor) -> FlexTensor {
-        let dx = flex::row_major(dx);
-        let [_, width] = flex::dims2(&dx);
-        flex::tensor(flex::column_sums(flex::values(&dx), width), [width])
+    fn gradients(
+        dy: FlexTensor,
+        seed: FlexTensor,
+        p: f64,
+        _: FloatDType,
+        wanted: bool,
+    ) -> (FlexTensor, Option<FlexTensor>) {
+        let dx = if p > 0.0 { Self::masked(dy, seed, p) } else { dy };
+        let dbias = wanted.then(|| {
+            let dx = flex::row_major(dx.clone());
+            let [_, width] = flex::dims2(&dx);
+            flex::tensor(flex::column_sums(flex::values(&dx), width), [width])
+        });
+        (dx, dbias)
     }
 }
 
