@@ -1,5 +1,6 @@
 //! Building blocks of the kernels that work on rows: sums and maxima over a cube, and sums over the
 //! rows of a matrix.
+#![allow(clippy::assign_op_pattern)] // vectors of kernels have no other form
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};

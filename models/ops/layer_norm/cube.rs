@@ -1,4 +1,5 @@
 //! Layer normalisation: a row to a cube, mean first and then the variance around it, as on the CPU.
+//! In the backward a cube takes a strip of rows, and sums over its columns while it goes over them.
 //! Root mean square normalisation is the same around 0 and without a bias.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 #![allow(clippy::assign_op_pattern)] // vectors of kernels have no other form
@@ -391,18 +392,18 @@ fn norm_backward_strips<F: Float, N: Size>(
         #[unroll]
         for j in 0..form.each {
             let at = lane + comptime!(j * form.lanes);
-            let mut n = zero;
+            let mut normal = zero;
             let mut g = zero;
             if is_row && at < vectors {
-                n = (x[start + at] - Vector::<f32, N>::new(mean)) * Vector::<f32, N>::new(rstd);
+                normal = (x[start + at] - Vector::<f32, N>::new(mean)) * Vector::<f32, N>::new(rstd);
                 g = Vector::<f32, N>::cast_from(dy[start + at]);
             }
-            of_weight[j] = of_weight[j] + g * n;
+            of_weight[j] = of_weight[j] + g * normal;
             of_bias[j] = of_bias[j] + g;
             g = g * weights[j];
             sums_g = sums_g + g;
-            sums_gn = sums_gn + g * n;
-            normalised[j] = n;
+            sums_gn = sums_gn + g * normal;
+            normalised[j] = normal;
             gradients[j] = g;
         }
         let mut sum_g = 0.0f32;

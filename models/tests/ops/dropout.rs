@@ -105,6 +105,7 @@ fn a_narrow_product_is_added_to_an_f32_residual() {
             // The terms are rounded, either way, and the largest sum is that of about sqrt(rows).
             close(&format!("{what}: dbias"), &grads[1], &dbias, 2.0 * rounding);
             close(&format!("{what}: dresidual"), &grads[2], &wide(&weights), 0.0);
+            assert_eq!(run(&inputs, &op, Ops::Fused).1, grads, "{what}: two calls");
         }
     }
 }
