@@ -146,7 +146,8 @@ impl Strips {
     pub(in crate::ops) fn total(&self, parts: CubeTensor, width: usize, sums: usize) -> [CubeTensor; 2] {
         let rows = self.strips;
         let [first, second] = [width, if sums > 1 { width } else { 1 }].map(|length| empty(&parts, [length]));
-        let ByColumns { count, dim, columns, groups } = ByColumns::new(&parts, rows, sums * width);
+        // Strips are few: so many units that each adds a few of them.
+        let ByColumns { count, dim, columns, groups } = ByColumns::new(&parts, rows * COLUMNS, sums * width);
         // SAFETY: a unit reads rows below `rows` of its column and writes that column's sum, if
         // there is such a column: into the second tensor where there are two sums.
         unsafe {
