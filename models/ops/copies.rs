@@ -6,9 +6,13 @@
 //! prediction, generation) they keep the weight as they have packed it, in bf16: two bytes an
 //! element.
 //!
-//! A copy is made when it is first asked for and holds until [`Copies::clear`], which whoever
-//! changes the weights calls (`kiln`'s optimizer keeps the copies, and clears them at every
-//! update). With autodiff every use of it is a leaf of its own: the backward pass of a product uses
+//! A copy is made when it is first asked for and holds until the weight changes: whoever loads
+//! other weights calls [`Copies::clear`], and an update takes the copies of the weights that it
+//! changes ([`Copies::take`]). AdamW's kernel for GPUs writes them beside the weights, and they are
+//! put back ([`Copies::put`]); a copy of a frozen weight stays. Captured steps have copies that are
+//! written where they lie ([`Copies::in_place`]).
+//!
+//! With autodiff every use of it is a leaf of its own: the backward pass of a product uses
 //! the same values as the forward pass and leaves the gradient there, in the narrow type or, from a
 //! fused product, in f32; who wants the gradient of the weight widens them and adds them to its own
 //! ([`Copies::take_gradients`]), so that nothing is added up in the narrow type where a weight is
@@ -20,6 +24,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::module::{Param, ParamId};
 use burn::tensor::{FloatDType, Gradients, Tensor};
 
+#[cfg(feature = "compiler")]
+use super::in_place::row_major as updatable;
 use super::products::Packed;
 
 /// The copies of one model's weights. A clone begins without any: what it is used with may soon
@@ -35,6 +41,10 @@ impl Clone for Copies {
 
 #[derive(Debug, Default)]
 struct Kept {
+    /// Copies are row-major, so that they can be written where they lie.
+    is_in_place: bool,
+    /// No weight gets a copy that has none.
+    is_sealed: bool,
     copies: HashMap<ParamId, Narrow>,
     /// Packed weights for products on the CPU, which round their operands themselves.
     packed: HashMap<ParamId, Packed>,
@@ -65,6 +75,37 @@ impl Copies {
         let mut kept = self.kept();
         kept.copies.clear();
         kept.packed.clear();
+    }
+
+    /// Copies for updates in place, which write them where they lie: on wgpu and CUDA.
+    #[cfg(feature = "compiler")]
+    pub fn in_place() -> Self {
+        Self(Mutex::new(Kept { is_in_place: true, ..Kept::default() }))
+    }
+
+    /// From now on a weight without a copy is cast for every product: a recorded update writes the
+    /// copies that there were, and would leave another one behind.
+    #[cfg(feature = "compiler")]
+    pub fn seal(&self) {
+        self.kept().is_sealed = true;
+    }
+
+    /// The copy of the weight `id`, if there is one, to be written where it lies.
+    #[cfg(feature = "compiler")]
+    pub fn place(&self, id: ParamId) -> Option<Tensor<2>> {
+        self.kept().copies.get(&id).map(|narrow| narrow.value.clone())
+    }
+
+    /// Takes the copy of the weight `id`, which is about to change; none if there is none.
+    pub fn take(&self, id: ParamId) -> Option<Tensor<2>> {
+        let mut kept = self.kept();
+        kept.packed.remove(&id);
+        kept.copies.remove(&id).map(|narrow| narrow.value)
+    }
+
+    /// Keeps `value`, without autodiff, as the copy of the weight `id`.
+    pub fn put(&self, id: ParamId, value: Tensor<2>) {
+        self.kept().copies.insert(id, Narrow { value, leaves: Vec::new() });
     }
 
     /// Takes the gradients of the copies, in their type or f32, out of those of a backward pass, by
@@ -111,12 +152,17 @@ impl Copies {
         let (is_autodiff, learns) = (value.is_autodiff(), value.is_require_grad());
         let strategy = value.gradient_checkpointing_strategy();
         let mut kept = self.kept();
-        let Kept { copies, counts, .. } = &mut *kept;
+        let Kept { is_in_place, is_sealed, copies, counts, .. } = &mut *kept;
         counts.uses += 1;
+        if *is_sealed && !copies.contains_key(&weight.id) {
+            counts.casts += 1;
+            return value.cast(dtype);
+        }
         let narrow = copies.entry(weight.id).or_insert_with(|| {
             counts.casts += 1;
             let value = if is_autodiff { value.inner() } else { value };
-            Narrow { value: value.cast(dtype), leaves: Vec::new() }
+            let value = value.cast(dtype);
+            Narrow { value: if *is_in_place { updatable(value) } else { value }, leaves: Vec::new() }
         });
         let tracked = |learns: bool| {
             let copy = Tensor::from_inner(narrow.value.clone());
@@ -137,4 +183,10 @@ impl Copies {
             }
         }
     }
+}
+
+/// Without kernels that write in place there is nothing to do.
+#[cfg(not(feature = "compiler"))]
+fn updatable(x: Tensor<2>) -> Tensor<2> {
+    x
 }

@@ -12,7 +12,7 @@ use burn::backend::{
 use burn::tensor::Shape;
 use burn::tensor::{DType, Tensor};
 
-/// Tensors of any rank, f32, on one device.
+/// Tensors of any rank, f32 or in the type of copies, on one device.
 #[derive(Debug, Clone)]
 pub struct TensorList<B: Backend = Dispatch>(pub(super) Vec<FloatTensor<B>>);
 
@@ -29,8 +29,16 @@ impl TensorList {
     /// # Panics
     /// For another type than f32, and for a tensor on another device than those before it.
     pub fn push<const D: usize>(&mut self, tensor: Tensor<D>) {
+        self.push_in(DType::F32, tensor);
+    }
+
+    /// Appends `tensor`, which is in `dtype`.
+    ///
+    /// # Panics
+    /// For another type, and for a tensor on another device than those before it.
+    pub(super) fn push_in<const D: usize>(&mut self, expected: DType, tensor: Tensor<D>) {
         let dtype = tensor.dtype();
-        assert!(dtype == DType::F32, "list of tensors: expected F32, got {dtype:?}");
+        assert!(dtype == expected, "list of tensors: expected {expected:?}, got {dtype:?}");
         let tensor = tensor.into_dispatch();
         if let Some(first) = self.0.first() {
             let (expected, got) = (first.device(), tensor.device());

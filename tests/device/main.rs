@@ -13,6 +13,8 @@ mod captured;
 #[path = "../common/mod.rs"]
 mod common;
 #[cfg(feature = "compiler")]
+mod copies;
+#[cfg(feature = "compiler")]
 mod debug;
 mod energy;
 mod engines;

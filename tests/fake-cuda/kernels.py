@@ -509,7 +509,9 @@ def captured():
             updates = [at for at, launch in enumerate(recorded) if launch.group(1).startswith("update_each")]
             for at in updates:
                 memory = memory_of(recorded[at], kernels)
-                weights = memory[:(len(memory) - 2) // 4] # then two moments and gradients; scale and factors
+                # Weights, and their copies where they have any; then two moments and gradients; scale and factors.
+                copied = not recorded[at].group(1).endswith("_f32")
+                weights = memory[:(len(memory) - 2) // 5 * 2] if copied else memory[:(len(memory) - 2) // 4]
                 if not weights:
                     yield f"{case['name']}: the weights of an update are not found"
                 for first, end in weights:

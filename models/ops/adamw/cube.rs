@@ -9,12 +9,13 @@ use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{AdamWOp, Inputs, SAMPLED, State};
 use crate::ops::cube::product::is_software;
 use crate::ops::cube::rows::cube_sum;
-use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_cube, empty, lanes, own, shaped};
+use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_cube, element, empty, lanes, own, shaped};
 use crate::ops::list::TensorList;
 
 impl AdamWOp for Cube {
@@ -34,11 +35,11 @@ impl AdamWOp for Cube {
 /// The parameters and moments of `inputs` after the update, in their own memory if `in_place` says
 /// so.
 pub(in crate::ops) fn updated(inputs: Inputs<Cube>, in_place: bool) -> State<Cube> {
-    let Inputs { state, grads, scale, factors, kinds } = inputs;
-    let State { values, exp_avgs, exp_avg_sqs } = state;
-    let (values, exp_avgs, exp_avg_sqs) =
-        Cube::adamw(values, exp_avgs, exp_avg_sqs, grads, scale, factors, kinds, in_place);
-    State { values, exp_avgs, exp_avg_sqs }
+    let Inputs { state, grads, scale, factors, kinds, copied } = inputs;
+    let State { values, exp_avgs, exp_avg_sqs, copies } = state;
+    let (values, exp_avgs, exp_avg_sqs, copies) =
+        Cube::adamw(values, exp_avgs, exp_avg_sqs, copies, grads, scale, factors, kinds, copied, in_place);
+    State { values, exp_avgs, exp_avg_sqs, copies }
 }
 
 /// Most tensors of a launch, however many buffers a device binds: a kernel holds the code of each,
@@ -84,6 +85,11 @@ fn buffers(tensors: &[CubeTensor]) -> SequenceArg<Box<[f32]>> {
     tensors.iter().map(buffer).collect()
 }
 
+/// The tensors of `all` at `places`.
+fn at(all: &[CubeTensor], places: &[usize]) -> Vec<CubeTensor> {
+    places.iter().map(|place| all[*place].clone()).collect()
+}
+
 /// Units of a cube, and elements that each of them takes.
 #[derive(Clone, Copy)]
 struct Shape {
@@ -110,19 +116,24 @@ impl Shape {
 /// The kernels, as operations of a backend.
 #[backend_extension(Cube, Fusion)]
 pub(in crate::ops) trait UpdateKernels: Backend {
-    /// `(values, exp_avgs, exp_avg_sqs)` after an update, in their own memory if `in_place` says so
-    /// or nobody else holds them; `scale [1]`, `factors [kinds * 8]`.
-    #[fusion(meta = |values, m, v, _grads, _scale, _factors, _kinds, _in_place| (values.clone(), m.clone(), v.clone()))]
+    /// `(values, exp_avgs, exp_avg_sqs, copies)` after an update, in their own memory if `in_place`
+    /// says so or nobody else holds them; `scale [1]`, `factors [kinds * 8]`. `copies` are the
+    /// values for which `copied` says so, rounded to their type.
+    #[fusion(meta = |values, m, v, copies, _grads, _scale, _factors, _kinds, _copied, _in_place| {
+        (values.clone(), m.clone(), v.clone(), copies.clone())
+    })]
     fn adamw(
         #[extension_type] values: TensorList<Self>,
         #[extension_type] exp_avgs: TensorList<Self>,
         #[extension_type] exp_avg_sqs: TensorList<Self>,
+        #[extension_type] copies: TensorList<Self>,
         #[extension_type] grads: TensorList<Self>,
         scale: FloatTensor<Self>,
         factors: FloatTensor<Self>,
         kinds: Vec<usize>,
+        copied: Vec<bool>,
         in_place: bool,
-    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>);
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>, TensorList<Self>);
 
     /// The norm over all elements of all `tensors`, `[1]`.
     #[fusion(meta = |tensors| shaped(&tensors[0], [1]))]
@@ -147,47 +158,63 @@ impl UpdateKernels for CubeBackend {
         values: TensorList<Self>,
         exp_avgs: TensorList<Self>,
         exp_avg_sqs: TensorList<Self>,
+        copies: TensorList<Self>,
         grads: TensorList<Self>,
         scale: CubeTensor,
         factors: CubeTensor,
         kinds: Vec<usize>,
+        copied: Vec<bool>,
         in_place: bool,
-    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>) {
+    ) -> (TensorList<Self>, TensorList<Self>, TensorList<Self>, TensorList<Self>) {
         let (scale, factors) = (into_contiguous(scale), into_contiguous(factors));
         let grads = grads.0.into_iter().map(into_contiguous).collect::<Vec<_>>();
         let [values, exp_avgs, exp_avg_sqs] = [values, exp_avgs, exp_avg_sqs]
             .map(|tensors| if in_place { tensors.0 } else { tensors.0.into_iter().map(own).collect() });
-        assert!(values.iter().all(CubeTensor::is_contiguous), "weights are row-major");
+        // Nothing of a copy is read.
+        let own_copy = |copy: CubeTensor| {
+            if in_place || copy.is_contiguous() && copy.can_mut() { copy } else { empty(&copy, copy.shape()) }
+        };
+        let copies = copies.0.into_iter().map(own_copy).collect::<Vec<_>>();
+        assert!(values.iter().chain(&copies).all(CubeTensor::is_contiguous), "weights and copies are row-major");
         let Shape { units, each } = Shape::new(&values);
-        let at_once = at_once(&scale, 4, 3); // the scale, the factors, and what the kernel is told of sizes
-        for first in (0..values.len()).step_by(at_once) {
-            let these = first..values.len().min(first + at_once);
-            let Pieces { sizes, firsts, cubes } = Pieces::new(&values[these.clone()], units * each);
+        let (with, without): (Vec<usize>, Vec<usize>) = (0..values.len()).partition(|place| copied[*place]);
+        // The scale, the factors, and what the kernel is told of sizes.
+        let [most_with, most_without] = [5, 4].map(|buffers| at_once(&scale, buffers, 3));
+        let all_copies = &copies;
+        let with = with.chunks(most_with).zip(copies.chunks(most_with));
+        let without = without.chunks(most_without).map(|places| (places, &all_copies[..0]));
+        for (places, copies) in with.chain(without) {
+            let [values, exp_avgs, exp_avg_sqs, grads] =
+                [&values, &exp_avgs, &exp_avg_sqs, &grads].map(|all| at(all, places));
+            let Pieces { sizes, firsts, cubes } = Pieces::new(&values, units * each);
             let (count, dim) = by_cube(&scale, cubes, units);
-            // SAFETY: a value, its moments and its gradient have the same number of elements,
-            // row-major, and a unit touches those below it; `factors` has eight elements for every
-            // kind.
+            // SAFETY: a value, its moments, its gradient and its copy have the same number of
+            // elements, row-major, and a unit touches those below it; `factors` has eight elements
+            // for every kind.
             unsafe {
                 update_each::launch_unchecked(
                     &scale.client,
                     count,
                     dim,
-                    addresses(values[these.clone()].iter().chain(&grads[these.clone()])),
-                    buffers(&values[these.clone()]),
-                    buffers(&exp_avgs[these.clone()]),
-                    buffers(&exp_avg_sqs[these.clone()]),
-                    buffers(&grads[these.clone()]),
+                    addresses(values.iter().chain(&grads).chain(copies)),
+                    buffers(&values),
+                    copies.iter().map(buffer).collect(),
+                    buffers(&exp_avgs),
+                    buffers(&exp_avg_sqs),
+                    buffers(&grads),
                     buffer(&scale),
                     buffer(&factors),
                     sizes,
                     firsts,
-                    kinds[these].iter().copied().collect(),
+                    places.iter().map(|place| kinds[*place]).collect(),
                     units,
                     each,
+                    element(copies.first().unwrap_or(&scale)),
                 );
             }
         }
-        [values, exp_avgs, exp_avg_sqs].map(TensorList).into()
+        let (values, exp_avgs, exp_avg_sqs) = (TensorList(values), TensorList(exp_avgs), TensorList(exp_avg_sqs));
+        (values, exp_avgs, exp_avg_sqs, TensorList(copies))
     }
 
     fn global_norm(tensors: TensorList<Self>) -> CubeTensor {
@@ -298,8 +325,9 @@ impl UpdateKernels for CubeBackend {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn update_each(
+fn update_each<C: Float>(
     values: &mut Buffers,
+    copies: &mut Sequence<Box<[C]>>,
     exp_avgs: &mut Buffers,
     exp_avg_sqs: &mut Buffers,
     grads: &Buffers,
@@ -310,8 +338,10 @@ fn update_each(
     kinds: &Sequence<usize>,
     #[comptime] units: usize,
     #[comptime] each: usize,
+    #[define(C)] _of_copies: ElemType,
 ) {
     let piece = comptime!(units * each);
+    let has_copies = comptime!(copies.len() > 0);
     #[unroll]
     for t in 0..values.len() {
         let (size, first) = (sizes[t], firsts[t]);
@@ -328,7 +358,11 @@ fn update_each(
                     let v = exp_avg_sqs[t][i] * beta2 + grad * grad * rest2;
                     exp_avgs.index_mut(t)[i] = m;
                     exp_avg_sqs.index_mut(t)[i] = v;
-                    values.index_mut(t)[i] = values[t][i] * keep - m / (v.sqrt() * root + epsilon) * rate;
+                    let value = values[t][i] * keep - m / (v.sqrt() * root + epsilon) * rate;
+                    values.index_mut(t)[i] = value;
+                    if comptime!(has_copies) {
+                        copies.index_mut(t)[i] = C::cast_from(value);
+                    }
                 }
             }
         }

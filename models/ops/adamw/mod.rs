@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, ExtensionType, Flex, backend_extension};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, TensorMetadata, backend_extension};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::contract::Contract;
@@ -75,6 +75,8 @@ pub struct Parameters {
     state: State<Dispatch>,
     grads: TensorList,
     kinds: Vec<usize>,
+    /// Whether each has a copy.
+    copied: Vec<bool>,
 }
 
 impl Parameters {
@@ -98,6 +100,22 @@ impl Parameters {
         self.state.exp_avg_sqs.push(exp_avg_sq);
         self.grads.push(grad);
         self.kinds.push(kind);
+        self.copied.push(false);
+    }
+
+    /// Gives the parameter that was added last a copy in the type of matrix products, without
+    /// autodiff, which the update overwrites with the new value, rounded.
+    ///
+    /// # Panics
+    /// Without a parameter, for a copy of another shape than the value's, and for copies of more
+    /// than one type.
+    pub fn copy_last(&mut self, copy: Tensor<2>) {
+        let contract = Contract::new("adamw", Form::Fused, copy.device());
+        let (expected, got) = (self.state.values.0.last().map(TensorMetadata::shape), copy.shape());
+        contract.ensure(expected.as_ref() == Some(&got), "copy", format_args!("shape {expected:?}"), got);
+        let dtype = self.state.copies.0.first().map_or(copy.dtype(), TensorMetadata::dtype);
+        self.state.copies.push_in(dtype, copy);
+        *self.copied.last_mut().expect("its value is there") = true;
     }
 
     /// Whether there is none.
@@ -115,7 +133,8 @@ impl Parameters {
         let unknown = self.kinds.iter().find(|kind| **kind >= kinds);
         contract.ensure(unknown.is_none(), "kind", format_args!("one of {kinds} updates"), unknown);
         let (scale, factors) = (scale.clone().into_dispatch(), factors.into_dispatch());
-        Inputs { state: self.state, grads: self.grads, scale, factors, kinds: self.kinds }
+        let Self { state, grads, kinds, copied } = self;
+        Inputs { state, grads, scale, factors, kinds, copied }
     }
 
     /// All of them after the update that `updates` has for their kind, with their gradients times
@@ -127,23 +146,29 @@ impl Parameters {
     pub fn update(self, updates: &[Update], scale: &Tensor<1>) -> Updated {
         let _time = trace::call("adamw");
         let factors = factors(updates, &scale.device());
-        let State { values, exp_avgs, exp_avg_sqs } = <Dispatch as AdamWOp>::update(self.inputs(factors, scale));
-        Updated(values.0.into_iter().zip(exp_avgs.0.into_iter().zip(exp_avg_sqs.0)).collect())
+        let copied = self.copied.clone();
+        let State { values, exp_avgs, exp_avg_sqs, copies } =
+            <Dispatch as AdamWOp>::update(self.inputs(factors, scale));
+        let mut copies = copies.0.into_iter();
+        let copies = copied.into_iter().map(|has_one| if has_one { copies.next() } else { None });
+        let moments = exp_avgs.0.into_iter().zip(exp_avg_sqs.0);
+        Updated(values.0.into_iter().zip(moments).zip(copies).collect())
     }
 }
 
 /// [`Parameters`] after an update.
 #[derive(Debug)]
-pub struct Updated(VecDeque<(Primitive, (Primitive, Primitive))>);
+pub struct Updated(VecDeque<((Primitive, (Primitive, Primitive)), Option<Primitive>)>);
 
 type Primitive = FloatTensor<Dispatch>;
 
 impl Updated {
-    /// The next one in their order: its value, which has the shape that it had, and its moments.
-    /// None after the last.
-    pub fn take<const D: usize>(&mut self) -> Option<(Tensor<D>, [Tensor<1>; 2])> {
-        let (value, (exp_avg, exp_avg_sq)) = self.0.pop_front()?;
-        Some((Tensor::from_dispatch(value), [exp_avg, exp_avg_sq].map(Tensor::from_dispatch)))
+    /// The next one in their order: its value, which has the shape that it had, its moments, and
+    /// its copy where it has one. None after the last.
+    pub fn take<const D: usize>(&mut self) -> Option<(Tensor<D>, [Tensor<1>; 2], Option<Tensor<2>>)> {
+        let ((value, (exp_avg, exp_avg_sq)), copy) = self.0.pop_front()?;
+        let moments = [exp_avg, exp_avg_sq].map(Tensor::from_dispatch);
+        Some((Tensor::from_dispatch(value), moments, copy.map(Tensor::from_dispatch)))
     }
 }
 
@@ -187,6 +212,9 @@ pub(super) struct State<B: Backend> {
     pub exp_avgs: TensorList<B>,
     #[extension_type]
     pub exp_avg_sqs: TensorList<B>,
+    /// The values of those that have a copy, rounded.
+    #[extension_type]
+    pub copies: TensorList<B>,
 }
 
 /// The inputs of an update as a backend has them.
@@ -201,6 +229,8 @@ pub(super) struct Inputs<B: Backend> {
     /// `[kinds * 8]`
     pub factors: FloatTensor<B>,
     pub kinds: Vec<usize>,
+    /// Whether each has a copy.
+    pub copied: Vec<bool>,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"))]
@@ -213,7 +243,8 @@ pub(super) trait AdamWOp: Backend {
 }
 
 impl AdamWOp for Flex {
-    fn update(Inputs { state, grads, scale, factors, kinds }: Inputs<Self>) -> State<Self> {
+    fn update(Inputs { state, grads, scale, factors, kinds, copied }: Inputs<Self>) -> State<Self> {
+        let dtypes = state.copies.0.into_iter().map(|copy| FloatDType::from(copy.dtype()));
         let [mut values, mut exp_avgs, mut exp_avg_sqs] = [state.values, state.exp_avgs, state.exp_avg_sqs]
             .map(|tensors| TensorList(tensors.0.into_iter().map(flex::row_major).collect::<Vec<_>>()));
         let (scale, factors) = (flex::values(&flex::row_major(scale))[0], flex::row_major(factors));
@@ -228,7 +259,10 @@ impl AdamWOp for Flex {
                 .zip(flex::values(&grad).par_chunks(BLOCK))
                 .for_each(|(((value, m), v), grad)| update_block(value, m, v, grad, scale, factors[kind]));
         }
-        State { values, exp_avgs, exp_avg_sqs }
+        let with_copy =
+            values.0.iter().zip(copied).filter(|(_, has_one)| *has_one).map(|(value, _)| FlexTensor::clone(value));
+        let copies = TensorList(with_copy.zip(dtypes).map(|(value, dtype)| Self::float_cast(value, dtype)).collect());
+        State { values, exp_avgs, exp_avg_sqs, copies }
     }
 
     fn norm(tensors: TensorList<Self>) -> FlexTensor {

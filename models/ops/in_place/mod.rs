@@ -92,8 +92,8 @@ impl DeviceUpdates {
     }
 }
 
-/// [`Parameters::update`] in the memory of the parameters and their moments, by the numbers in
-/// `updates`. The parameters are [`row_major`].
+/// [`Parameters::update`] in the memory of the parameters, their moments and copies, by the numbers
+/// in `updates`. Parameters and copies are [`row_major`].
 ///
 /// # Panics
 /// For a parameter whose kind has no update, and a scale of another length.

@@ -92,7 +92,7 @@ fn many_updates_of_many_sizes() {
             parameters.push(value, moments, tensor(&grad), i % 3);
         }
         let mut updated = parameters.update(&updates, &tensor(&[SCALE]));
-        states = std::iter::from_fn(|| updated.take()).collect();
+        states = std::iter::from_fn(|| updated.take().map(|(value, moments, _)| (value, moments))).collect();
     }
     assert_eq!(states.len(), sizes.len());
     for (i, (value, moments)) in states.into_iter().enumerate() {
@@ -188,5 +188,52 @@ fn sums_of_micro_batches() {
     }
     for ((tensor, a), b) in tensors.into_iter().zip(values(2)).zip(values(3)) {
         assert_eq!(read(tensor), a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<_>>());
+    }
+}
+
+/// Every third parameter has no copy, and one copy is somebody else's too; in place none is.
+#[test]
+fn updates_write_copies_in_the_type_of_products() {
+    use burn::tensor::FloatDType;
+    // WGSL has no bf16.
+    let is_wgpu = std::env::var("KILN_TEST_DEVICE").is_ok_and(|device| device == "wgpu");
+    let (sizes, dtype) = (sizes(), if is_wgpu { FloatDType::F16 } else { FloatDType::BF16 });
+    let row = |values: &[f32]| tensor(values).reshape([1, values.len()]);
+    let start = sizes.iter().enumerate().map(|(i, n)| noise(*n, i as u64)).collect::<Vec<_>>();
+    let moments = |n: usize| [0, 1].map(|_| tensor(&vec![0.0; n]));
+    let old = |i: usize| (i % 3 != 2).then(|| row(&start[i]).cast(dtype));
+    let held = old(4).unwrap();
+    let mut parameters = Parameters::default();
+    for (i, n) in sizes.iter().enumerate() {
+        parameters.push(row(&start[i]), moments(*n), row(&grad(*n, i, 1)), i % 3);
+        if let Some(copy) = if i == 4 { Some(held.clone()) } else { old(i) } {
+            parameters.copy_last(copy);
+        }
+    }
+    let mut updated = parameters.update(&kinds(1), &tensor(&[SCALE]));
+    for (i, start) in start.iter().enumerate() {
+        let (value, _, copy) = updated.take::<2>().unwrap();
+        assert_ne!(read(value.clone()), *start, "{i}");
+        assert_eq!(copy.map(read), (i % 3 != 2).then(|| read(value.cast(dtype))), "{i}");
+    }
+    assert!(updated.take::<2>().is_none());
+    assert_eq!(read(held), read(row(&start[4]).cast(dtype)), "an update must not change what others hold");
+    #[cfg(feature = "compiler")]
+    if !crate::on_cpu() {
+        use kiln_models::ops::in_place::{DeviceUpdates, row_major, update};
+        let values = start.iter().map(|values| row(values)).collect::<Vec<_>>();
+        let copies = (0..sizes.len()).map(|i| old(i).map(row_major)).collect::<Vec<_>>();
+        let mut parameters = Parameters::default();
+        for (i, n) in sizes.iter().enumerate() {
+            parameters.push(values[i].clone(), moments(*n), row(&grad(*n, i, 1)), i % 3);
+            if let Some(copy) = &copies[i] {
+                parameters.copy_last(copy.clone());
+            }
+        }
+        let _written = update(parameters, &DeviceUpdates::new(&kinds(1), &crate::device()), &tensor(&[SCALE]));
+        for (i, (value, copy)) in values.into_iter().zip(copies).enumerate() {
+            assert_ne!(read(value.clone()), start[i], "{i}");
+            assert_eq!(copy.map(read), (i % 3 != 2).then(|| read(value.cast(dtype))), "{i}, in place");
+        }
     }
 }

@@ -76,7 +76,7 @@ fn call(operator: Operator, ops: Ops, factors: FloatDType, others: FloatDType) -
             parameters.push(value, moments, grad, 0);
             let update = Update { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, lr: 0.1, weight_decay: 0.0, step: 1 };
             let scale = Tensor::from_data(TensorData::new(vec![1.0f32], [1]), &device.clone().inner());
-            let (value, _) = parameters.update(&[update], &scale).take::<2>().unwrap();
+            let (value, ..) = parameters.update(&[update], &scale).take::<2>().unwrap();
             return read(vector(value));
         }
     };

@@ -11,11 +11,11 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use kiln_models::Operator;
 use kiln_models::ops::Form;
 use kiln_models::ops::adamw::{self, Parameters};
 use kiln_models::ops::in_place::{DeviceUpdates, Written, accumulate, overwrite, overwrite_ints, row_major, update};
 use kiln_models::ops::list::TensorList;
+use kiln_models::{Copies, Operator};
 
 use super::optimizer::{Group, Optimizer, OptimizerConfig};
 use super::skip::{Skip, Tables};
@@ -44,6 +44,8 @@ pub struct InPlace {
     device: Device,
     how: How,
     state: RefCell<HashMap<ParamId, State>>,
+    /// Copies of the weights in the type of matrix products, which AdamW's kernel writes.
+    copies: Copies,
 }
 
 /// The form of the update.
@@ -103,7 +105,7 @@ impl Optimizer {
             },
         };
         let state = self.state.iter().map(|(id, state)| (*id, state.clone())).collect();
-        Some(InPlace { device: device.clone(), how, state: RefCell::new(state) })
+        Some(InPlace { device: device.clone(), how, state: RefCell::new(state), copies: Copies::in_place() })
     }
 
     /// Counts an update and writes its numbers, for the learning rate `lr`, to where `in_place`
@@ -145,6 +147,13 @@ impl Optimizer {
 }
 
 impl InPlace {
+    /// Copies of the weights for the passes before an update, which writes them; none where it does
+    /// not: a pass then casts each weight where it is used. They are those of the weights of the
+    /// first pass until an update changes these, and of no others.
+    pub fn copies(&self) -> Option<&Copies> {
+        matches!(self.how, How::Fused { .. }).then_some(&self.copies)
+    }
+
     /// From now on, until [`Optimizer::begin_in_place`], updates leave weights and state what they
     /// are.
     #[must_use]
@@ -168,8 +177,11 @@ impl InPlace {
         let (mut state, device) = (self.state.borrow_mut(), &self.device);
         match &self.how {
             How::Fused { numbers, kind_of, .. } => {
+                // A recording writes the copies that there are now.
+                self.copies.seal();
                 let parameters = Parameters::default();
-                let mut all = Together { grads, kind_of, device, state: &mut state, parameters };
+                let copies = &self.copies;
+                let mut all = Together { grads, kind_of, device, state: &mut state, copies, parameters };
                 model.visit(&mut all);
                 let parameters = all.parameters;
                 if parameters.is_empty() { Vec::new() } else { vec![update(parameters, numbers, scale)] }
@@ -201,6 +213,7 @@ struct Together<'a> {
     kind_of: &'a HashMap<ParamId, usize>,
     device: &'a Device,
     state: &'a mut HashMap<ParamId, State>,
+    copies: &'a Copies,
     parameters: Parameters,
 }
 
@@ -212,6 +225,9 @@ impl ModuleVisitor for Together<'_> {
         let state = self.state.entry(param.id).or_insert_with(|| zeros([n, n], self.device));
         let moments = [state[0].clone(), state[1].clone()];
         self.parameters.push(value, moments, grad, self.kind_of[&param.id]);
+        if let Some(copy) = self.copies.place(param.id) {
+            self.parameters.copy_last(copy);
+        }
     }
 }
 

@@ -305,8 +305,9 @@ impl Optimizer {
 
     /// Copies of the model's weights in the type of its matrix products, for whoever computes with
     /// it ([`Pass::with_copies`](kiln_models::Pass::with_copies)): a step then casts a weight once,
-    /// however often it is used. An update forgets them; so must whoever changes the weights
-    /// otherwise.
+    /// however often it is used. An update forgets those of the weights that it changes, unless
+    /// AdamW's kernel for many parameters writes them too; whoever changes the weights otherwise
+    /// clears them.
     pub fn copies(&self) -> &Copies {
         &self.copies
     }
@@ -316,9 +317,17 @@ impl Optimizer {
     /// a value on the host.
     #[must_use]
     pub fn step<M: Module>(&mut self, model: M, grads: GradientsParams, scale: &Tensor<1>, lr: f64) -> M {
-        self.step += 1;
-        self.copies.clear();
+        self.begin_step();
         Step::new(self, grads, scale, lr, None).make(model)
+    }
+
+    /// Counts an update. One of a part of the parameters leaves their copies behind, and other
+    /// ranks change the rest.
+    fn begin_step(&mut self) {
+        self.step += 1;
+        if self.shard.is_some() {
+            self.copies.clear();
+        }
     }
 
     /// Counts an update that is not made.
@@ -340,8 +349,7 @@ impl Optimizer {
         scale: &Tensor<1>,
         lr: f64,
     ) -> M {
-        self.step += 1;
-        self.copies.clear();
+        self.begin_step();
         let mut tables = std::mem::take(&mut self.tables);
         let skip = Skip::new(verdict, &mut tables);
         let model = Step::new(self, grads, scale, lr, Some(skip)).make(model);

@@ -92,6 +92,7 @@ impl ModuleMapper for Step<'_, '_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Some(grad) = self.grads.remove::<D>(param.id) else { return param };
         let (id, value, mapper) = param.consume();
+        let copy = self.optimizer.copies().take(id);
         let tracked = tracked_like(&value);
         let value = value.inner();
         let Optimizer { config, step, groups, state, ops, .. } = &mut *self.optimizer;
@@ -110,13 +111,16 @@ impl ModuleMapper for Step<'_, '_> {
             if updates_together(&device) {
                 let kind = self.together.kind(update);
                 self.together.parameters.push(value, moments, grad, kind);
+                if let Some(copy) = copy {
+                    self.together.parameters.copy_last(copy);
+                }
                 self.together.waiting.insert(id);
                 return Param::from_mapped_value(id, tracked(Tensor::empty([1; D], &device)), mapper);
             }
             let mut alone = Parameters::default();
             alone.push(value, moments, grad, 0);
             let updated = alone.update(&[update], self.scale).take();
-            let (value, moments) = updated.expect("as many parameters are updated as there are");
+            let (value, moments, _) = updated.expect("as many parameters are updated as there are");
             *state = moments.to_vec();
             return Param::from_mapped_value(id, tracked(value), mapper);
         }
@@ -155,7 +159,10 @@ impl ModuleMapper for PutBack<'_> {
         if !self.waiting.contains(&param.id) {
             return param;
         }
-        let (value, moments) = self.updated.take().expect("as many parameters are updated as wait");
+        let (value, moments, copy) = self.updated.take().expect("as many parameters are updated as wait");
+        if let Some(copy) = copy {
+            self.optimizer.copies().put(param.id, copy);
+        }
         self.optimizer.state.insert(param.id, moments.to_vec());
         let (id, stand_in, mapper) = param.consume();
         Param::from_mapped_value(id, tracked_like(&stand_in)(value), mapper)

@@ -150,7 +150,7 @@ impl<T: TrainingTask> Body<T> {
             checkpointing: self.checkpointing,
             compute: self.compute,
             device: &self.device,
-            copies: None, // in a narrow type a recording casts each weight where it is used, once a step
+            copies: self.update.copies(),
         };
         let [by, by_before_backward] = pair(&self.of_pass);
         let scaled = |loss| loss * Tensor::from_inner(by_before_backward);
