@@ -158,7 +158,10 @@ impl Parameters {
 
 /// [`Parameters`] after an update.
 #[derive(Debug)]
-pub struct Updated(VecDeque<((Primitive, (Primitive, Primitive)), Option<Primitive>)>);
+pub struct Updated(VecDeque<(Values, Option<Primitive>)>);
+
+/// A value and its moments.
+type Values = (Primitive, (Primitive, Primitive));
 
 type Primitive = FloatTensor<Dispatch>;
 
