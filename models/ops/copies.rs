@@ -10,7 +10,7 @@
 //! other weights calls [`Copies::clear`], and an update takes the copies of the weights that it
 //! changes ([`Copies::take`]). AdamW's kernel for GPUs writes them beside the weights, and they are
 //! put back ([`Copies::put`]); a copy of a frozen weight stays. Captured steps have copies that are
-//! written where they lie ([`Copies::in_place`]).
+//! written where they lie (`Copies::in_place`).
 //!
 //! With autodiff every use of it is a leaf of its own: the backward pass of a product uses
 //! the same values as the forward pass and leaves the gradient there, in the narrow type or, from a
