@@ -108,6 +108,11 @@ impl Copies {
         self.kept().copies.insert(id, Narrow { value, leaves: Vec::new() });
     }
 
+    /// Forgets the uses that no backward pass has reached.
+    pub fn forget_uses(&self) {
+        self.kept().copies.values_mut().for_each(|narrow| narrow.leaves.clear());
+    }
+
     /// Takes the gradients of the copies, in their type or f32, out of those of a backward pass, by
     /// weight: one for each use, the last first, which is the order in which autodiff adds the
     /// gradients of a weight.

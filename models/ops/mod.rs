@@ -81,7 +81,8 @@ pub fn bytes_at_a_time(device: &Device) -> Option<u64> {
 }
 
 /// The sizes of a head at which fused attention in bf16 and f16 has no matrix of scores in the
-/// memory of `device` (`attention/flash`). Without a scale, as in GPT-Neo, it has one in f16.
+/// memory of `device` (`attention/flash`). Where scores are not scaled down, as in GPT-Neo, it has
+/// one in f16.
 pub fn flash_head_dims(device: &Device) -> &'static [usize] {
     #[cfg(feature = "compiler")]
     if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {

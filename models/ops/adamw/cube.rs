@@ -47,6 +47,10 @@ pub(in crate::ops) fn updated(inputs: Inputs<Cube>, in_place: bool) -> State<Cub
 /// and CUDA before 12.1 has 4 KiB for all arguments.
 const MOST: usize = 64;
 
+/// Most buffers of the tensors of a launch, for the same limit: a pointer of 8 bytes and a length of
+/// 4 for each, and 12 bytes of numbers for each tensor.
+const MOST_BUFFERS: usize = 4 * MOST;
+
 /// Pieces of a norm at the most: one cube adds up their sums.
 const MOST_PIECES: usize = 4096;
 
@@ -56,7 +60,7 @@ type Buffers = Sequence<Box<[f32]>>;
 /// How many tensors a launch takes that binds `buffers` of each and `others` besides.
 fn at_once(x: &CubeTensor, buffers: usize, others: usize) -> usize {
     let bindings = x.client.properties().hardware.max_bindings as usize;
-    (bindings.saturating_sub(others) / buffers).clamp(1, MOST)
+    (bindings.saturating_sub(others) / buffers).clamp(1, MOST.min(MOST_BUFFERS / buffers))
 }
 
 /// Which cubes of a launch work on which of its tensors.

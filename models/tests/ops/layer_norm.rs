@@ -102,7 +102,7 @@ fn a_residual_that_the_normalisation_reads_as_well() {
 /// two calls give the same bits.
 #[test]
 fn gradients_of_strips_of_rows_are_those_of_f64() {
-    for (rows, width) in [(1, 768), (17, 40), (63, 67), (1000, 24), (70, 1030), (1000, 7)] {
+    for (rows, width) in [(1, 768), (17, 40), (63, 67), (1000, 24), (70, 1030), (1000, 7), (3, 4100)] {
         for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F16] {
             if !crate::device().supports_dtype(dtype) || crate::on_cpu() && dtype == FloatDType::F16 {
                 continue; // WGSL has no bf16, and kernels of the CPU write no f16

@@ -244,7 +244,8 @@ impl Activations {
         // Fused attention on a GPU computes scores and the gradient of the weights again, for some
         // sequences at a time, or on tensor cores in registers. Without a scale scores are f32 where
         // f16 would overflow.
-        let are_wide = is_apart && compute.dtype() == FloatDType::F16;
+        let is_unscaled = matches!(model, ModelConfig::Gpt2(config) if config.scale() >= 1.0);
+        let are_wide = is_unscaled && compute.dtype() == FloatDType::F16;
         let has_flash =
             !compute.is_f32() && !are_wide && inputs.flash_head_dims.contains(&((queries / heads) as usize));
         let of_scores = match inputs.bytes_at_a_time {

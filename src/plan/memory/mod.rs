@@ -177,6 +177,10 @@ impl MemoryEstimate {
         // Captured steps of several devices, which are on a GPU, always sum in one place.
         let is_waiting = batch.accumulation > 1 || (host.is_none() && batch.devices.count > 1);
         let waiting = if is_waiting { gradients } else { 0 };
+        // AdamW's kernel on a GPU writes them beside the weights, so that an evaluation, which makes its
+        // own, finds them there.
+        let is_written = host.is_none() && !inputs.skips && compute.ops().form(Operator::AdamW) == Form::Fused;
+        let kept = if is_written { copies } else { 0 };
         let update = match (inputs.skips, compute.ops().form(Operator::AdamW)) {
             (true, _) => 4 * largest,
             (false, Form::Plain) => largest,
@@ -195,8 +199,8 @@ impl MemoryEstimate {
             first,
             last,
             Moment { peak: Peak::Exchange, gradients, other: sent },
-            Moment { peak: Peak::Update, gradients, other: update },
-            Moment { peak: Peak::Evaluation, gradients: 0, other: copies + activations.of_evaluation(packed) },
+            Moment { peak: Peak::Update, gradients, other: copies + update },
+            Moment { peak: Peak::Evaluation, gradients: 0, other: kept + copies + activations.of_evaluation(packed) },
         ];
         let Moment { peak, gradients, other } =
             moments.into_iter().max_by_key(|moment| moment.gradients + moment.other).unwrap_or(first);

@@ -327,12 +327,15 @@ impl Optimizer {
         self.step += 1;
         if self.shard.is_some() {
             self.copies.clear();
+        } else {
+            self.copies.forget_uses();
         }
     }
 
     /// Counts an update that is not made.
     pub fn pass_over(&mut self) {
         self.step += 1;
+        self.copies.forget_uses();
     }
 
     /// [`step`](Self::step), unless `verdict` says that the gradients overflowed: then weights and
