@@ -86,7 +86,7 @@ pub fn bytes_at_a_time(device: &Device) -> Option<u64> {
 pub fn flash_head_dims(device: &Device) -> &'static [usize] {
     #[cfg(feature = "compiler")]
     if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
-        return attention::flash::head_dims(device);
+        return attention::flash::form::head_dims(device);
     }
     let _ = device;
     &[]

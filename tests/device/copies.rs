@@ -22,7 +22,7 @@ use serde_json::json;
 const STEPS: u64 = 4;
 const MICRO_BATCHES: u64 = 2;
 
-/// What happens between the second step and the third.
+/// An event between the second step and the third.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
     Nothing,

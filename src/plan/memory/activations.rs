@@ -242,8 +242,8 @@ impl Activations {
         let matrices = if is_llama { 3 } else { 2 };
         let weights = if is_adapted { 0 } else { matrices * width * inner };
         // Fused attention on a GPU computes scores and the gradient of the weights again, for some
-        // sequences at a time, or on tensor cores in registers. Without a scale scores are f32 where
-        // f16 would overflow.
+        // sequences at a time, or on tensor cores in registers. Without a scale scores are f32
+        // where f16 would overflow.
         let is_unscaled = matches!(model, ModelConfig::Gpt2(config) if config.scale() >= 1.0);
         let are_wide = is_unscaled && compute.dtype() == FloatDType::F16;
         let has_flash =

@@ -56,7 +56,8 @@ pub struct DeviceFacts {
     /// Bytes that a fused operator's scores or logits have at a time (`ops::bytes_at_a_time`).
     #[serde(default)]
     pub bytes_at_a_time: Option<u64>,
-    /// Sizes of a head whose fused attention in bf16 and f16 has no scores (`ops::flash_head_dims`).
+    /// Sizes of a head whose fused attention in bf16 and f16 has no scores
+    /// (`ops::flash_head_dims`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flash_head_dims: Vec<usize>,
 }

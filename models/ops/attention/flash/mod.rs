@@ -19,7 +19,7 @@
 #![allow(clippy::assign_op_pattern, clippy::manual_is_multiple_of)] // kernels have no other form
 
 mod backward;
-pub(super) mod form;
+pub(in crate::ops) mod form;
 mod forward;
 mod tiles;
 
@@ -29,8 +29,7 @@ use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
-use cubecl::features::MmaConfig;
-use cubecl::ir::{ElemType, FloatKind};
+use cubecl::ir::ElemType;
 
 use super::{Inputs, Parts, Rows, Saved, Settings};
 use crate::ops::cube::{
@@ -39,11 +38,8 @@ use crate::ops::cube::{
 };
 use crate::ops::dropout::cube::{scale, threshold};
 use backward::{flash_backward_keys, flash_backward_queries};
-use form::{Form, LOAD, PAIR, ROWS, UNITS};
+use form::{Form, HEAD_DIMS, LOAD, PAIR, ROWS, UNITS, multiplies};
 use forward::flash_rows;
-
-/// The sizes of a head for which the kernels are made.
-const HEAD_DIMS: [usize; 5] = [32, 64, 80, 96, 128];
 
 /// Whether the kernels of this file compute the attention of `inputs`. All else takes the products
 /// of `cube.rs`: f32, other sizes of a head, devices without `mma.sync` of the type, and f16
@@ -53,29 +49,6 @@ pub(super) fn takes(inputs: &Inputs<Cube>) -> bool {
     let is_unscaled = inputs.settings.scale >= 1.0 && query.dtype() == DType::F16;
     let head_dim = Flash::head_dim(inputs);
     !is_unscaled && HEAD_DIMS.contains(&head_dim) && multiplies(&query.device(), query.dtype())
-}
-
-/// The sizes of a head for which `device` has the kernels in bf16 and f16.
-pub(in crate::ops) fn head_dims(device: &CubeDevice) -> &'static [usize] {
-    let multiplies = [DType::BF16, DType::F16].into_iter().all(|dtype| multiplies(device, dtype));
-    if multiplies { &HEAD_DIMS } else { &[] }
-}
-
-/// Whether `device` has the matrix instruction of the kernels for operands of `dtype`.
-fn multiplies(device: &CubeDevice, dtype: DType) -> bool {
-    let kind = match dtype {
-        DType::BF16 => FloatKind::BF16,
-        DType::F16 => FloatKind::F16,
-        _ => return false,
-    };
-    let CubeDevice::Cuda(_) = device else {
-        return false;
-    };
-    let [operand, sum] = [kind, FloatKind::F32].map(ElemType::Float);
-    let config = MmaConfig { a_type: operand, b_type: operand, cd_type: sum, m: 16, n: 8, k: 16 };
-    let client = device.client();
-    let properties = client.properties();
-    properties.features.matmul.mma.contains(&config) && properties.features.matmul.ldmatrix.contains(&operand)
 }
 
 /// Bytes of the operands that the cubes which run at a time read again and again: a part of the
