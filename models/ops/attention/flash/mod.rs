@@ -28,7 +28,7 @@ use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl::{CubeBackend, CubeDevice};
+use burn_cubecl::CubeBackend;
 use cubecl::ir::ElemType;
 
 use super::{Inputs, Parts, Rows, Saved, Settings};
