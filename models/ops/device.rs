@@ -1,7 +1,11 @@
 //! The table of devices: how the kernels of each take and give operands of matrix products. Devices
 //! are compared here and nowhere else.
 
+#[cfg(feature = "compiler")]
+use burn::tensor::DType;
 use burn::tensor::{Device, FloatDType};
+#[cfg(feature = "compiler")]
+use burn_cubecl::CubeDevice;
 
 /// One row of the table.
 #[derive(Debug, Clone, Copy)]
@@ -43,4 +47,41 @@ impl DeviceKernels {
 /// `bytes` each.
 pub fn pitched(bytes: u64) -> u64 {
     bytes.next_multiple_of(bytes.next_power_of_two().min(512))
+}
+
+/// The sizes of a head for which attention has kernels on tensor cores (`attention/flash`).
+#[cfg(feature = "compiler")]
+pub(super) const HEAD_DIMS: [usize; 5] = [32, 64, 80, 96, 128];
+
+/// The sizes of a head at which fused attention in bf16 and f16 has no matrix of scores in the
+/// memory of `device`. Where scores are not scaled down, as in GPT-Neo, it has one in f16.
+pub fn flash_head_dims(device: &Device) -> &'static [usize] {
+    #[cfg(feature = "compiler")]
+    if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
+        let multiplies = [DType::BF16, DType::F16].into_iter().all(|dtype| multiplies(device, dtype));
+        return if multiplies { &HEAD_DIMS } else { &[] };
+    }
+    let _ = device;
+    &[]
+}
+
+/// Whether `device` has the matrix instruction of attention's kernels for operands of `dtype`.
+#[cfg(feature = "compiler")]
+pub(super) fn multiplies(device: &CubeDevice, dtype: DType) -> bool {
+    use cubecl::features::MmaConfig;
+    use cubecl::ir::{ElemType, FloatKind};
+
+    let kind = match dtype {
+        DType::BF16 => FloatKind::BF16,
+        DType::F16 => FloatKind::F16,
+        _ => return false,
+    };
+    let CubeDevice::Cuda(_) = device else {
+        return false;
+    };
+    let [operand, sum] = [kind, FloatKind::F32].map(ElemType::Float);
+    let config = MmaConfig { a_type: operand, b_type: operand, cd_type: sum, m: 16, n: 8, k: 16 };
+    let client = device.client();
+    let properties = client.properties();
+    properties.features.matmul.mma.contains(&config) && properties.features.matmul.ldmatrix.contains(&operand)
 }

@@ -62,7 +62,7 @@ pub mod trace;
 use burn::tensor::Device;
 pub use compute::{Compute, Operand, Pass};
 pub use copies::Copies;
-pub use device::pitched;
+pub use device::{flash_head_dims, pitched};
 pub use forms::{Form, Ops};
 pub use fused::{Availability, DTYPES, FUSED, FusedForm, Operator, Operators, Target};
 
@@ -78,16 +78,4 @@ pub fn bytes_at_a_time(device: &Device) -> Option<u64> {
     }
     let _ = device;
     None
-}
-
-/// The sizes of a head at which fused attention in bf16 and f16 has no matrix of scores in the
-/// memory of `device` (`attention/flash`). Where scores are not scaled down, as in GPT-Neo, it has
-/// one in f16.
-pub fn flash_head_dims(device: &Device) -> &'static [usize] {
-    #[cfg(feature = "compiler")]
-    if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
-        return attention::flash::form::head_dims(device);
-    }
-    let _ = device;
-    &[]
 }

@@ -47,8 +47,8 @@ pub(in crate::ops) fn updated(inputs: Inputs<Cube>, in_place: bool) -> State<Cub
 /// and CUDA before 12.1 has 4 KiB for all arguments.
 const MOST: usize = 64;
 
-/// Most buffers of the tensors of a launch, for the same limit: a pointer of 8 bytes and a length of
-/// 4 for each, and 12 bytes of numbers for each tensor.
+/// Most buffers of the tensors of a launch, for the same limit: a pointer of 8 bytes and a length
+/// of 4 for each, and 12 bytes of numbers for each tensor.
 const MOST_BUFFERS: usize = 4 * MOST;
 
 /// Pieces of a norm at the most: one cube adds up their sums.

@@ -1,12 +1,5 @@
-//! The sizes of the kernels, their variants, and the devices that have them.
+//! The sizes of the kernels, and their variants.
 
-use burn::tensor::DType;
-use burn_cubecl::CubeDevice;
-use cubecl::features::MmaConfig;
-use cubecl::ir::{ElemType, FloatKind};
-
-/// The sizes of a head for which the kernels are made.
-pub(super) const HEAD_DIMS: [usize; 5] = [32, 64, 80, 96, 128];
 /// Units of a cube: four planes of 32.
 pub(super) const UNITS: usize = 128;
 /// Queries of a cube, or keys: 16 for each plane.
@@ -34,27 +27,4 @@ impl Form {
     pub(super) fn keys_at_a_time(self) -> usize {
         if self.head_dim <= 64 { 64 } else { 32 }
     }
-}
-
-/// The sizes of a head for which `device` has the kernels in bf16 and f16.
-pub(in crate::ops) fn head_dims(device: &CubeDevice) -> &'static [usize] {
-    let multiplies = [DType::BF16, DType::F16].into_iter().all(|dtype| multiplies(device, dtype));
-    if multiplies { &HEAD_DIMS } else { &[] }
-}
-
-/// Whether `device` has the matrix instruction of the kernels for operands of `dtype`.
-pub(super) fn multiplies(device: &CubeDevice, dtype: DType) -> bool {
-    let kind = match dtype {
-        DType::BF16 => FloatKind::BF16,
-        DType::F16 => FloatKind::F16,
-        _ => return false,
-    };
-    let CubeDevice::Cuda(_) = device else {
-        return false;
-    };
-    let [operand, sum] = [kind, FloatKind::F32].map(ElemType::Float);
-    let config = MmaConfig { a_type: operand, b_type: operand, cd_type: sum, m: 16, n: 8, k: 16 };
-    let client = device.client();
-    let properties = client.properties();
-    properties.features.matmul.mma.contains(&config) && properties.features.matmul.ldmatrix.contains(&operand)
 }

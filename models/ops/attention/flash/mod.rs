@@ -19,26 +19,26 @@
 #![allow(clippy::assign_op_pattern, clippy::manual_is_multiple_of)] // kernels have no other form
 
 mod backward;
-pub(in crate::ops) mod form;
+pub(super) mod form;
 mod forward;
 mod tiles;
 
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use burn_cubecl::CubeBackend;
-use cubecl::ir::ElemType;
 
 use super::{Inputs, Parts, Rows, Saved, Settings};
 use crate::ops::cube::{
     Cube, FusedTensor, addresses, buffer, by_cube, dims2, element, empty, empty_in, floats, narrow, overwrite, rows_of,
     shaped, vector,
 };
+use crate::ops::device::{HEAD_DIMS, multiplies};
 use crate::ops::dropout::cube::{scale, threshold};
 use backward::{flash_backward_keys, flash_backward_queries};
-use form::{Form, HEAD_DIMS, LOAD, PAIR, ROWS, UNITS, multiplies};
+use form::{Form, LOAD, PAIR, ROWS, UNITS};
 use forward::flash_rows;
 
 /// Whether the kernels of this file compute the attention of `inputs`. All else takes the products
