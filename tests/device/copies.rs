@@ -53,7 +53,7 @@ struct FrozenMatrices;
 
 impl ModuleMapper for FrozenMatrices {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let is_of_block = D == 2 && param.val().dims()[0] % 48 == 0;
+        let is_of_block = D == 2 && param.val().dims()[0].is_multiple_of(48);
         if is_of_block { param.set_require_grad(false) } else { param }
     }
 }
