@@ -61,8 +61,9 @@ BOUNDS = {"gpt2-small-b8-bf16": (440, 32.2), "bert-base-128-bf16": (690, 18), "s
 
 
 # Most registers of a thread, and most bytes that ptxas spills at 8.0 and at 9.0, in Kiln's kernels whose name begins so. Attention
-# holds tiles in registers; its blocks are two a multiprocessor at least. ptxas keeps `add_parts` at 56 registers by a spill.
-MOST = {"flash_": (232, 0, 0), "add_parts": (64, 0, 8), "": (128, 0, 0)}
+# holds tiles in registers; its blocks are two a multiprocessor at least, and ptxas spills a few bytes of some variants to have three or
+# four. It keeps `add_parts` at 56 registers by a spill.
+MOST = {"flash_": (255, 24, 24), "add_parts": (64, 0, 8), "": (128, 0, 0)}
 
 
 def model_of(case):
