@@ -177,8 +177,8 @@ impl MemoryEstimate {
         // Captured steps of several devices, which are on a GPU, always sum in one place.
         let is_waiting = batch.accumulation > 1 || (host.is_none() && batch.devices.count > 1);
         let waiting = if is_waiting { gradients } else { 0 };
-        // AdamW's kernel on a GPU writes them beside the weights, so that an evaluation finds them
-        // there, which makes its own.
+        // AdamW's kernel on a GPU writes copies beside the weights. They stay while an evaluation
+        // makes its own.
         let is_written = host.is_none() && !inputs.skips && compute.ops().form(Operator::AdamW) == Form::Fused;
         let kept = if is_written { copies } else { 0 };
         let update = match (inputs.skips, compute.ops().form(Operator::AdamW)) {
