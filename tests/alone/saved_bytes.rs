@@ -11,6 +11,9 @@ use kiln_models::{Compute, Head, Model, ModelConfig, ModelType, Ops};
 
 use crate::counting::live;
 
+/// Passes within which every thread has made its buffers.
+const PASSES: usize = 50;
+
 /// The sizes of a GPT-2 and its batch.
 struct Sizes {
     layers: usize,
@@ -73,13 +76,19 @@ fn live_after_forward_of(
     };
     let batch = DeviceBatch::new(Task::Clm, &batch, &device).unwrap();
     let loss = || batch.loss_of(&model, model.pass(true), &LossOptions::default()).unwrap();
-    // Once without counting: weights are drawn, and pools of threads and buffers made.
-    drop(loss().sum.backward());
-    let before = live();
-    let loss = loss();
-    let live = live() - before;
-    drop(loss.sum.backward());
-    live
+    // A thread keeps the buffers of an operator from the first part that it is given, so a busy
+    // machine gives out some of them late: the pass that counts leaves nothing behind.
+    let pass = || {
+        let before = live();
+        let kept = {
+            let loss = loss();
+            let kept = live() - before;
+            drop(loss.sum.backward());
+            kept
+        };
+        (live() == before).then_some(kept)
+    };
+    (0..PASSES).find_map(|_| pass()).expect("a pass that leaves nothing behind")
 }
 
 #[test]
