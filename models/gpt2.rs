@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use kiln_core::model_config::{Activation, Gpt2Config, Gpt2Variant};
 
 use crate::kv_cache::KvCache;
-use crate::layers::{Conv1D, EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear};
+use crate::layers::{Conv1D, EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear, shared};
 use crate::ops::attention::plain::{attention, merge_heads, split_heads};
 use crate::ops::attention::{Qkv, Unseen};
 use crate::ops::dropout::{Residual, dropout};
@@ -300,7 +300,7 @@ impl Gpt2Attention {
                 Qkv::Packed(c_attn.forward_narrow(x, pass)) // [batch * seq, 3 * n_embd]
             }
             Projections::Separate(SeparateProjections { q_proj, k_proj, v_proj }) => {
-                let x = x.wide(); // its gradients are added
+                let x = shared(x, &[q_proj, k_proj, v_proj], pass);
                 let [query, key, value] = [q_proj, k_proj, v_proj].map(|layer| layer.forward_narrow(x.clone(), pass));
                 Qkv::Separate { query, key, value } // [batch * seq, n_embd]
             }

@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::dropout::{Residual, uniform_noise};
 use crate::ops::gelu::{activate, bias_gelu};
-use crate::ops::{self, Operand, Operator, Ops, Pass};
+use crate::ops::{self, Operand, Operator, Ops, Pass, Shared};
 
 /// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights`
 /// turns around. Reference: `torch.nn.Linear`.
@@ -136,8 +136,13 @@ fn onto_residual<'a>(
     let device = residual.rows().device();
     let dtype = pass.compute.read_by(Operator::Dropout, &device);
     let x = product_in(dtype, x, weight, None, lora, pass);
-    let bias = bias.unwrap_or_else(|| Tensor::zeros([residual.rows().dims()[1]], &device));
     ops::dropout::bias_dropout_residual(x, bias, residual, p, pass.rng, pass.ops())
+}
+
+/// `x` for each of the `layers` that read it: as products take it, but for adapters, which read
+/// f32.
+pub(crate) fn shared(x: Operand<'_>, layers: &[&Linear], pass: Pass<'_>) -> Shared {
+    if layers.iter().any(|layer| layer.lora.is_some()) { Shared::wide(x) } else { x.shared(pass.compute) }
 }
 
 /// `activation(x W + b)` for the layer that reads it, the bias where it is given: `[n, in] -> [n,
@@ -193,16 +198,33 @@ impl Linear {
         compute.narrow(product_in(compute.dtype(), x, &self.weight, bias, self.lora.as_ref(), pass))
     }
 
+    /// [`forward`](Self::forward) for `operator`: in the type in which it reads what a product
+    /// gives; f32 where the layer has an adapter.
+    pub(crate) fn forward_for<'a>(&self, operator: Operator, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
+        let (x, bias) = (x.into(), self.bias.as_ref().map(Param::val));
+        let dtype = pass.compute.read_by(operator, &x.device());
+        product_in(dtype, x, &self.weight, bias, self.lora.as_ref(), pass)
+    }
+
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
     pub(crate) fn onto_residual<'a>(
         &self,
         x: impl Into<Operand<'a>>,
-        residual: Tensor<2>,
+        residual: impl Into<Residual>,
         p: f64,
         pass: Pass<'_>,
     ) -> Tensor<2> {
         let bias = self.bias.as_ref().map(Param::val);
         onto_residual(x, &self.weight, bias, self.lora.as_ref(), residual.into(), p, pass)
+    }
+
+    /// `residual + x W + b`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
+    pub(crate) fn added_to<'a>(&self, residual: Residual, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
+        // The kernel that adds bias and residual reads what a narrow product gives.
+        if pass.compute.read_by(Operator::Dropout, &residual.rows().device()) != FloatDType::F32 {
+            return self.onto_residual(x, residual, 0.0, pass);
+        }
+        residual.into_rows() + self.forward(x, pass)
     }
 
     /// Shows itself to `each`.
@@ -549,10 +571,19 @@ impl RmsNorm {
         ops::rms_norm::rms_norm(x, self.weight.val(), self.eps, ops)
     }
 
-    /// The normalisation of each head by itself: `[n, heads * features]` -> the same.
-    pub fn forward_heads(&self, x: Tensor<2>, heads: usize, ops: Ops) -> Tensor<2> {
+    /// The normalisation for the layers that read it, and `x` as the residual of the branch that
+    /// begins with them: `[n, features] -> [n, features]`
+    pub fn operand(&self, x: Tensor<2>, ops: Ops) -> (Operand<'static>, Residual) {
+        Operand::rms_norm(x, self.weight.val(), self.eps, ops)
+    }
+
+    /// The normalisation of each head by itself, for `operator`, in the type in which it reads what
+    /// a product gives: `[n, heads * features]` -> the same.
+    pub(crate) fn heads_for(&self, operator: Operator, x: Tensor<2>, heads: usize, pass: Pass<'_>) -> Tensor<2> {
         let [n, width] = x.dims();
-        self.forward(x.reshape([n * heads, width / heads]), ops).reshape([n, width])
+        let dtype = pass.compute.read_by(operator, &x.device());
+        let (normalised, _) = self.operand(x.reshape([n * heads, width / heads]), pass.ops());
+        normalised.of_type(dtype).reshape([n, width])
     }
 }
 

@@ -12,14 +12,15 @@ use kiln_core::model_config::{LlamaConfig, LlamaVariant};
 
 use crate::gpt2::Positions;
 use crate::kv_cache::KvCache;
-use crate::layers::{EachLinear, Embedding, EmbeddingNoise, Linear, Lora, RmsNorm};
+use crate::layers::{EachLinear, Embedding, EmbeddingNoise, Linear, Lora, RmsNorm, shared};
 use crate::ops::attention::plain::{attention, merge_heads, split_heads};
 use crate::ops::attention::{Qkv, Unseen};
 use crate::ops::device::DeviceKernels;
+use crate::ops::dropout::Residual;
 use crate::ops::embedding::embedding;
 use crate::ops::rotary::{Angles, rotary};
 use crate::ops::swiglu::swiglu;
-use crate::ops::{Operand, Pass};
+use crate::ops::{Operand, Operator, Pass};
 use crate::rows::Rows;
 
 /// The transformer body: token ids to hidden states. Reference: `LlamaModel`.
@@ -250,9 +251,9 @@ impl LlamaModel {
         let mut x = self.embed(input_ids, pass);
         for (index, layer) in self.layers.iter().enumerate() {
             let hidden = local.as_ref().filter(|_| layer.self_attn.is_local).or(hidden.as_ref());
-            let normalised = layer.input_layernorm.forward(x.clone(), pass.ops());
+            let (normalised, residual) = layer.input_layernorm.operand(x, pass.ops());
             let attended = layer.self_attn.forward_cached(normalised, batch, &angles, hidden, cache, index, pass);
-            x = layer.mlp_onto(x + attended, pass);
+            x = layer.mlp_onto(layer.self_attn.o_proj.added_to(residual, attended, pass), pass);
         }
         cache.advance(seq);
         x
@@ -317,34 +318,35 @@ impl LlamaDecoderLayer {
     /// `[batch * seq, hidden_size]` -> the same, of whole sequences.
     pub fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let pass = rows.pass(pass, false);
-        let normalised = self.input_layernorm.forward(x.clone(), pass.ops());
-        let x = x + self.self_attn.forward(normalised, rows, pass);
+        let (normalised, residual) = self.input_layernorm.operand(x, pass.ops());
+        let x = self.self_attn.forward(normalised, residual, rows, pass);
         self.mlp_onto(x, pass)
     }
 
     /// The feed-forward half of the layer.
     fn mlp_onto(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        let normalised = self.post_attention_layernorm.forward(x.clone(), pass.ops());
-        x + self.mlp.forward(normalised, pass)
+        let (normalised, residual) = self.post_attention_layernorm.operand(x, pass.ops());
+        self.mlp.forward(normalised, residual, pass)
     }
 }
 
 impl LlamaAttention {
-    /// The attention from `x` to itself, `[batch * seq, hidden_size]` -> the same.
-    fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+    /// `residual + o_proj(attention)`, with the attention from `x` to itself, both `[batch * seq,
+    /// hidden_size]`.
+    fn forward(&self, x: Operand<'_>, residual: Residual, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         let mask = rows.local_mask.as_ref().filter(|_| self.is_local).unwrap_or(&rows.mask);
         let angles = rows.angles.as_ref().expect("`Model::rows` gives the rows of a Llama their angles");
-        let [query, key, value] = self.projected(x, angles, pass).map(|part| pass.compute.narrow(part));
+        let [query, key, value] = self.projected(x, angles, pass);
         let attention = pass.attention(rows.batch, self.heads, self.scale(&query), self.dropout);
-        self.o_proj.forward(attention.operand(Qkv::Separate { query, key, value }, mask), pass)
+        self.o_proj.added_to(residual, attention.operand(Qkv::Separate { query, key, value }, mask), pass)
     }
 
-    /// [`forward`](Self::forward) for tokens that continue those of `cache`; `hidden [batch or 1,
-    /// 1, seq, past + seq]` is true where a key is hidden.
+    /// The input of `o_proj` for tokens that continue those of `cache`, `[batch * seq, heads *
+    /// head_dim]`; `hidden [batch or 1, 1, seq, past + seq]` is true where a key is hidden.
     #[allow(clippy::too_many_arguments)] // of one token's way through the cache
     fn forward_cached(
         &self,
-        x: Tensor<2>,
+        x: Operand<'_>,
         batch: usize,
         angles: &Angles,
         hidden: Option<&Tensor<4, Bool>>,
@@ -352,33 +354,34 @@ impl LlamaAttention {
         index: usize,
         pass: Pass<'_>,
     ) -> Tensor<2> {
-        let [query, key, value] = self.projected(x, angles, pass).map(|part| pass.compute.narrow(part));
+        let [query, key, value] = self.projected(x, angles, pass);
         let scale = self.scale(&query);
         let query = split_heads(query, batch, self.heads);
         let [key, value] = [key, value].map(|part| split_heads(part, batch, self.kv_heads));
         let (key, value) = cache.append(index, key, value); // [batch, kv_heads, past + seq, head_dim]
         let hidden = hidden.cloned().map(Into::into);
-        self.o_proj.forward(merge_heads(attention(query, key, value, hidden, scale, self.dropout, pass.rng)), pass)
+        merge_heads(attention(query, key, value, hidden, scale, self.dropout, pass.rng))
     }
 
-    /// Query, key and value, of which positions turn the first two: `[batch * seq, heads *
-    /// head_dim]`, keys and values with fewer heads.
-    fn projected(&self, x: Tensor<2>, angles: &Angles, pass: Pass<'_>) -> [Tensor<2>; 3] {
-        let of = |layer: &Linear| layer.forward(x.clone(), pass);
-        let placed = |x: Tensor<2>, norm: Option<&RmsNorm>, heads: usize| {
+    /// Query, key and value, of which positions turn the first two, as attention multiplies them:
+    /// `[batch * seq, heads * head_dim]`, keys and values with fewer heads.
+    fn projected(&self, x: Operand<'_>, angles: &Angles, pass: Pass<'_>) -> [Tensor<2>; 3] {
+        let Self { q_proj, k_proj, v_proj, .. } = self;
+        let x = shared(x, &[q_proj, k_proj, v_proj], pass);
+        let placed = |layer: &Linear, norm: Option<&RmsNorm>, heads: usize| {
             let x = match norm {
-                Some(norm) => norm.forward_heads(x, heads, pass.ops()),
-                None => x,
+                Some(norm) => norm.heads_for(Operator::Rotary, layer.forward(x.clone(), pass), heads, pass),
+                None => layer.forward_for(Operator::Rotary, x.clone(), pass),
             };
-            match self.has_positions {
+            pass.compute.narrow(match self.has_positions {
                 true => rotary(x, angles.cos.clone(), angles.sin.clone(), heads, pass.ops()),
                 false => x,
-            }
+            })
         };
         [
-            placed(of(&self.q_proj), self.q_norm.as_ref(), self.heads),
-            placed(of(&self.k_proj), self.k_norm.as_ref(), self.kv_heads),
-            of(&self.v_proj),
+            placed(q_proj, self.q_norm.as_ref(), self.heads),
+            placed(k_proj, self.k_norm.as_ref(), self.kv_heads),
+            v_proj.forward_narrow(x.clone(), pass),
         ]
     }
 
@@ -389,16 +392,20 @@ impl LlamaAttention {
 }
 
 impl LlamaMlp {
-    /// `[n, hidden_size]` -> the same.
-    fn forward(&self, x: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
-        let gate = self.gate_proj.forward(x.clone(), pass);
-        let up = self.up_proj.forward(x, pass);
-        let has_magnitude = |layer: &Linear| layer.lora.as_ref().is_some_and(Lora::has_magnitude);
-        let inner = if has_magnitude(&self.gate_proj) || has_magnitude(&self.up_proj) {
+    /// `residual + down(silu(gate(x)) * up(x))`: `[n, hidden_size]` -> the same.
+    fn forward(&self, x: Operand<'_>, residual: Residual, pass: Pass<'_>) -> Tensor<2> {
+        let layers = [&self.gate_proj, &self.up_proj];
+        let x = shared(x, &layers, pass);
+        // What an adapter gives is f32, and both factors have one type.
+        let [gate, up] = match layers.iter().any(|layer| layer.lora.is_some()) {
+            true => layers.map(|layer| layer.forward(x.clone(), pass)),
+            false => layers.map(|layer| layer.forward_for(Operator::Swiglu, x.clone(), pass)),
+        };
+        let inner = if layers.iter().any(|layer| layer.lora.as_ref().is_some_and(Lora::has_magnitude)) {
             swiglu(gate, up, pass.ops()).into()
         } else {
             Operand::swiglu(gate, up, pass.ops())
         };
-        self.down_proj.forward(inner, pass)
+        self.down_proj.added_to(residual, inner, pass)
     }
 }

@@ -9,7 +9,8 @@
 //!
 //! Fused operators on wgpu and CUDA read and write the compute type where a product gives or takes
 //! their values, and compute in f32 between: the same roundings without a cast of their own, but
-//! where several products, or an adapter, read what they give. The gradient of a bias that such an
+//! where an adapter reads what they give. Where several products read it ([`Shared`]), their
+//! gradients are f32 and are added so. The gradient of a bias that such an
 //! operator adds is the f32 sum of gradients that are rounded, as PyTorch's is. Fused products
 //! there round less: a product without a bias whose result is read in f32, and the gradient of a
 //! weight, are the f32 sums themselves.
@@ -136,7 +137,11 @@ type Write<'a> = dyn FnOnce(FloatDType) -> Tensor<2> + 'a;
 
 #[allow(clippy::large_enum_variant)] // handles that live for one call
 enum Source<'a> {
-    Rows(Tensor<2>),
+    Rows {
+        x: Tensor<2>,
+        /// The type of the gradient that a fused product gives.
+        gradient: FloatDType,
+    },
     Written {
         operator: Operator,
         device: Device,
@@ -162,7 +167,7 @@ impl<'a> Operand<'a> {
     /// not write others, and rows in the type that they have.
     pub fn of_type(self, dtype: FloatDType) -> Tensor<2> {
         match self.0 {
-            Source::Rows(x) => x,
+            Source::Rows { x, .. } => x,
             Source::Written { write, .. } => write(dtype),
             Source::Activated { x, weight, bias, activation, pass } => {
                 // Where products do not round, the kernel reads what it writes.
@@ -178,14 +183,31 @@ impl<'a> Operand<'a> {
         self.of_type(FloatDType::F32)
     }
 
+    /// The device on which the values are.
+    pub(crate) fn device(&self) -> Device {
+        match &self.0 {
+            Source::Rows { x, .. } | Source::Activated { x, .. } => x.device(),
+            Source::Written { device, .. } => device.clone(),
+        }
+    }
+
     /// The values as products take them that compute as `compute` says.
     fn taken(self, compute: Compute) -> Tensor<2> {
         let dtype = match &self.0 {
-            Source::Rows(_) => FloatDType::F32,
+            Source::Rows { .. } => FloatDType::F32,
             Source::Written { operator, device, .. } => compute.operand_of(*operator, device),
             Source::Activated { x, .. } => compute.operand_of(Operator::Gelu, &x.device()),
         };
         self.of_type(dtype)
+    }
+
+    /// The values for several products that compute as `compute` says: in the type in which fused
+    /// products on wgpu and CUDA take them, f32 elsewhere.
+    pub fn shared(self, compute: Compute) -> Shared {
+        match compute.read_by(Operator::Linear, &self.device()) {
+            FloatDType::F32 => Shared(self.wide()),
+            _ => Shared(self.taken(compute)),
+        }
     }
 }
 
@@ -199,21 +221,23 @@ impl Operand<'static> {
     /// # Panics
     /// When it is read, as [`layer_norm`](layer_norm::layer_norm).
     pub fn layer_norm(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64, ops: Ops) -> (Self, Residual) {
-        let device = x.device();
-        let are_fused = [Operator::LayerNorm, Operator::Dropout].iter().all(|one| ops.form(*one) == Form::Fused);
-        let left = (are_fused && !DeviceKernels::on(&device).are_on_host).then(Left::default);
+        let (device, left) = (x.device(), left_to(Operator::LayerNorm, &x, ops));
         let residual = Residual::new(x.clone(), left.clone());
         let write = move |dtype| layer_norm::written(dtype, x, weight, bias, eps, left, ops);
         (Self::written(Operator::LayerNorm, device, write), residual)
     }
 
-    /// [`rms_norm`](rms_norm::rms_norm) of `x` for the matrix product that reads it, in whose type
-    /// it is written.
+    /// [`rms_norm`](rms_norm::rms_norm) of `x` for the matrix products that read it, in whose type
+    /// it is written; and `x` as the residual of the branch that begins with it, as
+    /// [`layer_norm`](Self::layer_norm) has it.
     ///
     /// # Panics
     /// When it is read, as [`rms_norm`](rms_norm::rms_norm).
-    pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: Ops) -> Self {
-        Self::written(Operator::RmsNorm, x.device(), move |dtype| rms_norm::written(dtype, x, weight, epsilon, ops))
+    pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: Ops) -> (Self, Residual) {
+        let (device, left) = (x.device(), left_to(Operator::RmsNorm, &x, ops));
+        let residual = Residual::new(x.clone(), left.clone());
+        let write = move |dtype| rms_norm::written(dtype, x, weight, epsilon, left, ops);
+        (Self::written(Operator::RmsNorm, device, write), residual)
     }
 
     /// [`swiglu`](swiglu::swiglu) for the matrix product that reads it, in whose type it is
@@ -237,6 +261,12 @@ impl Operand<'static> {
     }
 }
 
+/// Where the gradient of the residual `x` is left for the backward of `norm`, if that adds it.
+fn left_to(norm: Operator, x: &Tensor<2>, ops: Ops) -> Option<Left> {
+    let are_fused = [norm, Operator::Dropout].iter().all(|one| ops.form(*one) == Form::Fused);
+    (are_fused && !DeviceKernels::on(&x.device()).are_on_host).then(Left::default)
+}
+
 impl<'a> Attention<'a> {
     /// [`forward`](Self::forward) for the matrix product that reads it: of inputs in f32 the fused
     /// form on the CPU gives its result in the type of that product. All else gives the inputs'
@@ -251,7 +281,26 @@ impl<'a> Attention<'a> {
 
 impl From<Tensor<2>> for Operand<'_> {
     fn from(x: Tensor<2>) -> Self {
-        Self(Source::Rows(x))
+        let gradient = x.dtype().into();
+        Self(Source::Rows { x, gradient })
+    }
+}
+
+/// The input of several linear layers, `[n, in]`, in f32 or the compute type. Fused products give
+/// its gradients in f32, and so they are added.
+#[derive(Debug, Clone)]
+pub struct Shared(Tensor<2>);
+
+impl Shared {
+    /// The values of `x` in f32, as adapters read them.
+    pub(crate) fn wide(x: Operand<'_>) -> Self {
+        Self(x.wide())
+    }
+}
+
+impl From<Shared> for Operand<'_> {
+    fn from(Shared(x): Shared) -> Self {
+        Self(Source::Rows { x, gradient: FloatDType::F32 })
     }
 }
 
@@ -350,7 +399,7 @@ impl<'a> Pass<'a> {
         bias: Option<Tensor<1>>,
     ) -> Tensor<2> {
         let ops = self.ops();
-        let x = match x.into().0 {
+        let (x, of_x) = match x.into().0 {
             Source::Activated { x, weight: first, bias: inner_bias, activation, .. }
                 if linear::is_fused(self.compute.dtype, &x, ops) =>
             {
@@ -359,14 +408,19 @@ impl<'a> Pass<'a> {
                 let block = FeedForward { weights: weights.map(Param::val), inner_bias, bias, activation, operands };
                 return linear::feed_forward(x, block, ops);
             }
-            source => Operand(source).taken(self.compute),
+            Source::Rows { x, gradient } => (x, gradient),
+            source => {
+                let x = Operand(source).taken(self.compute);
+                let dtype = x.dtype().into();
+                (x, dtype)
+            }
         };
         let device = x.device();
         if self.compute.is_f32() || ops.form(Operator::Linear) == Form::Fused {
             let operands = self.operands(&device, weight);
             let has_copy = self.copies.is_some() && !self.compute.casts_nothing(&device);
             let weight = if has_copy { self.weight(weight) } else { weight.val() };
-            return linear::written(dtype, x, weight, bias, operands, ops);
+            return linear::written([dtype, of_x], x, weight, bias, operands, ops);
         }
         let y = cast(x, self.compute.dtype).matmul(self.weight(weight));
         match bias {

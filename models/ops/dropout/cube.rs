@@ -43,8 +43,8 @@ impl DropoutKernel for Cube {
         (dx.clone(), wanted.then(|| Self::column_sums(dx)))
     }
 
-    fn bias_drop_add(Inputs { x, bias, residual, seed, p, .. }: Inputs<Self>) -> FusedTensor {
-        <Self as DropKernels>::bias_drop_add(x, bias, residual, seed, p)
+    fn bias_drop_add(Inputs { x, bias, has_bias, residual, seed, p, .. }: Inputs<Self>) -> FusedTensor {
+        <Self as DropKernels>::bias_drop_add(x, bias, has_bias, residual, seed, p)
     }
 }
 
@@ -66,11 +66,13 @@ pub(in crate::ops) trait DropKernels: Backend {
         dtype: FloatDType,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `residual + drop(x + bias)`, of `x` of any type, in f32.
-    #[fusion(meta = |_x, _bias, residual, _seed, _p| residual.clone())]
+    /// `residual + drop(x + bias)`, of `x` of any type, in f32; without `has_bias` the bias is not
+    /// read.
+    #[fusion(meta = |_x, _bias, _has_bias, residual, _seed, _p| residual.clone())]
     fn bias_drop_add(
         x: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        has_bias: bool,
         residual: FloatTensor<Self>,
         seed: IntTensor<Self>,
         p: f64,
@@ -138,7 +140,14 @@ impl DropKernels for CubeBackend {
         (y, sums)
     }
 
-    fn bias_drop_add(x: CubeTensor, bias: CubeTensor, residual: CubeTensor, seed: CubeTensor, p: f64) -> CubeTensor {
+    fn bias_drop_add(
+        x: CubeTensor,
+        bias: CubeTensor,
+        has_bias: bool,
+        residual: CubeTensor,
+        seed: CubeTensor,
+        p: f64,
+    ) -> CubeTensor {
         let [bias, residual, seed] = [bias, residual, seed].map(into_contiguous);
         let (x, pitch) = rows_of(x);
         let [rows, width] = dims2(&x);
@@ -166,6 +175,7 @@ impl DropKernels for CubeBackend {
                 threshold(p),
                 scale(p),
                 p > 0.0,
+                has_bias,
                 element(&x),
             );
         }
@@ -288,6 +298,7 @@ fn bias_drop_add_each<F: Float, N: Size>(
     threshold: u32,
     scale: f32,
     #[comptime] drops: bool,
+    #[comptime] has_bias: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let i = ABSOLUTE_POS;
@@ -303,7 +314,10 @@ fn bias_drop_add_each<F: Float, N: Size>(
     #[unroll]
     for k in 0..lanes {
         let column = at * lanes + k;
-        let mut value = values.extract(k) + bias[column];
+        let mut value = values.extract(k);
+        if comptime!(has_bias) {
+            value += bias[column];
+        }
         if comptime!(drops) {
             value *= factor(seed, u32::cast_from(row), u32::cast_from(column), threshold, scale);
         }

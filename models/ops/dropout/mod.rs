@@ -132,8 +132,8 @@ pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2>
 }
 
 /// The residual of [`bias_dropout_residual`], `[n, features]`: rows whose gradient autodiff adds to
-/// the others of theirs, or the rows of a LayerNorm that adds it in its own kernel
-/// ([`Operand::layer_norm`](super::Operand::layer_norm)).
+/// the others of theirs, or the rows of a normalisation that adds it in its own
+/// kernel ([`Operand::layer_norm`](super::Operand::layer_norm)).
 #[derive(Debug, Clone)]
 pub struct Residual {
     rows: Tensor<2>,
@@ -150,6 +150,11 @@ impl Residual {
     pub(crate) fn rows(&self) -> &Tensor<2> {
         &self.rows
     }
+
+    /// The rows, whose gradient autodiff adds to the others of theirs.
+    pub(crate) fn into_rows(self) -> Tensor<2> {
+        self.rows
+    }
 }
 
 impl From<Tensor<2>> for Residual {
@@ -158,38 +163,43 @@ impl From<Tensor<2>> for Residual {
     }
 }
 
-/// `residual + dropout(x + bias)`: `x`, `residual` `[n, features]`, `bias` `[features]`, in f32;
-/// dropout as [`dropout`]'s. In the fused form on wgpu and CUDA `x` may be in the type of products,
-/// and then its gradient is.
+/// `residual + dropout(x + bias)`: `x`, `residual` `[n, features]`, `bias` `[features]` or none, in
+/// f32; dropout as [`dropout`]'s. In the fused form on wgpu and CUDA `x` may be in the type of
+/// products, and then its gradient is.
 ///
 /// # Panics
 /// For tensors of other shapes and a `p` outside `[0, 1)`; in the fused form for other types and
 /// for tensors on different devices.
 pub fn bias_dropout_residual(
     x: Tensor<2>,
-    bias: Tensor<1>,
+    bias: impl Into<Option<Tensor<1>>>,
     residual: impl Into<Residual>,
     p: f64,
     rng: DropoutRng<'_>,
     ops: Ops,
 ) -> Tensor<2> {
-    let Residual { rows: residual, left } = residual.into();
+    let (Residual { rows: residual, left }, bias) = (residual.into(), bias.into());
     let form = rng.form(ops.form(Operator::Dropout));
     let _time = trace::call("bias_dropout_residual");
     let contract = Contract::new("bias_dropout_residual", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
     let of_x = contract.operand("x", &x);
     contract.floats("x", &x, [rows, width], of_x);
-    contract.floats("bias", &bias, [width], DType::F32);
+    if let Some(bias) = &bias {
+        contract.floats("bias", bias, [width], DType::F32);
+    }
     contract.floats("residual", &residual, [rows, width], DType::F32);
     contract.probability("p", p);
-    match form {
-        Form::Plain => residual + plain(x + bias.unsqueeze(), p, rng),
-        Form::Fused => {
+    match (form, bias) {
+        (Form::Plain, Some(bias)) => residual + plain(x + bias.unsqueeze(), p, rng),
+        (Form::Plain, None) => residual + plain(x, p, rng),
+        (Form::Fused, bias) => {
             let p = rng.probability(p);
             let seed = rng.seed(p, &x.device());
-            let (x, bias) = (x.into_dispatch(), bias.into_dispatch());
-            let inputs = Inputs { x, bias, residual: residual.into_dispatch(), seed: seed.into_dispatch(), p, left };
+            let (has_bias, device) = (bias.is_some(), x.device().without_autodiff());
+            let bias = bias.unwrap_or_else(|| Tensor::empty([width], &device)); // then not read
+            let (x, bias, residual) = (x.into_dispatch(), bias.into_dispatch(), residual.into_dispatch());
+            let inputs = Inputs { x, bias, has_bias, residual, seed: seed.into_dispatch(), p, left };
             Tensor::from_dispatch(<Dispatch as DropoutOp>::bias_dropout_residual(inputs))
         }
     }
@@ -325,6 +335,8 @@ fn mix(mut x: u32) -> u32 {
 pub(super) struct Inputs<B: Backend> {
     pub x: FloatTensor<B>,
     pub bias: FloatTensor<B>,
+    /// Whether `bias` has values.
+    pub has_bias: bool,
     pub residual: FloatTensor<B>,
     pub seed: IntTensor<B>,
     pub p: f64,
@@ -377,11 +389,11 @@ impl<B: DropoutKernel, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
 
     fn bias_dropout_residual(inputs: Inputs<Self>) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
-        let Inputs { x, bias, residual, seed, p, left } = inputs;
+        let Inputs { x, bias, has_bias, residual, seed, p, left } = inputs;
         let (x, bias) = (call.input(x), call.input(bias));
         let residual = if left.is_some() { residual.into_primitive() } else { call.input(residual) };
         let saved = Saved { seed: seed.clone(), p, dtype: x.dtype().into(), left };
-        call.record(|_| (B::bias_drop_add(Inputs { x, bias, residual, seed, p, left: None }), saved))
+        call.record(|_| (B::bias_drop_add(Inputs { x, bias, has_bias, residual, seed, p, left: None }), saved))
     }
 }
 
@@ -433,9 +445,10 @@ impl DropoutKernel for Flex {
         flex::tensor(y, [rows, width])
     }
 
-    fn bias_drop_add(Inputs { x, bias, residual, seed, p, .. }: Inputs<Self>) -> FlexTensor {
-        let (bias, residual) = (flex::row_major(bias), flex::row_major(residual));
+    fn bias_drop_add(Inputs { x, bias, has_bias, residual, seed, p, .. }: Inputs<Self>) -> FlexTensor {
         let [_, width] = flex::dims2(&x);
+        let bias = if has_bias { flex::row_major(bias) } else { flex::tensor(vec![0.0; width], [width]) };
+        let residual = flex::row_major(residual);
         let block = flex::block_rows(width);
         let keep = (p > 0.0).then(|| Keep::new(&flex::integers(&seed), p));
         flex::overwritten(x, |x| {

@@ -25,7 +25,7 @@ impl LinearKernel for Cube {
         narrow(x, dtype.into())
     }
 
-    fn forward(Inputs { x, weight, bias, operands, result }: Inputs<Self>) -> FusedTensor {
+    fn forward(Inputs { x, weight, bias, operands, result, .. }: Inputs<Self>) -> FusedTensor {
         let dtype = operands.dtype;
         let [x, weight] = [x, weight].map(|factor| plain(Self::operand(factor, dtype)));
         match bias.given() {

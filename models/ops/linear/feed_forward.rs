@@ -198,7 +198,7 @@ impl<B: FeedForwardKernel> Inputs<B> {
         let (u, h) = B::inner(x, first.clone(), inner_bias.clone(), &settings, is_wanted);
         let saved_h = tracked[3].then(|| h.clone());
         let operands = settings.operands[1].clone();
-        let of_second = super::Inputs { x: h, weight: second.clone(), bias, operands, result: FloatDType::F32 };
+        let of_second = super::Inputs::wide(h, second.clone(), bias, operands);
         let y = <B as LinearKernel>::forward(of_second);
         (y, Saved { x: kept, weights: [first, second], inner_bias, u, h: saved_h, settings })
     }

@@ -4,7 +4,8 @@
 //!
 //! The operands of the products may be rounded to bf16 or f16; sums, and the gradients of weights
 //! and biases, are f32. On the CPU so is all else. On wgpu and CUDA the result is in the type that
-//! its reader takes, and the gradient of `x` in the type of `x`.
+//! its reader takes, and the gradient of `x` in the type of `x`, or in f32 where other layers read
+//! `x` as well and their gradients are added.
 
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
@@ -14,7 +15,7 @@ mod feed_forward;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, ExtensionType, Flex, TensorMetadata, autodiff::Autodiff, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::autodiff::{Call, Differentiate};
@@ -41,12 +42,14 @@ pub fn linear(
     operands: impl Into<Operands>,
     ops: Ops,
 ) -> Tensor<2> {
-    written(FloatDType::F32, x, weight, bias, operands.into(), ops)
+    let of_x = x.dtype().into();
+    written([FloatDType::F32, of_x], x, weight, bias, operands.into(), ops)
 }
 
-/// [`linear`] with the result in the type `result`, f32 or the type of `operands`; on the CPU f32.
+/// [`linear`] with the result in the type `result` and the gradient of `x` in the type `gradient`,
+/// each f32 or the type of `operands`; on the CPU f32.
 pub(super) fn written(
-    result: FloatDType,
+    [result, gradient]: [FloatDType; 2],
     x: Tensor<2>,
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
@@ -65,7 +68,7 @@ pub(super) fn written(
         (Form::Plain, bias) => plain(dtype, x, weight, bias),
         (Form::Fused, bias) => {
             let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-            let inputs = Inputs { x, weight, bias: bias.into(), operands, result };
+            let inputs = Inputs { x, weight, bias: bias.into(), operands, result, gradient };
             Tensor::from_dispatch(<Dispatch as LinearOp>::linear(inputs))
         }
     }
@@ -106,6 +109,15 @@ pub(super) struct Inputs<B: Backend> {
     pub operands: Operands,
     /// The type of the result; on the CPU f32.
     pub result: FloatDType,
+    /// The type of the gradient of `x`; on the CPU f32.
+    pub gradient: FloatDType,
+}
+
+impl<B: Backend> Inputs<B> {
+    /// A product whose result is f32, with a bias or without.
+    fn wide(x: FloatTensor<B>, weight: FloatTensor<B>, bias: Optional<B>, operands: Operands) -> Self {
+        Self { x, weight, bias, operands, result: FloatDType::F32, gradient: FloatDType::F32 }
+    }
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
@@ -127,7 +139,7 @@ pub(super) trait LinearKernel: Backend {
 
     /// `x W`
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self> {
-        Self::forward(Inputs { x, weight, bias: Optional::Missing, operands, result: FloatDType::F32 })
+        Self::forward(Inputs::wide(x, weight, Optional::Missing, operands))
     }
 
     /// `dy W^T`, in the type `result`, or on the CPU in f32.
@@ -181,11 +193,12 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
             bias: inputs.bias.map(|bias| call.input(bias)),
             operands: inputs.operands,
             result: inputs.result,
+            gradient: inputs.gradient,
         };
         call.record(|tracked| {
-            let (dtype, of_x) = (inputs.operands.dtype, inputs.x.dtype().into());
+            let (dtype, gradient) = (inputs.operands.dtype, inputs.gradient);
             let [x, weight] = [inputs.x, inputs.weight].map(|factor| B::operand(factor, dtype));
-            let saved = Saved { x: tracked[1].then(|| x.clone()), weight: weight.clone(), dtype, of_x };
+            let saved = Saved { x: tracked[1].then(|| x.clone()), weight: weight.clone(), dtype, gradient };
             (B::forward(Inputs { x, weight, ..inputs }), saved)
         })
     }
@@ -197,18 +210,18 @@ struct Saved<F> {
     x: Option<F>,
     weight: F,
     dtype: FloatDType,
-    /// The type of `x` as it was given.
-    of_x: FloatDType,
+    /// The type of the gradient of `x`.
+    gradient: FloatDType,
 }
 
 impl<B: LinearKernel> Differentiate<B> for Saved<FloatTensor<B>> {
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let is_tracked = |input: usize| tracked.get(input) == Some(&true);
         let dbias = is_tracked(2).then(|| B::backward_bias(dy.clone()));
-        let Self { x, weight, dtype, of_x } = self;
+        let Self { x, weight, dtype, gradient } = self;
         let dy = B::operand(dy, dtype);
         let dweight = x.filter(|_| is_tracked(1)).map(|x| B::backward_weight(x, dy.clone(), dtype));
-        let dx = is_tracked(0).then(|| B::backward_x(weight, dy, dtype, of_x));
+        let dx = is_tracked(0).then(|| B::backward_x(weight, dy, dtype, gradient));
         vec![dx, dweight, dbias]
     }
 }

@@ -12,14 +12,15 @@ use crate::ops::cube::{Cube, FusedTensor, shaped};
 use crate::ops::layer_norm::cube::{backward, normalised};
 
 impl RmsNormKernel for Cube {
-    fn forward(Inputs { x, weight, epsilon, dtype }: Inputs<Self>) -> (FusedTensor, Saved<FusedTensor>) {
+    fn forward(Inputs { x, weight, epsilon, dtype, .. }: Inputs<Self>) -> (FusedTensor, Saved<FusedTensor>) {
         let (y, reciprocals) = Self::rms(x.clone(), weight.clone(), epsilon as f32, dtype);
         (y, Saved { x, weight, reciprocals })
     }
 
-    fn backward(saved: Saved<FusedTensor>, dy: FusedTensor) -> [FusedTensor; 2] {
+    fn backward(saved: Saved<FusedTensor>, dy: FusedTensor, added: Option<FusedTensor>) -> [FusedTensor; 2] {
         let Saved { x, weight, reciprocals } = saved;
-        let (dx, dweight) = Self::rms_backward(x, weight, reciprocals, dy);
+        let (adds, added) = (added.is_some(), added.unwrap_or_else(|| x.clone())); // else not read
+        let (dx, dweight) = Self::rms_backward(x, weight, reciprocals, dy, added, adds);
         [dx, dweight]
     }
 }
@@ -39,13 +40,16 @@ pub(in crate::ops) trait RmsKernels: Backend {
         dtype: FloatDType,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `(dx, dweight)` of [`rms`](Self::rms), `dy` being in the type of its result.
-    #[fusion(meta = |x, weight, _statistics, _dy| (x.clone(), weight.clone()))]
+    /// `(dx, dweight)` of [`rms`](Self::rms), `dy` being in the type of its result or in f32 and
+    /// `dx` with `added`, if it `adds` that.
+    #[fusion(meta = |x, weight, _statistics, _dy, _added, _adds| (x.clone(), weight.clone()))]
     fn rms_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         statistics: FloatTensor<Self>,
         dy: FloatTensor<Self>,
+        added: FloatTensor<Self>,
+        adds: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
@@ -59,8 +63,10 @@ impl RmsKernels for CubeBackend {
         weight: CubeTensor,
         statistics: CubeTensor,
         dy: CubeTensor,
+        added: CubeTensor,
+        adds: bool,
     ) -> (CubeTensor, CubeTensor) {
-        let (dx, dweight, _) = backward(x, weight, statistics, dy, None, false);
+        let (dx, dweight, _) = backward(x, weight, statistics, dy, adds.then_some(added), false);
         (dx, dweight)
     }
 }

@@ -9,12 +9,13 @@ pub(super) mod cube;
 use std::mem::MaybeUninit;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 use rayon::prelude::*;
 
-use super::autodiff::{Call, Differentiate};
+use super::autodiff::{Call, Differentiate, Left};
 use super::contract::Contract;
 use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
@@ -33,20 +34,35 @@ use super::{Form, Operator, Ops};
 /// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
 /// different devices.
 pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: Ops) -> Tensor<2> {
-    normalised(x.dtype().into(), x, weight, epsilon, ops)
+    normalised(x.dtype().into(), x, weight, epsilon, None, ops)
 }
 
-/// [`rms_norm`] with the result in `dtype`.
-pub(super) fn written(dtype: FloatDType, x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: Ops) -> Tensor<2> {
+/// [`rms_norm`] with the result in `dtype`. The fused form adds the gradient that is `left` to that
+/// of `x`.
+pub(super) fn written(
+    dtype: FloatDType,
+    x: Tensor<2>,
+    weight: Tensor<1>,
+    epsilon: f64,
+    left: Option<Left>,
+    ops: Ops,
+) -> Tensor<2> {
     let is_written = ops.form(Operator::RmsNorm) == Form::Fused && DeviceKernels::on(&x.device()).write(dtype);
     if is_written || dtype == FloatDType::F32 {
-        normalised(dtype, x, weight, epsilon, ops)
+        normalised(dtype, x, weight, epsilon, left, ops)
     } else {
-        rms_norm(x, weight, epsilon, ops).cast(dtype)
+        normalised(x.dtype().into(), x, weight, epsilon, left, ops).cast(dtype)
     }
 }
 
-fn normalised(dtype: FloatDType, x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: Ops) -> Tensor<2> {
+fn normalised(
+    dtype: FloatDType,
+    x: Tensor<2>,
+    weight: Tensor<1>,
+    epsilon: f64,
+    left: Option<Left>,
+    ops: Ops,
+) -> Tensor<2> {
     let form = ops.form(Operator::RmsNorm);
     let contract = Contract::new("rms_norm", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
@@ -55,7 +71,7 @@ fn normalised(dtype: FloatDType, x: Tensor<2>, weight: Tensor<1>, epsilon: f64, 
     match form {
         Form::Plain => plain(x, weight, epsilon),
         Form::Fused => {
-            let inputs = Inputs { x: x.into_dispatch(), weight: weight.into_dispatch(), epsilon, dtype };
+            let inputs = Inputs { x: x.into_dispatch(), weight: weight.into_dispatch(), epsilon, dtype, left };
             Tensor::from_dispatch(<Dispatch as RmsNormOp>::rms_norm(inputs))
         }
     }
@@ -79,6 +95,8 @@ pub(super) struct Inputs<B: Backend> {
     pub epsilon: f64,
     /// The type of the result: f32 or bf16 on the CPU.
     pub dtype: FloatDType,
+    /// A gradient of `x` that the backward adds to its own.
+    pub left: Option<Left>,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
@@ -100,8 +118,12 @@ pub(super) trait RmsNormKernel: Backend {
     /// The result, and what is saved.
     fn forward(inputs: Inputs<Self>) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>);
 
-    /// `(dx, dweight)`
-    fn backward(saved: Saved<FloatTensor<Self>>, dy: FloatTensor<Self>) -> [FloatTensor<Self>; 2];
+    /// `(dx, dweight)`, the first of them with `added`.
+    fn backward(
+        saved: Saved<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+        added: Option<FloatTensor<Self>>,
+    ) -> [FloatTensor<Self>; 2];
 }
 
 /// Without autodiff the operator is its kernel's forward.
@@ -114,20 +136,24 @@ impl<B: RmsNormKernel> RmsNormOp for B {
 impl<B: RmsNormKernel, C: CheckpointStrategy> RmsNormOp for Autodiff<B, C> {
     fn rms_norm(inputs: Inputs<Self>) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
-        let Inputs { x, weight, epsilon, dtype } = inputs;
-        let inputs = Inputs { x: call.input(x), weight: call.input(weight), epsilon, dtype };
-        call.record(|_| B::forward(inputs))
+        let Inputs { x, weight, epsilon, dtype, left } = inputs;
+        let inputs = Inputs { x: call.input(x), weight: call.input(weight), epsilon, dtype, left: None };
+        call.record(|_| {
+            let (y, saved) = B::forward(inputs);
+            (y, (saved, left))
+        })
     }
 }
 
-impl<B: RmsNormKernel> Differentiate<B> for Saved<FloatTensor<B>> {
+impl<B: RmsNormKernel> Differentiate<B> for (Saved<FloatTensor<B>>, Option<Left>) {
     fn gradients(self, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
-        B::backward(self, dy).map(Some).into()
+        let (saved, left) = self;
+        B::backward(saved, dy, left.and_then(|left| left.take::<B>())).map(Some).into()
     }
 }
 
 impl RmsNormKernel for Flex {
-    fn forward(Inputs { x, weight, epsilon, dtype }: Inputs<Self>) -> (FlexTensor, Saved<FlexTensor>) {
+    fn forward(Inputs { x, weight, epsilon, dtype, .. }: Inputs<Self>) -> (FlexTensor, Saved<FlexTensor>) {
         let (x, weight) = (flex::row_major(x), flex::row_major(weight));
         let [rows, width] = flex::dims2(&x);
         let block = flex::block_rows(width);
@@ -145,7 +171,7 @@ impl RmsNormKernel for Flex {
         (y, Saved { x, weight, reciprocals: flex::tensor(reciprocals, [rows]) })
     }
 
-    fn backward(saved: Saved<FlexTensor>, dy: FlexTensor) -> [FlexTensor; 2] {
+    fn backward(saved: Saved<FlexTensor>, dy: FlexTensor, added: Option<FlexTensor>) -> [FlexTensor; 2] {
         let Saved { x, weight, reciprocals } = saved;
         let [_, width] = flex::dims2(&x);
         let block = flex::block_rows(width);
@@ -162,6 +188,10 @@ impl RmsNormKernel for Flex {
             });
             parts = sums.collect();
         });
+        let dx = match added {
+            Some(added) => Self::float_add(dx, added),
+            None => dx,
+        };
         [dx, flex::tensor(flex::add_up(parts, width), [width])]
     }
 }

@@ -4,7 +4,7 @@ use burn::tensor::{FloatDType, Tensor};
 use kiln_models::Ops;
 use kiln_models::ops::dropout::{DropoutRng, bias_dropout_residual, dropout};
 
-use crate::{agrees_with_plain, close, generator, input, noise, read, run, vector, wide};
+use crate::{agrees_with_host, agrees_with_plain, close, generator, input, noise, read, run, vector, wide};
 
 /// The factors that dropout with this seed gives the elements of `[rows, cols]`: its result for
 /// ones.
@@ -107,6 +107,23 @@ fn a_narrow_product_is_added_to_an_f32_residual() {
             close(&format!("{what}: dresidual"), &grads[2], &wide(&weights), 0.0);
             assert_eq!(run(&inputs, &op, Ops::Fused).1, grads, "{what}: two calls");
         }
+    }
+}
+
+/// Without a bias nothing is added, in either form.
+#[test]
+fn a_product_without_a_bias_is_added_to_a_residual() {
+    let _alone = generator();
+    for (rows, width) in [(1, 1), (3, 7), (5, 24)] {
+        let inputs = [input(rows, width, 2.0, 1), input(rows, width, 1.0, 3)];
+        let op = |inputs: Vec<Tensor<2>>, ops| {
+            let [x, residual] = inputs.try_into().unwrap();
+            vector(bias_dropout_residual(x, None, residual, 0.0, DropoutRng::Device, ops))
+        };
+        let sum = |values: &[Vec<f64>]| values[0].iter().zip(&values[1]).map(|(x, residual)| x + residual).collect();
+        let what = format!("[{rows}, {width}]");
+        agrees_with_host(&what, &inputs, &op, &sum, 5e-7);
+        agrees_with_plain(&what, &inputs, &op, 5e-7);
     }
 }
 

@@ -39,7 +39,7 @@ fn feed_forward(operand: FloatDType, kind: Activation, mut inputs: Vec<Tensor<2>
 /// The gated feed-forward block of Llama, whose normalised input two products read.
 fn gated(operand: FloatDType, mut inputs: Vec<Tensor<2>>, ops: Ops) -> Tensor<1> {
     let [x, weight, gate, up, down] = std::array::from_fn(|_| inputs.remove(0));
-    let x = Operand::rms_norm(x, vector(weight), 1e-6, ops).of_type(operand);
+    let x = Operand::rms_norm(x, vector(weight), 1e-6, ops).0.of_type(operand);
     assert_eq!(FloatDType::from(x.dtype()), operand);
     let [gate, up] = [gate, up].map(|weight| linear(x.clone(), weight, None, BF16, ops));
     let x = Operand::swiglu(gate, up, ops).of_type(operand);

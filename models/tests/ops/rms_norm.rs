@@ -1,9 +1,12 @@
 //! Root mean square normalisation.
 
+use burn::module::Param;
 use burn::tensor::{FloatDType, Tensor, TensorData};
-use kiln_models::Ops;
+use kiln_models::layers::{Linear, RmsNorm};
 use kiln_models::ops::Operand;
+use kiln_models::ops::dropout::{DropoutRng, bias_dropout_residual};
 use kiln_models::ops::rms_norm::rms_norm;
+use kiln_models::{Compute, Ops, Pass};
 
 use crate::{Input, agrees_with_host, agrees_with_plain, input, read, run, vector};
 
@@ -49,13 +52,67 @@ fn a_result_for_a_narrow_product() {
         }
         let narrow = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
             let weight = vector(inputs.pop().unwrap());
-            let y = Operand::rms_norm(inputs.pop().unwrap(), weight, EPSILON, ops).of_type(dtype);
+            let y = Operand::rms_norm(inputs.pop().unwrap(), weight, EPSILON, ops).0.of_type(dtype);
             assert_eq!(y.dtype(), dtype.into());
             vector(y.cast(FloatDType::F32))
         };
         for (rows, width) in [(3, 7), (2, 65)] {
             agrees_with_host(&format!("{dtype:?}"), &inputs(rows, width), &narrow, &host, 4.0 * rounding);
         }
+    }
+}
+
+/// The branch of a decoder: `x + rms_norm(x)`, plus another use of `x`, whose three gradients are
+/// added.
+#[test]
+fn a_residual_that_the_normalisation_reads_as_well() {
+    let branch = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
+        let (weight, x) = (vector(inputs.pop().unwrap()), inputs.pop().unwrap());
+        let (rows, residual) = Operand::rms_norm(x.clone(), weight, EPSILON, ops);
+        let y = bias_dropout_residual(rows.wide(), None, residual, 0.0, DropoutRng::Off, ops);
+        vector(y + x * 0.25)
+    };
+    let host = |values: &[Vec<f64>]| host(values).iter().zip(&values[0]).map(|(y, x)| y + 1.25 * x).collect::<Vec<_>>();
+    for (rows, width) in [(1, 2), (3, 7), (2, 16), (5, 33)] {
+        let (what, inputs) = (format!("[{rows}, {width}]"), inputs(rows, width));
+        agrees_with_host(&what, &inputs, &branch, &host, ROUNDING);
+        agrees_with_plain(&what, &inputs, &branch, ROUNDING);
+    }
+}
+
+/// Two layers read the result in the type of products, and give their gradients in f32: what is
+/// added is not rounded. Results and gradients are the bits of layers that each round rows in f32.
+#[test]
+fn gradients_of_several_readers_are_added_in_f32() {
+    let device = crate::device().autodiff();
+    for dtype in [FloatDType::BF16, FloatDType::F16] {
+        if crate::on_cpu() || !device.supports_dtype(dtype) {
+            continue;
+        }
+        let pass = Pass::new(Compute::new(Ops::fused(&device).unwrap(), dtype), true);
+        let (rows, width) = (3, 24);
+        let x = crate::tensor(&input(rows, width, 1.0, 1), &device).require_grad();
+        let norm = RmsNorm::new(width, EPSILON, &device);
+        let layers = [4u64, 5].map(|seed| {
+            let weight = crate::tensor(&input(width, 16, 1.0, seed), &device).require_grad();
+            Linear { weight: Param::from_tensor(weight), bias: None, lora: None }
+        });
+        let of = |y: Tensor<2>| (y.cast(FloatDType::F32) * crate::tensor(&input(rows, 16, 1.0, 6), &device)).sum();
+        let gradients = |is_shared: bool| {
+            let (normalised, _) = norm.operand(x.clone(), pass.ops());
+            let [first, second] = if is_shared {
+                let x = normalised.shared(pass.compute);
+                layers.each_ref().map(|layer| layer.forward_narrow(x.clone(), pass))
+            } else {
+                let x = normalised.wide();
+                layers.each_ref().map(|layer| layer.forward_narrow(x.clone(), pass))
+            };
+            assert_eq!(first.dtype(), dtype.into());
+            let gradients = (of(first) + of(second)).backward();
+            let of_weight = norm.weight.val().grad(&gradients).unwrap();
+            (read(x.grad(&gradients).unwrap()), read(of_weight))
+        };
+        assert_eq!(gradients(true), gradients(false), "{dtype:?}");
     }
 }
 
