@@ -8,7 +8,7 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use kiln_core::model_config::{Activation, BertConfig, BertVariant};
 
-use crate::layers::{EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear};
+use crate::layers::{EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear, shared};
 use crate::ops::attention::Qkv;
 use crate::ops::dropout::dropout;
 use crate::ops::{Operand, Operator, Pass};
@@ -302,14 +302,16 @@ impl BertAttention {
     /// first tokens.
     fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
         let BertSelfAttention { query, key, value, num_heads: heads, dropout } = &self.self_;
-        let project = |linear: &Linear, x: &Tensor<2>, pass: Pass<'_>| linear.forward_narrow(x.clone(), pass);
+        let read = shared(x.clone().into(), &[query, key, value], pass);
         let of_keys = rows.pass(pass, false);
-        let (key, value) = (project(key, &x, of_keys), project(value, &x, of_keys));
-        let x = match only {
-            Some(first) => first.of(x, rows.batch, pass.ops()),
-            None => x,
+        let (key, value) = (key.forward_narrow(read.clone(), of_keys), value.forward_narrow(read.clone(), of_keys));
+        let (query, x) = match only {
+            Some(first) => {
+                let x = first.of(x, rows.batch, pass.ops());
+                (query.forward_narrow(x.clone(), pass), x)
+            }
+            None => (query.forward_narrow(read, pass), x),
         };
-        let query = project(query, &x, pass);
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
         let attention = pass.attention(rows.batch, *heads, scale, *dropout);
         let context = attention.operand(Qkv::Separate { query, key, value }, &rows.mask);

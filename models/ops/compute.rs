@@ -206,7 +206,10 @@ impl<'a> Operand<'a> {
     pub fn shared(self, compute: Compute) -> Shared {
         match compute.read_by(Operator::Linear, &self.device()) {
             FloatDType::F32 => Shared(self.wide()),
-            _ => Shared(self.taken(compute)),
+            dtype => match self.taken(compute) {
+                x if x.dtype() == dtype.into() => Shared(x),
+                x => Shared(linear::narrowed(x, dtype)),
+            },
         }
     }
 }

@@ -74,6 +74,12 @@ pub(super) fn written(
     }
 }
 
+/// `x` as several products with operands in `dtype` take it without a cast of their own. Its
+/// gradient is what they give, in f32.
+pub(super) fn narrowed(x: Tensor<2>, dtype: FloatDType) -> Tensor<2> {
+    Tensor::from_dispatch(<Dispatch as LinearOp>::narrowed(x.into_dispatch(), dtype))
+}
+
 /// The layer with the operands of its product in `dtype`; in f32 with those that there are.
 fn plain(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let y = match dtype {
@@ -123,6 +129,8 @@ impl<B: Backend> Inputs<B> {
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait LinearOp: Backend {
     fn linear(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
+
+    fn narrowed(x: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self>;
 }
 
 /// The kernels that a backend supplies, with operands of the products rounded to the type that is
@@ -182,6 +190,10 @@ impl<B: LinearKernel> LinearOp for B {
     fn linear(inputs: Inputs<B>) -> FloatTensor<B> {
         B::forward(inputs)
     }
+
+    fn narrowed(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+        B::operand(x, dtype)
+    }
 }
 
 impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
@@ -201,6 +213,22 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
             let saved = Saved { x: tracked[1].then(|| x.clone()), weight: weight.clone(), dtype, gradient };
             (B::forward(Inputs { x, weight, ..inputs }), saved)
         })
+    }
+
+    fn narrowed(x: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
+        let mut call = Call::<B, C>::new();
+        let x = call.input(x);
+        call.record(|_| (B::operand(x, dtype), Narrowed))
+    }
+}
+
+/// What the backward of [`narrowed`] needs: nothing.
+#[derive(Debug, Clone)]
+struct Narrowed;
+
+impl<B: Backend> Differentiate<B> for Narrowed {
+    fn gradients(self, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        vec![Some(dy)]
     }
 }
 
