@@ -78,6 +78,9 @@ impl Activations {
         let is_adapted = inputs.values.multiplying > 0;
         let is_bf16 = takes_f32 && compute.dtype() == FloatDType::BF16;
         let given = |by: Operator| if is_bf16 && !is_adapted && !is_plain(by) { 1 } else { operand };
+        // On a GPU fused products share a narrow operand, and the fused gate reads narrow factors,
+        // unless adapters read and give f32.
+        let is_narrow = inputs.host.is_none() && !takes_f32 && !is_adapted && !is_plain(Operator::Linear);
         // A frozen layer without adapters keeps no operand, since its weight wants no gradient.
         let is_spared = is_adapted && inputs.adapts_attention_alone;
         let wanted = |halves: Halves| if is_spared { 0 } else { halves };
@@ -93,11 +96,12 @@ impl Activations {
             _ => 0,
         };
         let norms = 2 * 2 * (width + divided(width)) + 2 * (head_norms + divided(head_norms));
-        // Their results as operands: f32 is kept once; projections that stand apart each cast their
-        // own.
+        // Their results as operands: f32, and what fused products share, is kept once; other
+        // projections that stand apart each cast their own.
         let is_apart = matches!(model, ModelConfig::Gpt2(config) if config.variant == Gpt2Variant::GptNeo);
         // One of the two norms stands before the feed-forward block.
         let [of_attention, of_block] = match (is_bert, is_apart, takes_f32) {
+            _ if is_narrow => [operand, operand],
             _ if is_llama && !takes_f32 => [3 * operand, 2 * operand],
             _ if is_llama => [operand, operand],
             (true, _, true) => [operand, operand], // BERT's are residuals as well
@@ -139,10 +143,13 @@ impl Activations {
             true => 2,
             false => operand,
         };
+        let of_gate = if is_narrow && !is_plain(block_operator) { operand } else { 2 };
         let gelu = match is_llama {
             // The gate and its factor, in the plain form also the gate's sigmoid and what that
             // gives, and the result as operand.
-            true => 2 * 2 * inner + 2 * plain(block_operator, factors * inner) + wanted(given(block_operator)) * inner,
+            true => {
+                2 * of_gate * inner + 2 * plain(block_operator, factors * inner) + wanted(given(block_operator)) * inner
+            }
             false => {
                 of_input * inner + 2 * plain(Operator::Gelu, factors * inner) + wanted(given(Operator::Gelu)) * inner
             }
@@ -181,8 +188,13 @@ impl Activations {
         let reads_first =
             is_bert && !matches!(task, Task::Clm | Task::Mlm | Task::QuestionAnswering | Task::TokenClassification);
         let last = if reads_first && !is_plain(Operator::Attention) {
-            // Each casts its own operand.
-            (operand * 2 + if takes_f32 { 0 } else { operand * 2 }) * width
+            // Each casts its own operand, or both read one.
+            let casts = match (takes_f32, is_narrow) {
+                (true, _) => 0,
+                (false, true) => operand,
+                (false, false) => operand * 2,
+            };
+            (operand * 2 + casts) * width
         } else {
             kept
         };
@@ -261,7 +273,7 @@ impl Activations {
         // in f32 elsewhere.
         let gradient_of_block = match is_llama {
             // The gradients of the gate and of its factor, and in the plain form of their product.
-            true => (if is_plain(block_operator) { 3 } else { 2 }) * inner,
+            true => (if is_plain(block_operator) { 3 } else { of_gate }) * inner,
             false if is_bf16 || is_plain(block_operator) => inner,
             false => 0,
         };
