@@ -68,13 +68,34 @@ fn prepare_with(task: &str, data: Option<&str>, model: &[String]) -> tempfile::T
         std::fs::write(folder.path().join("data.jsonl"), data).unwrap();
     }
     let no_dropout: &[&str] = if task == "clm" { &NO_DROPOUT_GPT2 } else { &NO_DROPOUT_BERT };
-    let start = ["trainer.max_steps=1", "trainer.warmup_steps=0", "trainer.learning_rate=1e-30"];
-    let start = start.into_iter().chain(model.iter().map(String::as_str)).flat_map(|set| ["--set", set]);
-    succeeds(&mut train(folder.path(), "start", &no_dropout.iter().copied().chain(start).collect::<Vec<_>>()));
-    let config = std::fs::read_to_string(&path).unwrap();
-    let (before, after) = (config.split("[model]").next().unwrap(), config.split("[data]").nth(1).unwrap());
-    std::fs::write(&path, format!("{before}[model]\nfrom = \"start/model\"\n[data]{after}")).unwrap();
+    let model = model.iter().map(String::as_str).flat_map(|set| ["--set", set]);
+    begin_with_random_weights(folder.path(), &path, &no_dropout.iter().copied().chain(model).collect::<Vec<_>>());
     folder
+}
+
+/// A folder like that of [`prepare_with`] for a language model of the fields `model`.
+fn prepare_model(data: &str, model: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "clm");
+    std::fs::write(folder.path().join("data.jsonl"), data).unwrap();
+    replace_model(&path, model);
+    begin_with_random_weights(folder.path(), &path, &[]);
+    folder
+}
+
+/// Writes a model of random weights, and has the config at `path` begin with it.
+fn begin_with_random_weights(folder: &Path, path: &Path, settings: &[&str]) {
+    let start = ["trainer.max_steps=1", "trainer.warmup_steps=0", "trainer.learning_rate=1e-30"];
+    let start = start.into_iter().flat_map(|set| ["--set", set]);
+    succeeds(&mut train(folder, "start", &settings.iter().copied().chain(start).collect::<Vec<_>>()));
+    replace_model(path, "from = \"start/model\"");
+}
+
+/// Gives the section `model` of a config these fields.
+fn replace_model(path: &Path, fields: &str) {
+    let config = std::fs::read_to_string(path).unwrap();
+    let (before, after) = (config.split("[model]").next().unwrap(), config.split("[data]").nth(1).unwrap());
+    std::fs::write(path, format!("{before}[model]\n{fields}\n[data]{after}")).unwrap();
 }
 
 /// This engine's mode, and the native one where its engine can be found.
