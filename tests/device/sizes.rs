@@ -128,7 +128,7 @@ fn llamas_in_narrow_types_give_the_figures_of_the_cpu() {
     let precisions = precisions.collect::<Vec<_>>();
     for kind in ["llama", "qwen3", "qwen2"] {
         let model = format!(
-            "kind = \"{kind}\"\nhidden_size = 48\nintermediate_size = 80\nnum_hidden_layers = 2\n\
+            "kind = \"{kind}\"\nhidden_size = 48\nintermediate_size = 80\nnum_hidden_layers = 1\n\
              num_attention_heads = 4\nnum_key_value_heads = 2\nhead_dim = 12\nmax_position_embeddings = 48\n\
              vocab_size = 48"
         );

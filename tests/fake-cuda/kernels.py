@@ -57,7 +57,7 @@ MODELS = {
 SUITE = [case for case in tomllib.loads((root / "crates/measure/src/bench/suites.toml").read_text())["suite"]["gpu"]["case"] if case["batch"] != "max"]
 
 # Most launches and most GB, read and written, of a step: what has been reached, and a little for another choice of autotune's.
-BOUNDS = {"gpt2-small-b8-bf16": (440, 32.2), "bert-base-128-bf16": (690, 18), "smollm2-135m-b8-bf16": (1960, 48.5)}
+BOUNDS = {"gpt2-small-b8-bf16": (440, 32.2), "bert-base-128-bf16": (665, 17.5), "smollm2-135m-b8-bf16": (1390, 31.5)}
 
 
 # Most registers of a thread, and most bytes that ptxas spills at 8.0 and at 9.0, in Kiln's kernels whose name begins so. Attention
