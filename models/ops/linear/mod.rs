@@ -222,7 +222,7 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
     }
 }
 
-/// What the backward of [`narrowed`] needs: nothing.
+/// The backward of [`narrowed`], which saves nothing.
 #[derive(Debug, Clone)]
 struct Narrowed;
 
