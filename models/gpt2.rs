@@ -11,7 +11,7 @@ use crate::kv_cache::KvCache;
 use crate::layers::{Conv1D, EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear, shared};
 use crate::ops::attention::plain::{attention, merge_heads, split_heads};
 use crate::ops::attention::{Qkv, Unseen};
-use crate::ops::dropout::{Residual, dropout};
+use crate::ops::dropout::{Residual, Stream, dropout};
 use crate::ops::{Operand, Pass};
 use crate::rows::Rows;
 
@@ -156,13 +156,13 @@ impl Gpt2Model {
         pass: Pass<'_>,
     ) -> Tensor<2> {
         pass.begin_stage(0);
-        let mut x = self.embed(input_ids, Positions::of(position_ids), pass);
+        let mut x = Stream::from(self.embed(input_ids, Positions::of(position_ids), pass));
         for (index, block) in self.h.iter().enumerate() {
             pass.begin_stage(1 + index);
             x = block.forward(x, rows, pass);
         }
         pass.begin_stage(1 + self.h.len());
-        x
+        x.rows()
     }
 
     /// The hidden states of tokens that continue those of `cache`, which takes up their keys and
@@ -171,13 +171,14 @@ impl Gpt2Model {
         let ([batch, seq], device) = (input_ids.dims(), input_ids.device());
         let [hidden, local] = cache.hidden_within(seq, self.window(), &device); // [batch or 1, 1, seq, past + seq]
         let positions = cache.positions(seq, self.wpe.weight.lazy_shape().dims::<2>()[0], &device);
-        let mut x = self.embed(input_ids, positions.map_or(Positions::From(cache.len()), Positions::At), pass);
+        let positions = positions.map_or(Positions::From(cache.len()), Positions::At);
+        let mut x = Stream::from(self.embed(input_ids, positions, pass));
         for (index, block) in self.h.iter().enumerate() {
             let hidden = local.as_ref().filter(|_| block.attn.is_local).or(hidden.as_ref());
             x = block.forward_cached(x, batch, hidden, cache, index, pass);
         }
         cache.advance(seq);
-        x
+        x.rows()
     }
 
     /// Every embedding, that of the tokens first.
@@ -256,7 +257,7 @@ impl Gpt2Block {
     }
 
     /// `[batch * seq, n_embd]` -> the same, of whole sequences.
-    pub fn forward(&self, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+    pub fn forward(&self, x: impl Into<Stream>, rows: &Rows, pass: Pass<'_>) -> Stream {
         let pass = rows.pass(pass, false);
         let (normalised, residual) = self.ln_1.operand(x, pass.ops());
         let x = self.attn.forward(normalised, residual, rows, pass);
@@ -268,13 +269,13 @@ impl Gpt2Block {
     /// `hidden [batch or 1, 1, seq, past + seq]` is true where a key is hidden.
     fn forward_cached(
         &self,
-        x: Tensor<2>,
+        x: Stream,
         batch: usize,
         hidden: Option<&Tensor<4, Bool>>,
         cache: &mut KvCache,
         index: usize,
         pass: Pass<'_>,
-    ) -> Tensor<2> {
+    ) -> Stream {
         let (normalised, residual) = self.ln_1.operand(x, pass.ops());
         let attended = self.attn.forward_cached(normalised, batch, hidden, cache, index, pass);
         let x = self.attn.c_proj.onto_residual(attended, residual, self.attn.resid_pdrop, pass);
@@ -286,7 +287,7 @@ impl Gpt2Block {
 impl Gpt2Attention {
     /// `residual + dropout(c_proj(attention))`, with the attention from `x` to itself, both
     /// `[batch * seq, n_embd]`.
-    fn forward(&self, x: Operand<'_>, residual: Residual, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+    fn forward(&self, x: Operand<'_>, residual: Residual, rows: &Rows, pass: Pass<'_>) -> Stream {
         let mask = rows.local_mask.as_ref().filter(|_| self.is_local).unwrap_or(&rows.mask);
         let attention = pass.attention(rows.batch, self.n_head, self.scale, self.attn_pdrop);
         let attended = attention.operand(self.projected(x, pass), mask);
@@ -340,7 +341,7 @@ impl Gpt2Attention {
 
 impl Gpt2Mlp {
     /// `residual + dropout(c_proj(activation(c_fc(x))))`: `[n, n_embd]` -> the same.
-    fn forward(&self, x: Operand<'_>, residual: Residual, pass: Pass<'_>) -> Tensor<2> {
+    fn forward(&self, x: Operand<'_>, residual: Residual, pass: Pass<'_>) -> Stream {
         let inner = self.c_fc.activated(x, self.activation, pass); // [n, n_inner]
         self.c_proj.onto_residual(inner, residual, self.resid_pdrop, pass)
     }

@@ -12,7 +12,7 @@ use kiln_core::model_config::Activation;
 
 use crate::error::Result;
 use crate::lora::{LoraConfig, LoraInit};
-use crate::ops::dropout::{Residual, uniform_noise};
+use crate::ops::dropout::{Residual, Stream, uniform_noise};
 use crate::ops::gelu::{activate, bias_gelu};
 use crate::ops::{self, Operand, Operator, Ops, Pass, Shared};
 
@@ -132,11 +132,11 @@ fn onto_residual<'a>(
     residual: Residual,
     p: f64,
     pass: Pass<'_>,
-) -> Tensor<2> {
+) -> Stream {
     let device = residual.rows().device();
     let dtype = pass.compute.read_by(Operator::Dropout, &device);
     let x = product_in(dtype, x, weight, None, lora, pass);
-    ops::dropout::bias_dropout_residual(x, bias, residual, p, pass.rng, pass.ops())
+    Stream::sum(x, bias, residual, p, pass.rng, pass.ops())
 }
 
 /// `x` for each of the `layers` that read it: as products take it, but for adapters, which read
@@ -213,7 +213,7 @@ impl Linear {
         residual: impl Into<Residual>,
         p: f64,
         pass: Pass<'_>,
-    ) -> Tensor<2> {
+    ) -> Stream {
         let bias = self.bias.as_ref().map(Param::val);
         onto_residual(x, &self.weight, bias, self.lora.as_ref(), residual.into(), p, pass)
     }
@@ -222,9 +222,9 @@ impl Linear {
     pub(crate) fn added_to<'a>(&self, residual: Residual, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
         // The kernel that adds bias and residual reads what a narrow product gives.
         if pass.compute.read_by(Operator::Dropout, &residual.rows().device()) != FloatDType::F32 {
-            return self.onto_residual(x, residual, 0.0, pass);
+            return self.onto_residual(x, residual, 0.0, pass).rows();
         }
-        residual.into_rows() + self.forward(x, pass)
+        residual.rows() + self.forward(x, pass)
     }
 
     /// Shows itself to `each`.
@@ -273,7 +273,7 @@ impl Conv1D {
         residual: impl Into<Residual>,
         p: f64,
         pass: Pass<'_>,
-    ) -> Tensor<2> {
+    ) -> Stream {
         onto_residual(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), residual.into(), p, pass)
     }
 }
@@ -535,13 +535,13 @@ impl LayerNorm {
     }
 
     /// `[n, features] -> [n, features]`
-    pub fn forward(&self, x: Tensor<2>, ops: Ops) -> Tensor<2> {
+    pub fn forward(&self, x: impl Into<Stream>, ops: Ops) -> Tensor<2> {
         ops::layer_norm::layer_norm(x, None, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 
     /// Layer normalisation for the layer that reads it, and `x` as the residual of the branch that
     /// begins with that layer: `[n, features] -> [n, features]`
-    pub fn operand(&self, x: Tensor<2>, ops: Ops) -> (Operand<'static>, Residual) {
+    pub fn operand(&self, x: impl Into<Stream>, ops: Ops) -> (Operand<'static>, Residual) {
         Operand::layer_norm(x, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 

@@ -646,7 +646,7 @@ impl Model {
     /// For a block that the model does not have.
     pub fn block(&self, index: usize, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         match &self.body {
-            Body::Gpt2(body) => body.h[index].forward(x, rows, pass),
+            Body::Gpt2(body) => body.h[index].forward(x, rows, pass).rows(),
             Body::Bert(body) => body.layer(index, x, rows, pass),
             Body::Llama(body) => body.layers[index].forward(x, rows, pass),
         }

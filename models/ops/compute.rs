@@ -36,7 +36,7 @@ use super::attention::{Attention, Mask, Qkv};
 use super::autodiff::Left;
 use super::copies::Copies;
 use super::device::DeviceKernels;
-use super::dropout::{DropoutRng, Residual, dropout};
+use super::dropout::{DropoutRng, Residual, Stream, dropout};
 use super::linear::{self, FeedForward};
 use super::products::Operands;
 use super::{Availability, Form, Operator, Ops, gelu, layer_norm, rms_norm, swiglu};
@@ -217,28 +217,41 @@ impl<'a> Operand<'a> {
 impl Operand<'static> {
     /// [`layer_norm`](layer_norm::layer_norm) of `x` for the matrix product that reads it, in whose
     /// type it is written; and `x` as the residual of the branch that begins with it and ends with
-    /// [`bias_dropout_residual`](super::dropout::bias_dropout_residual). Where both are fused, on
-    /// wgpu and CUDA, the backward of the normalisation adds the gradient of the residual to its
+    /// [`Stream::sum`]. Where both are fused, on wgpu and CUDA, the kernel of the normalisation
+    /// makes the sum that `x` stands for, and its backward adds the gradient of the residual to its
     /// own.
     ///
     /// # Panics
     /// When it is read, as [`layer_norm`](layer_norm::layer_norm).
-    pub fn layer_norm(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64, ops: Ops) -> (Self, Residual) {
-        let (device, left) = (x.device(), left_to(Operator::LayerNorm, &x, ops));
-        let residual = Residual::new(x.clone(), left.clone());
-        let write = move |dtype| layer_norm::written(dtype, x, weight, bias, eps, left, ops);
+    pub fn layer_norm(
+        x: impl Into<Stream>,
+        weight: Tensor<1>,
+        bias: Tensor<1>,
+        eps: f64,
+        ops: Ops,
+    ) -> (Self, Residual) {
+        let x = x.into();
+        let device = x.device();
+        let left = left_to(Operator::LayerNorm, &device, ops);
+        if left.is_none() {
+            x.made();
+        }
+        let residual = Residual::new(x.shared(), left.clone());
+        let write = move |dtype| layer_norm::written(dtype, &x, weight, bias, eps, left, ops);
         (Self::written(Operator::LayerNorm, device, write), residual)
     }
 
     /// [`rms_norm`](rms_norm::rms_norm) of `x` for the matrix products that read it, in whose type
-    /// it is written; and `x` as the residual of the branch that begins with it, as
-    /// [`layer_norm`](Self::layer_norm) has it.
+    /// it is written; and `x` as the residual of the branch that begins with it. Where both are
+    /// fused, on wgpu and CUDA, the backward of the normalisation adds the gradient of the residual
+    /// to its own.
     ///
     /// # Panics
     /// When it is read, as [`rms_norm`](rms_norm::rms_norm).
     pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: Ops) -> (Self, Residual) {
-        let (device, left) = (x.device(), left_to(Operator::RmsNorm, &x, ops));
-        let residual = Residual::new(x.clone(), left.clone());
+        let device = x.device();
+        let left = left_to(Operator::RmsNorm, &device, ops);
+        let residual = Residual::new(x.clone().into(), left.clone());
         let write = move |dtype| rms_norm::written(dtype, x, weight, epsilon, left, ops);
         (Self::written(Operator::RmsNorm, device, write), residual)
     }
@@ -264,10 +277,11 @@ impl Operand<'static> {
     }
 }
 
-/// Where the gradient of the residual `x` is left for the backward of `norm`, if that adds it.
-fn left_to(norm: Operator, x: &Tensor<2>, ops: Ops) -> Option<Left> {
+/// Where the gradient of a residual on `device` is left for the backward of `norm`, if that adds
+/// it.
+fn left_to(norm: Operator, device: &Device, ops: Ops) -> Option<Left> {
     let are_fused = [norm, Operator::Dropout].iter().all(|one| ops.form(*one) == Form::Fused);
-    (are_fused && !DeviceKernels::on(&x.device()).are_on_host).then(Left::default)
+    (are_fused && !DeviceKernels::on(device).are_on_host).then(Left::default)
 }
 
 impl<'a> Attention<'a> {

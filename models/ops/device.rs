@@ -65,6 +65,17 @@ pub fn flash_head_dims(device: &Device) -> &'static [usize] {
     &[]
 }
 
+/// Whether a kernel on `device` may have `buffers` of its own, beside the one of its scalars: WebGPU
+/// promises 8 in all, a GPU has more. The CPU's read what they like.
+pub(crate) fn binds(device: &Device, buffers: u32) -> bool {
+    #[cfg(feature = "compiler")]
+    if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
+        return buffers < device.client().properties().hardware.max_bindings;
+    }
+    let _ = (device, buffers);
+    true
+}
+
 /// Whether `device` has the matrix instruction of attention's kernels for operands of `dtype`.
 #[cfg(feature = "compiler")]
 pub(super) fn multiplies(device: &CubeDevice, dtype: DType) -> bool {

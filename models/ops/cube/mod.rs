@@ -152,3 +152,9 @@ pub(super) fn dims2(x: &CubeTensor) -> [usize; 2] {
 pub(super) fn buffer(x: &CubeTensor) -> BufferArg {
     x.clone().into_buffer_arg()
 }
+
+/// The buffer of `x`, or for one that there is not, which the kernel neither reads nor writes, its
+/// argument `other` again, which takes none of the device's bindings.
+pub(super) fn buffer_or(x: Option<&CubeTensor>, other: usize) -> BufferArg {
+    x.map_or_else(|| BufferArg::alias(other, 0), buffer)
+}

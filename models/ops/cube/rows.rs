@@ -117,6 +117,15 @@ pub(in crate::ops) struct Strip {
 }
 
 impl Strip {
+    /// For rows of `vectors` vectors on the device of `x`.
+    pub(in crate::ops) fn new(x: &CubeTensor, vectors: usize) -> Self {
+        let most = 1 << x.client.properties().hardware.max_units_per_cube.clamp(8, 1024).ilog2();
+        let lanes = vectors.div_ceil(VECTORS).next_power_of_two().clamp(8.min(most), most);
+        // A software device runs the units of a cube one after another.
+        let groups = if is_software(&x.device) { 1 } else { (UNITS.min(most) / lanes).max(1) };
+        Self { lanes, groups, each: vectors.div_ceil(lanes).max(1) }
+    }
+
     /// Rows that a group takes, one after the other.
     pub(in crate::ops) fn rounds(self) -> usize {
         STRIP.div_ceil(self.groups)
@@ -131,25 +140,22 @@ impl Strip {
 impl Strips {
     /// For a matrix of `rows` rows of `vectors` vectors on the device of `x`.
     pub(in crate::ops) fn new(x: &CubeTensor, rows: usize, vectors: usize) -> Self {
-        let most = 1 << x.client.properties().hardware.max_units_per_cube.clamp(8, 1024).ilog2();
-        let lanes = vectors.div_ceil(VECTORS).next_power_of_two().clamp(8.min(most), most);
-        // A software device runs the units of a cube one after another.
-        let groups = if is_software(&x.device) { 1 } else { (UNITS.min(most) / lanes).max(1) };
-        let form = Strip { lanes, groups, each: vectors.div_ceil(lanes).max(1) };
+        let form = Strip::new(x, vectors);
         let strips = rows.div_ceil(form.rows());
-        let (count, dim) = by_cube(x, strips, lanes * groups);
+        let (count, dim) = by_cube(x, strips, form.lanes * form.groups);
         Self { count, dim, strips, form }
     }
 
-    /// The `sums` of each of `width` columns, of which the strips have written their parts,
-    /// `[strips, sums * width]` in f32; one launch adds them all.
-    pub(in crate::ops) fn total(&self, parts: CubeTensor, width: usize, sums: usize) -> [CubeTensor; 2] {
+    /// The `sums`, three at most, of each of `width` columns, of which the strips have written
+    /// their parts, `[strips, sums * width]` in f32; one launch adds them all. Tensors behind the
+    /// last sum have one element, which is not written.
+    pub(in crate::ops) fn total(&self, parts: CubeTensor, width: usize, sums: usize) -> [CubeTensor; 3] {
         let rows = self.strips;
-        let [first, second] = [width, if sums > 1 { width } else { 1 }].map(|length| empty(&parts, [length]));
+        let [first, second, third] = [0, 1, 2].map(|sum| empty(&parts, [if sum < sums { width } else { 1 }]));
         // Strips are few: so many units that each adds a few of them.
         let ByColumns { count, dim, columns, groups } = ByColumns::new(&parts, rows * COLUMNS, sums * width);
         // SAFETY: a unit reads rows below `rows` of its column and writes that column's sum, if
-        // there is such a column: into the second tensor where there are two sums.
+        // there is such a column: into the tensor of the sum to which it belongs.
         unsafe {
             add_strips::launch_unchecked(
                 &parts.client,
@@ -159,6 +165,7 @@ impl Strips {
                 buffer(&parts),
                 buffer(&first),
                 buffer(&second),
+                buffer(&third),
                 rows,
                 width,
                 sums,
@@ -166,7 +173,7 @@ impl Strips {
                 groups,
             );
         }
-        [first, second]
+        [first, second, third]
     }
 }
 
@@ -307,12 +314,13 @@ fn add_rows<F: Float>(
 }
 
 /// The sums over the rows of `parts [rows, sums * width]`: those of the first `width` columns, and
-/// those behind them, if there are.
+/// those of the next `width` and of the ones behind them, if there are.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn add_strips(
     parts: &[f32],
     first_sums: &mut [f32],
     second_sums: &mut [f32],
+    third_sums: &mut [f32],
     rows: usize,
     width: usize,
     sums: usize,
@@ -339,8 +347,10 @@ fn add_strips(
     if unit < columns {
         if column < width {
             first_sums[column] = sum;
-        } else if column < all {
+        } else if column < min(2 * width, all) {
             second_sums[column - width] = sum;
+        } else if column < all {
+            third_sums[column - 2 * width] = sum;
         }
     }
 }

@@ -136,7 +136,7 @@ impl DropKernels for CubeBackend {
                 element(&y),
             );
         }
-        let [sums, _] = strips.total(parts, width, 1);
+        let [sums, ..] = strips.total(parts, width, 1);
         (y, sums)
     }
 

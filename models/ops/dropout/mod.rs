@@ -9,6 +9,7 @@
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
 pub(crate) mod masks;
+mod stream;
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -26,6 +27,7 @@ use super::flex::{self, FlexTensor};
 use super::simd::{fma, vectorised};
 use super::{Form, Operator, Ops, trace};
 use masks::Numbered;
+pub use stream::{Residual, Stream};
 
 /// Where the dropout of a forward pass takes its random numbers from.
 #[derive(Debug, Clone, Copy, Default)]
@@ -131,38 +133,6 @@ pub fn dropout(x: Tensor<2>, p: f64, rng: DropoutRng<'_>, ops: Ops) -> Tensor<2>
     }
 }
 
-/// The residual of [`bias_dropout_residual`], `[n, features]`: rows whose gradient autodiff adds to
-/// the others of theirs, or the rows of a normalisation that adds it in its own
-/// kernel ([`Operand::layer_norm`](super::Operand::layer_norm)).
-#[derive(Debug, Clone)]
-pub struct Residual {
-    rows: Tensor<2>,
-    left: Option<Left>,
-}
-
-impl Residual {
-    /// `rows`, and where their gradient is left to be added.
-    pub(super) fn new(rows: Tensor<2>, left: Option<Left>) -> Self {
-        Self { rows, left }
-    }
-
-    /// The rows.
-    pub(crate) fn rows(&self) -> &Tensor<2> {
-        &self.rows
-    }
-
-    /// The rows, whose gradient autodiff adds to the others of theirs.
-    pub(crate) fn into_rows(self) -> Tensor<2> {
-        self.rows
-    }
-}
-
-impl From<Tensor<2>> for Residual {
-    fn from(rows: Tensor<2>) -> Self {
-        Self::new(rows, None)
-    }
-}
-
 /// `residual + dropout(x + bias)`: `x`, `residual` `[n, features]`, `bias` `[features]` or none, in
 /// f32; dropout as [`dropout`]'s. In the fused form on wgpu and CUDA `x` may be in the type of
 /// products, and then its gradient is.
@@ -178,31 +148,7 @@ pub fn bias_dropout_residual(
     rng: DropoutRng<'_>,
     ops: Ops,
 ) -> Tensor<2> {
-    let (Residual { rows: residual, left }, bias) = (residual.into(), bias.into());
-    let form = rng.form(ops.form(Operator::Dropout));
-    let _time = trace::call("bias_dropout_residual");
-    let contract = Contract::new("bias_dropout_residual", form, x.device());
-    let [rows, width] = contract.matrix("x", &x);
-    let of_x = contract.operand("x", &x);
-    contract.floats("x", &x, [rows, width], of_x);
-    if let Some(bias) = &bias {
-        contract.floats("bias", bias, [width], DType::F32);
-    }
-    contract.floats("residual", &residual, [rows, width], DType::F32);
-    contract.probability("p", p);
-    match (form, bias) {
-        (Form::Plain, Some(bias)) => residual + plain(x + bias.unsqueeze(), p, rng),
-        (Form::Plain, None) => residual + plain(x, p, rng),
-        (Form::Fused, bias) => {
-            let p = rng.probability(p);
-            let seed = rng.seed(p, &x.device());
-            let (has_bias, device) = (bias.is_some(), x.device().without_autodiff());
-            let bias = bias.unwrap_or_else(|| Tensor::empty([width], &device)); // then not read
-            let (x, bias, residual) = (x.into_dispatch(), bias.into_dispatch(), residual.into_dispatch());
-            let inputs = Inputs { x, bias, has_bias, residual, seed: seed.into_dispatch(), p, left };
-            Tensor::from_dispatch(<Dispatch as DropoutOp>::bias_dropout_residual(inputs))
-        }
-    }
+    Stream::sum(x, bias, residual, p, rng, ops).rows()
 }
 
 /// Inverted dropout (Srivastava et al. 2014): each element is zeroed with probability `p` and the
@@ -389,23 +335,50 @@ impl<B: DropoutKernel, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
 
     fn bias_dropout_residual(inputs: Inputs<Self>) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
-        let Inputs { x, bias, has_bias, residual, seed, p, left } = inputs;
+        let (inputs, saved) = inputs.of_call(&mut call);
+        call.record(|_| (B::bias_drop_add(inputs), saved))
+    }
+}
+
+impl<B: DropoutKernel, C: CheckpointStrategy> Inputs<Autodiff<B, C>> {
+    /// These without autodiff, as the next inputs of `call`: `x`, `bias` and, unless its gradient
+    /// is left, `residual`; and what the backward needs.
+    pub(super) fn of_call(self, call: &mut Call<B, C>) -> (Inputs<B>, Saved<IntTensor<B>>) {
+        let Self { x, bias, has_bias, residual, seed, p, left } = self;
         let (x, bias) = (call.input(x), call.input(bias));
         let residual = if left.is_some() { residual.into_primitive() } else { call.input(residual) };
         let saved = Saved { seed: seed.clone(), p, dtype: x.dtype().into(), left };
-        call.record(|_| (B::bias_drop_add(Inputs { x, bias, has_bias, residual, seed, p, left: None }), saved))
+        (Inputs { x, bias, has_bias, residual, seed, p, left: None }, saved)
     }
 }
 
 /// The values that the backward needs: the mask is computed again from them.
 #[derive(Debug, Clone)]
-struct Saved<I> {
-    seed: I,
-    p: f64,
+pub(super) struct Saved<I> {
+    pub seed: I,
+    pub p: f64,
     /// The type of `x`.
-    dtype: FloatDType,
+    pub dtype: FloatDType,
     /// Where the gradient of the residual is left.
     left: Option<Left>,
+}
+
+impl<I> Saved<I> {
+    /// The gradients `dx`, `dbias` and, unless it is left, that of the residual, `dy`.
+    pub(super) fn with_residual<B: Backend>(
+        self,
+        dx: Option<FloatTensor<B>>,
+        dbias: Option<FloatTensor<B>>,
+        dy: FloatTensor<B>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        match self.left {
+            None => vec![dx, dbias, Some(dy)],
+            Some(left) => {
+                left.put::<B>(dy);
+                vec![dx, dbias]
+            }
+        }
+    }
 }
 
 impl<B: DropoutKernel> Differentiate<B> for Saved<IntTensor<B>> {
@@ -414,18 +387,12 @@ impl<B: DropoutKernel> Differentiate<B> for Saved<IntTensor<B>> {
         let &[x, bias, ..] = tracked else { return vec![Some(B::masked(dy, self.seed, self.p))] };
         let (dx, dbias) = match x || bias {
             true => {
-                let (dx, dbias) = B::gradients(dy.clone(), self.seed, self.p, self.dtype, bias);
+                let (dx, dbias) = B::gradients(dy.clone(), self.seed.clone(), self.p, self.dtype, bias);
                 (Some(dx), dbias)
             }
             false => (None, None),
         };
-        match self.left {
-            None => vec![dx, dbias, Some(dy)],
-            Some(left) => {
-                left.put::<B>(dy);
-                vec![dx, dbias]
-            }
-        }
+        self.with_residual::<B>(dx, dbias, dy)
     }
 }
 

@@ -103,7 +103,7 @@ impl ActivationKernels for CubeBackend {
                 element(&x),
             );
         }
-        let [dbias, _] = strips.total(parts, width, 1);
+        let [dbias, ..] = strips.total(parts, width, 1);
         (dx, dbias)
     }
 }

@@ -1,5 +1,5 @@
-//! Layer normalisation of `x`, or of `x + residual`, with its affine map, in one pass forward and
-//! one backward.
+//! Layer normalisation of `x`, of `x + residual`, or of `residual + dropout(x + bias)`, with its
+//! affine map, in one pass forward and one backward.
 //!
 //! The forward saves what was normalised and two numbers a row (mean and reciprocal standard
 //! deviation).
@@ -12,14 +12,15 @@ use std::mem::MaybeUninit;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{AutodiffBackend, Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 use rayon::prelude::*;
 
 use super::autodiff::{Call, Differentiate, Left};
 use super::contract::Contract;
 use super::device::DeviceKernels;
+use super::dropout::{self, DropoutKernel, Stream};
 use super::flex::{self, FlexTensor};
 use super::list::Optional;
 use super::products::Shared;
@@ -30,39 +31,70 @@ use super::{Form, Operator, Ops, trace};
 /// one, statistics in f32 and the biased variance, as torch's.
 ///
 /// `x`, `residual`: `[n, features]`; `weight`, `bias`: `[features]`; `eps` is added to the
-/// variance.
+/// variance. A sum that `x` stands for is made with its normalisation where both are fused.
 ///
 /// # Panics
 /// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
 /// different devices.
 pub fn layer_norm(
-    x: Tensor<2>,
+    x: impl Into<Stream>,
     residual: Option<Tensor<2>>,
     weight: Tensor<1>,
     bias: Tensor<1>,
     eps: f64,
     ops: Ops,
 ) -> Tensor<2> {
-    normalised(FloatDType::F32, x, residual, weight, bias, eps, None, ops)
+    let x = x.into();
+    match residual {
+        None => written(FloatDType::F32, &x, weight, bias, eps, None, ops),
+        residual => normalised(FloatDType::F32, x.rows(), residual, weight, bias, eps, None, ops),
+    }
 }
 
 /// [`layer_norm`] of `x` with the result in `dtype`. The fused form adds the gradient that is
-/// `left` to that of `x`.
+/// `left` to that of `x`, whose rows it hands on if it has made them.
 pub(super) fn written(
     dtype: FloatDType,
-    x: Tensor<2>,
+    x: &Stream,
     weight: Tensor<1>,
     bias: Tensor<1>,
     eps: f64,
     left: Option<Left>,
     ops: Ops,
 ) -> Tensor<2> {
-    let is_written = ops.form(Operator::LayerNorm) == Form::Fused && DeviceKernels::on(&x.device()).write(dtype);
-    if is_written || dtype == FloatDType::F32 {
-        normalised(dtype, x, None, weight, bias, eps, left, ops)
-    } else {
-        normalised(FloatDType::F32, x, None, weight, bias, eps, left, ops).cast(dtype)
-    }
+    let form = ops.form(Operator::LayerNorm);
+    let is_written = form == Form::Fused && DeviceKernels::on(&x.device()).write(dtype);
+    let of_kernel = if is_written { dtype } else { FloatDType::F32 };
+    let y = match x.pending().filter(|_| form == Form::Fused) {
+        Some(sum) => {
+            let (y, rows) = normalised_sum(of_kernel, sum, weight, bias, eps, left);
+            x.hand_on(rows);
+            y
+        }
+        None => normalised(of_kernel, x.made(), None, weight, bias, eps, left, ops),
+    };
+    if is_written || dtype == FloatDType::F32 { y } else { y.cast(dtype) }
+}
+
+/// The normalised rows of `sum`, and its rows, whose gradient is `left`.
+fn normalised_sum(
+    dtype: FloatDType,
+    sum: dropout::Inputs<Dispatch>,
+    weight: Tensor<1>,
+    bias: Tensor<1>,
+    eps: f64,
+    left: Option<Left>,
+) -> (Tensor<2>, Tensor<2>) {
+    let _time = trace::call("layer_norm");
+    let x = Tensor::<2>::from_dispatch(sum.x.clone());
+    let contract = Contract::new("layer_norm", Form::Fused, x.device());
+    let [_, width] = contract.matrix("x", &x);
+    contract.floats("weight", &weight, [width], DType::F32);
+    contract.floats("bias", &bias, [width], DType::F32);
+    let (weight, bias) = (weight.into_dispatch(), bias.into_dispatch());
+    let inputs = OfSum { sum, weight, bias, eps, dtype, left };
+    let (y, rows) = <Dispatch as LayerNormOp>::layer_norm_of_sum(inputs);
+    (Tensor::from_dispatch(y), Tensor::from_dispatch(rows))
 }
 
 #[allow(clippy::too_many_arguments)] // the operator's, with the type of its result
@@ -122,9 +154,27 @@ pub(super) struct Inputs<B: Backend> {
     pub left: Option<Left>,
 }
 
+/// The inputs of the normalisation of a sum as a backend has them.
+#[derive(Debug, Clone, ExtensionType)]
+pub(super) struct OfSum<B: Backend> {
+    /// `residual + dropout(x + bias)`
+    #[extension_type]
+    pub sum: dropout::Inputs<B>,
+    pub weight: FloatTensor<B>,
+    pub bias: FloatTensor<B>,
+    pub eps: f64,
+    /// The type of the result.
+    pub dtype: FloatDType,
+    /// The gradient of the sum that others have left, which the backward adds to its own.
+    pub left: Option<Left>,
+}
+
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait LayerNormOp: Backend {
     fn layer_norm(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
+
+    /// The result, and the sum, which has no gradient of its own.
+    fn layer_norm_of_sum(#[extension_type] inputs: OfSum<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
 /// The values that the backward needs.
@@ -138,9 +188,29 @@ pub(super) struct Saved<T> {
 }
 
 /// The kernels that a backend supplies.
-pub(super) trait LayerNormKernel: Backend {
+pub(super) trait LayerNormKernel: DropoutKernel {
     /// The result, and what is saved.
     fn forward(inputs: Inputs<Self>) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>);
+
+    /// The result for a sum, and what is saved.
+    fn forward_of_sum(inputs: OfSum<Self>) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>) {
+        let OfSum { sum, weight, bias, eps, dtype, .. } = inputs;
+        let x = Self::bias_drop_add(sum);
+        Self::forward(Inputs { x, residual: Optional::Missing, weight, bias, eps, dtype, left: None })
+    }
+
+    /// The gradients of [`backward`](Self::backward), and those of the `x` and the bias of the
+    /// sum, by its own `of_sum`.
+    fn backward_of_sum(
+        saved: Saved<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+        added: Option<FloatTensor<Self>>,
+        of_sum: &dropout::Saved<IntTensor<Self>>,
+    ) -> ([FloatTensor<Self>; 3], FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let gradients = Self::backward(saved, dy, added);
+        let (dx, dbias) = Self::gradients(gradients[0].clone(), of_sum.seed.clone(), of_sum.p, of_sum.dtype, true);
+        (gradients, dx, dbias)
+    }
 
     /// `(d normalised, dweight, dbias)`, the first of them with `added`.
     fn backward(
@@ -154,6 +224,11 @@ pub(super) trait LayerNormKernel: Backend {
 impl<B: LayerNormKernel> LayerNormOp for B {
     fn layer_norm(inputs: Inputs<B>) -> FloatTensor<B> {
         B::forward(inputs).0
+    }
+
+    fn layer_norm_of_sum(inputs: OfSum<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+        let (y, saved) = B::forward_of_sum(inputs);
+        (y, saved.normalised)
     }
 }
 
@@ -175,6 +250,16 @@ impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
             (y, (saved, left))
         })
     }
+
+    fn layer_norm_of_sum(inputs: OfSum<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let mut call = Call::<B, C>::new();
+        let OfSum { sum, weight, bias, eps, dtype, left } = inputs;
+        let (weight, bias) = (call.input(weight), call.input(bias));
+        let (sum, of_sum) = sum.of_call(&mut call);
+        let (y, saved) = B::forward_of_sum(OfSum { sum, weight, bias, eps, dtype, left: None });
+        let rows = <Self as AutodiffBackend>::from_inner(saved.normalised.clone());
+        (call.record(|_| (y, (saved, left, of_sum))), rows)
+    }
 }
 
 impl<B: LayerNormKernel> Differentiate<B> for (Saved<FloatTensor<B>>, Option<Left>) {
@@ -185,6 +270,19 @@ impl<B: LayerNormKernel> Differentiate<B> for (Saved<FloatTensor<B>>, Option<Lef
         let [dx, dweight, dbias] = B::backward(saved, dy, left.and_then(|left| left.take::<B>()));
         let mut gradients = vec![Some(dweight), Some(dbias)];
         gradients.resize(tracked.len(), Some(dx));
+        gradients
+    }
+}
+
+impl<B: LayerNormKernel> Differentiate<B> for (Saved<FloatTensor<B>>, Option<Left>, dropout::Saved<IntTensor<B>>) {
+    /// The gradients of the weight and the bias of the normalisation, of the `x` and the bias of
+    /// the sum, and of its residual unless that is left.
+    fn gradients(self, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
+        let (saved, left, of_sum) = self;
+        let added = left.and_then(|left| left.take::<B>());
+        let ([dsum, dweight, dnorm_bias], dx, dbias) = B::backward_of_sum(saved, dy, added, &of_sum);
+        let mut gradients = vec![Some(dweight), Some(dnorm_bias)];
+        gradients.extend(of_sum.with_residual::<B>(Some(dx), dbias, dsum));
         gradients
     }
 }

@@ -55,7 +55,8 @@ pub(in crate::ops) trait RmsKernels: Backend {
 
 impl RmsKernels for CubeBackend {
     fn rms(x: CubeTensor, weight: CubeTensor, epsilon: f32, dtype: FloatDType) -> (CubeTensor, CubeTensor) {
-        normalised(x, weight, None, epsilon, dtype)
+        let (y, _, reciprocals) = normalised(x, None, weight, None, epsilon, dtype);
+        (y, reciprocals)
     }
 
     fn rms_backward(
@@ -66,7 +67,7 @@ impl RmsKernels for CubeBackend {
         added: CubeTensor,
         adds: bool,
     ) -> (CubeTensor, CubeTensor) {
-        let (dx, dweight, _) = backward(x, weight, statistics, dy, adds.then_some(added), false);
+        let (dx, _, [dweight, ..]) = backward(x, weight, statistics, dy, adds.then_some(added), false, None);
         (dx, dweight)
     }
 }

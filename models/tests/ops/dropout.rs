@@ -8,7 +8,7 @@ use crate::{agrees_with_host, agrees_with_plain, close, generator, input, noise,
 
 /// The factors that dropout with this seed gives the elements of `[rows, cols]`: its result for
 /// ones.
-fn factors(rows: usize, cols: usize, p: f64, seed: u64) -> Vec<f32> {
+pub(crate) fn factors(rows: usize, cols: usize, p: f64, seed: u64) -> Vec<f32> {
     let device = crate::device();
     device.seed(seed);
     read(dropout(Tensor::ones([rows, cols], &device), p, DropoutRng::Device, Ops::Fused))

@@ -3,10 +3,11 @@
 use burn::tensor::{FloatDType, Tensor, TensorData};
 use kiln_models::Ops;
 use kiln_models::ops::Operand;
-use kiln_models::ops::dropout::{DropoutRng, bias_dropout_residual};
+use kiln_models::ops::dropout::{DropoutRng, Stream, bias_dropout_residual};
 use kiln_models::ops::layer_norm::layer_norm;
 
-use crate::{Input, agrees_with_host, agrees_with_plain, close, input, read, run, vector, weights, wide};
+use crate::dropout::factors;
+use crate::{Input, agrees_with_host, agrees_with_plain, close, generator, input, read, run, vector, weights, wide};
 
 const EPS: f64 = 1e-5;
 /// Statistics of up to a few hundred values of order 1, each with a rounding of 6e-8, divided by a
@@ -137,6 +138,106 @@ fn gradients_of_strips_of_rows_are_those_of_f64() {
             close(&format!("{what}: dbias"), &grads[2], &dbias, 1e-5);
             assert_eq!(run(&inputs, &op, Ops::Fused).1, grads, "{what}: two calls");
         }
+    }
+}
+
+/// Two branches of a block: the normalisation makes the sum `s = residual + dropout(x + bias)` of
+/// the first, and the second adds what is normalised to it. Values and gradients by their formulas
+/// in f64, and of the two operators one after the other; two calls give the same bits.
+#[test]
+fn a_sum_that_the_normalisation_makes() {
+    let _alone = generator();
+    for (rows, width) in [(1, 40), (63, 67), (1000, 40), (63, 768), (1000, 67)] {
+        let [f32, f16, bf16] = [FloatDType::F32, FloatDType::F16, FloatDType::BF16];
+        for (dtype, p) in [(f32, 0.0), (f32, 0.3), (f16, 0.3), (bf16, 0.0), (bf16, 0.3)] {
+            let is_narrow = dtype != f32;
+            if is_narrow && (crate::on_cpu() || !crate::device().supports_dtype(dtype)) {
+                continue; // WGSL has no bf16, and the kernels of the CPU read f32
+            }
+            let branches = |mut inputs: Vec<Tensor<2>>, ops: Ops, makes_sum: bool| {
+                crate::device().seed(17);
+                let [x, bias, residual, weight, norm_bias] = std::array::from_fn(|_| inputs.remove(0));
+                let none = Tensor::zeros([width], &x.device());
+                let sum = Stream::sum(x.cast(dtype), vector(bias), residual, p, DropoutRng::Device, ops);
+                let sum = if makes_sum { sum } else { sum.rows().into() };
+                let (y, residual) = Operand::layer_norm(sum, vector(weight), vector(norm_bias), EPS, ops);
+                vector(bias_dropout_residual(y.of_type(dtype), none, residual, 0.0, DropoutRng::Off, ops))
+            };
+            let op = |inputs: Vec<Tensor<2>>, ops: Ops| branches(inputs, ops, true);
+            let mut inputs = vec![input(rows, width, 2.0, 1), input(1, width, 1.0, 2), input(rows, width, 1.0, 3)];
+            // Numbers of 5 bits are themselves in all types.
+            inputs[0].values.iter_mut().for_each(|x| *x = (*x * 8.0).round() / 8.0);
+            inputs.extend([input(1, width, 1.0, 4), input(1, width, 1.0, 5)]);
+            let mask = if p > 0.0 { factors(rows, width, p, 17) } else { vec![1.0; rows * width] };
+            let (y, grads) = run(&inputs, &op, Ops::Fused);
+
+            let [x, bias, residual, weight, norm_bias] = std::array::from_fn(|i| wide(&inputs[i].values));
+            let (dy, mask) = (weights(rows * width), wide(&mask));
+            let (of_norm, n) = (wide(&rounded(&dy, dtype)), width as f64);
+            let (mut expected, mut dsum, mut dx) = (Vec::new(), Vec::new(), Vec::new());
+            let [mut dweight, mut dnorm_bias, mut dbias] = std::array::from_fn(|_| vec![0.0; width]);
+            for first in (0..rows * width).step_by(width) {
+                let sum = (0..width)
+                    .map(|i| residual[first + i] + mask[first + i] * (x[first + i] + bias[i]))
+                    .collect::<Vec<_>>();
+                let mean = sum.iter().sum::<f64>() / n;
+                let rstd = 1.0 / (sum.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n + EPS).sqrt();
+                let normal = sum.iter().map(|x| (x - mean) * rstd).collect::<Vec<_>>();
+                let g = (0..width).map(|i| of_norm[first + i] * weight[i]).collect::<Vec<_>>();
+                let mean_g = g.iter().sum::<f64>() / n;
+                let mean_gn = g.iter().zip(&normal).map(|(g, n)| g * n).sum::<f64>() / n;
+                for i in 0..width {
+                    expected.push(sum[i] + normal[i] * weight[i] + norm_bias[i]);
+                    dweight[i] += of_norm[first + i] * normal[i];
+                    dnorm_bias[i] += of_norm[first + i];
+                    dsum.push(f64::from(dy[first + i]) + rstd * (g[i] - mean_g - normal[i] * mean_gn));
+                    dx.push(mask[first + i] * dsum[first + i]);
+                    dbias[i] += dx[first + i];
+                }
+            }
+            let what = format!("{dtype:?} [{rows}, {width}] p = {p}");
+            // bf16 has 8 bits; sums of up to 1000 terms are of order 30, and their terms are
+            // rounded either way.
+            let rounding = if is_narrow { 2f64.powi(-8) } else { ROUNDING };
+            let of_sums = if is_narrow { 2.0 * rounding } else { 1e-5 };
+            close(&format!("{what}: value"), &y, &expected, rounding);
+            let of_each = [("x", &dx, rounding), ("bias", &dbias, of_sums), ("residual", &dsum, ROUNDING)];
+            let of_norm = [("weight", &dweight, 1e-5), ("norm's bias", &dnorm_bias, 1e-5)];
+            for ((name, expected, tolerance), got) in of_each.into_iter().chain(of_norm).zip(&grads) {
+                close(&format!("{what}: gradient of {name}"), got, expected, tolerance);
+            }
+            assert_eq!(run(&inputs, &op, Ops::Fused), (y.clone(), grads.clone()), "{what}: two calls");
+
+            let apart = |inputs: Vec<Tensor<2>>, ops: Ops| branches(inputs, ops, false);
+            let (of_apart, grads_apart) = run(&inputs, &apart, Ops::Fused);
+            close(&format!("{what}: value apart"), &y, &wide(&of_apart), rounding);
+            for (i, (got, expected)) in grads.iter().zip(&grads_apart).enumerate() {
+                close(&format!("{what}: gradient {i} apart"), got, &wide(expected), of_sums);
+            }
+            if !is_narrow && p == 0.0 && rows < 100 {
+                agrees_with_plain(&what, &inputs, &op, ROUNDING);
+            }
+        }
+    }
+}
+
+/// Without a bias the sum and all gradients have the bits of those with a bias of zeros.
+#[test]
+fn a_sum_without_a_bias_that_the_normalisation_makes() {
+    let _alone = generator();
+    for (rows, width) in [(1, 40), (33, 67)] {
+        let inputs = [(rows, 1), (rows, 2), (1, 3), (1, 4)].map(|(rows, seed)| input(rows, width, 1.0, seed));
+        let [without, with] = [false, true].map(|has_bias| {
+            let op = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
+                crate::device().seed(5);
+                let [x, residual, weight, norm_bias] = std::array::from_fn(|_| inputs.remove(0));
+                let bias = has_bias.then(|| Tensor::zeros([width], &x.device()));
+                let sum = Stream::sum(x, bias, residual, 0.3, DropoutRng::Device, ops);
+                vector(layer_norm(sum, None, vector(weight), vector(norm_bias), EPS, ops))
+            };
+            run(&inputs, &op, Ops::Fused)
+        });
+        assert_eq!(without, with, "[{rows}, {width}]");
     }
 }
 
