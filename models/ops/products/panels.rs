@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::blocks::{Panels, Target, even};
+use super::blocks::{Beside, Panels, Target, even};
 use super::destination::{Destination, Finish, Output, Shared};
 use super::matrix::{Factor, Matrix, Rounding};
 use super::pack::{self, Buffer, Exact, F32_STEP, Part, Side, ToBf16, ToF16, View, Wide, has_avx512};
@@ -112,17 +112,20 @@ impl Method {
         }
     }
 
+    /// `beside` is for tiles alone.
+    ///
     /// # Safety
     /// The panels must have `steps` steps, the blocks of the target that they give must be this
-    /// call's alone, and the method must have been asked of the CPU.
-    unsafe fn run(self, target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool) {
+    /// call's alone, and the method must have been asked of the CPU. The panels of `beside` must be
+    /// of factors with as many rows and columns as the target.
+    unsafe fn run(self, target: &Target, [a, b]: [Panels; 2], steps: usize, is_first: bool, beside: Option<Beside>) {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
                 Self::F32 => fma::run(target, a, b, steps, is_first),
                 Self::Tiles { kernel, is_amx } => {
                     let _tiles = is_amx.then(|| amx::Tiles::configured());
-                    tiles::run(kernel, target, a, b, steps, is_first);
+                    tiles::run(kernel, target, a, b, steps, is_first, beside);
                 }
             }
         }
@@ -183,6 +186,10 @@ thread_local! {
     static OWN: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
     /// The panels that all tasks of a product share, kept by the thread that calls it.
     static SHARED: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
+    /// The panels of a left factor of several products, kept by the thread that calls for them.
+    static LEFT: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
+    /// The panels of both factors of a product that is added to another one.
+    static BESIDE: RefCell<[Buffer; 2]> = const { RefCell::new([Buffer::new(), Buffer::new()]) };
 }
 
 /// Bytes that one task packs at once, at most: a part of the second-level cache.
@@ -197,21 +204,29 @@ fn for_each(parallel: bool, n: usize, f: impl Fn(usize) + Send + Sync) {
     if parallel { (0..n).into_par_iter().with_max_len(1).for_each(f) } else { (0..n).for_each(f) }
 }
 
-/// `a b` to `out`, over all threads if it is `parallel`.
+/// `a b` to `out`, over all threads if it is `parallel`, and to that the product of the factors
+/// `beside`, which is for tiles alone.
 ///
 /// # Safety
 /// The rows of the product at `out` must be valid for writing and accessed by nobody else
 /// meanwhile; for [`Output::Add`] they must be initialised. `method` must have been asked of the
-/// CPU. The inner dimension must not be 0.
+/// CPU. The inner dimension must not be 0. The product `beside` must be of the size of `a b`.
 pub(super) unsafe fn multiply(
     method: Method,
     out: Destination,
-    a: Factor<'_>,
-    b: Factor<'_>,
+    [a, b]: [Factor<'_>; 2],
     into: Output<'_>,
+    beside: Option<[Factor<'_>; 2]>,
     rounding: Rounding,
     parallel: bool,
 ) {
+    let packed = beside.map(|[c, d]| {
+        let [left, right] = BESIDE.replace([Buffer::new(), Buffer::new()]);
+        // SAFETY (both): the caller's promise.
+        let left = unsafe { whole(method, c, Side::Left, left, parallel) };
+        [left, unsafe { whole(method, d, Side::Right, right, parallel) }]
+    });
+    let beside = packed.as_ref().map(|[a, b]| Beside { a: a.panels(), b: b.panels(), steps: a.steps() });
     let ((rows, inner), (_, cols)) = (a.size(), b.size());
     let block = method.block();
     let mut bias = Vec::new();
@@ -231,7 +246,12 @@ pub(super) unsafe fn multiply(
     // SAFETY: the caller's promise; every task has its own rows or columns of the result, and the
     // first steps write all of it.
     unsafe {
-        cut.run(rounding, steps, piece, at_once, |a, b, (t0, t1)| method.run(&target, a, b, t1 - t0, t0 == 0));
+        cut.run(rounding, steps, piece, at_once, |a, b, (t0, t1)| {
+            method.run(&target, [a, b], t1 - t0, t0 == 0, beside.filter(|_| t1 == steps));
+        });
+    }
+    if let Some(packed) = packed {
+        BESIDE.set(packed.map(|whole| whole.memory));
     }
 }
 
@@ -410,20 +430,42 @@ unsafe fn pack_all(
     });
 }
 
-/// All panels of `matrix`.
+/// All panels of `matrix` in `memory`, by all threads where it is large and `parallel` is set.
 ///
 /// # Safety
 /// `method`, which is of tiles, must have been asked of the CPU.
-unsafe fn whole(method: Method, matrix: Factor<'_>) -> Whole {
-    let (inner, cols) = matrix.size();
+unsafe fn whole(method: Method, matrix: Factor<'_>, side: Side, mut memory: Buffer, parallel: bool) -> Whole {
+    let (outer, inner) = match (side, matrix.size()) {
+        (Side::Left, (rows, inner)) => (rows, inner),
+        (Side::Right, (inner, cols)) => (cols, inner),
+    };
     let steps = inner.div_ceil(pack::TILE_STEP);
     let stride = steps * pack::TILE_BYTES;
-    let mut memory = Buffer::new();
-    let at = Shared(memory.at_least(cols.div_ceil(pack::TILES) * stride));
-    let parallel = inner * cols >= PACK_PARALLEL_FROM;
+    let at = Shared(memory.at_least(outer.div_ceil(pack::TILES) * stride));
+    let parallel = parallel && inner * outer >= PACK_PARALLEL_FROM;
     // SAFETY: the memory holds all panels; the caller's promise.
-    unsafe { pack_all(method, matrix, Rounding::Bf16, Side::Right, (0, steps), at, stride, parallel) };
-    Whole { at, _memory: memory, inner, cols }
+    unsafe { pack_all(method, matrix, Rounding::Bf16, side, (0, steps), at, stride, parallel) };
+    Whole { at, memory, side, outer, inner }
+}
+
+/// Calls `f` with `x`, a left factor of several products with operands rounded to `rounding`:
+/// packed once for all of them, or as it is where such products have no packed form.
+pub(super) fn with_left<R>(x: Factor<'_>, rounding: Rounding, f: impl FnOnce(Factor<'_>) -> R) -> R {
+    let Some(method) = tiles_of(x, rounding) else { return f(x) };
+    // SAFETY: the unit of the process is permitted.
+    let whole = unsafe { whole(method, x, Side::Left, LEFT.replace(Buffer::new()), true) };
+    let result = f(Factor::Packed(&whole));
+    LEFT.set(whole.memory);
+    result
+}
+
+/// The method of tiles, where products of `matrix` with operands rounded to `rounding` have it.
+fn tiles_of(matrix: Factor<'_>, rounding: Rounding) -> Option<Method> {
+    let ((rows, cols), is_narrow) = (matrix.size(), matches!(matrix, Factor::F32(_) | Factor::Bf16(_)));
+    if rounding != Rounding::Bf16 || !is_narrow || rows == 0 || cols == 0 {
+        return None;
+    }
+    Method::on(units::unit().ok()?).filter(|method| matches!(method, Method::Tiles { .. }))
 }
 
 /// Elements from which a matrix is packed by all threads.
@@ -435,20 +477,16 @@ const PACK_PARALLEL_FROM: usize = 1 << 16;
 /// # Panics
 /// For a matrix of another size than the one whose panels are there.
 pub(super) fn packed<'a>(kept: &'a OnceLock<Whole>, matrix: Factor<'_>, rounding: Rounding) -> Option<&'a Whole> {
-    let ((inner, cols), is_narrow) = (matrix.size(), matches!(matrix, Factor::F32(_) | Factor::Bf16(_)));
-    if rounding != Rounding::Bf16 || !is_narrow || inner == 0 || cols == 0 {
-        return None;
-    }
-    let method = Method::on(units::unit().ok()?).filter(|method| matches!(method, Method::Tiles { .. }))?;
+    let method = tiles_of(matrix, rounding)?;
     let whole = match kept.get() {
         Some(whole) => whole,
         None => {
             // Not within `get_or_init`: a thread that waits for others may run a task that asks for
             // the same panels. SAFETY: the unit of the process is permitted.
-            let made = unsafe { whole(method, matrix) };
+            let made = unsafe { whole(method, matrix, Side::Right, Buffer::new(), true) };
             kept.get_or_init(|| made)
         }
     };
-    assert_eq!(whole.size(), (inner, cols), "packed panels of another matrix");
+    assert_eq!(whole.size(), matrix.size(), "packed panels of another matrix");
     Some(whole)
 }
