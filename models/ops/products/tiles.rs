@@ -146,7 +146,9 @@ pub(super) fn kernel(unit: Unit) -> Kernel {
 /// [`avx512`] of 32 columns, or of 16 where no more are wanted.
 ///
 /// # Safety
-/// As of [`avx512`], for 32 rows and 32 columns at most.
+/// The panels must have `steps` steps; there must be 32 rows and columns at most; what `start`
+/// names must be readable, and the block at `c` writable; and the CPU must have AVX-512 F, BW and
+/// BF16.
 unsafe fn avx512_of(
     a: *const u8,
     b: *const u8,
