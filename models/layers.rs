@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::dropout::{Residual, Stream, uniform_noise};
 use crate::ops::gelu::{activate, bias_gelu};
-use crate::ops::{self, Operand, Operator, Ops, Pass, Shared};
+use crate::ops::{self, Operand, Operator, Ops, Pass, SharedOperand};
 
 /// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights`
 /// turns around. Reference: `torch.nn.Linear`.
@@ -133,16 +133,15 @@ fn onto_residual<'a>(
     p: f64,
     pass: Pass<'_>,
 ) -> Stream {
-    let device = residual.rows().device();
-    let dtype = pass.compute.read_by(Operator::Dropout, &device);
+    let dtype = pass.compute.read_by(Operator::Dropout, &residual.device());
     let x = product_in(dtype, x, weight, None, lora, pass);
     Stream::sum(x, bias, residual, p, pass.rng, pass.ops())
 }
 
 /// `x` for each of the `layers` that read it: as products take it, but for adapters, which read
 /// f32.
-pub(crate) fn shared(x: Operand<'_>, layers: &[&Linear], pass: Pass<'_>) -> Shared {
-    if layers.iter().any(|layer| layer.lora.is_some()) { Shared::wide(x) } else { x.shared(pass.compute) }
+pub(crate) fn shared(x: Operand<'_>, layers: &[&Linear], pass: Pass<'_>) -> SharedOperand {
+    if layers.iter().any(|layer| layer.lora.is_some()) { SharedOperand::wide(x) } else { x.shared(pass.compute) }
 }
 
 /// `activation(x W + b)` for the layer that reads it, the bias where it is given: `[n, in] -> [n,
@@ -221,7 +220,7 @@ impl Linear {
     /// `residual + x W + b`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
     pub(crate) fn added_to<'a>(&self, residual: Residual, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
         // The kernel that adds bias and residual reads what a narrow product gives.
-        if pass.compute.read_by(Operator::Dropout, &residual.rows().device()) != FloatDType::F32 {
+        if pass.compute.read_by(Operator::Dropout, &residual.device()) != FloatDType::F32 {
             return self.onto_residual(x, residual, 0.0, pass).rows();
         }
         residual.rows() + self.forward(x, pass)

@@ -9,7 +9,7 @@
 //!
 //! Fused operators on wgpu and CUDA read and write the compute type where a product gives or takes
 //! their values, and compute in f32 between: the same roundings without a cast of their own, but
-//! where an adapter reads what they give. Where several products read it ([`Shared`]), their
+//! where an adapter reads what they give. Where several products read it ([`SharedOperand`]), their
 //! gradients are f32 and are added so. The gradient of a bias that such an
 //! operator adds is the f32 sum of gradients that are rounded, as PyTorch's is. Fused products
 //! there round less: a product without a bias whose result is read in f32, and the gradient of a
@@ -203,12 +203,12 @@ impl<'a> Operand<'a> {
 
     /// The values for several products that compute as `compute` says: in the type in which fused
     /// products on wgpu and CUDA take them, f32 elsewhere.
-    pub fn shared(self, compute: Compute) -> Shared {
+    pub fn shared(self, compute: Compute) -> SharedOperand {
         match compute.read_by(Operator::Linear, &self.device()) {
-            FloatDType::F32 => Shared(self.wide()),
+            FloatDType::F32 => SharedOperand(self.wide()),
             dtype => match self.taken(compute) {
-                x if x.dtype() == dtype.into() => Shared(x),
-                x => Shared(linear::narrowed(x, dtype)),
+                x if x.dtype() == dtype.into() => SharedOperand(x),
+                x => SharedOperand(linear::narrowed(x, dtype)),
             },
         }
     }
@@ -306,17 +306,17 @@ impl From<Tensor<2>> for Operand<'_> {
 /// The input of several linear layers, `[n, in]`, in f32 or the compute type. Fused products give
 /// its gradients in f32, and so they are added.
 #[derive(Debug, Clone)]
-pub struct Shared(Tensor<2>);
+pub struct SharedOperand(Tensor<2>);
 
-impl Shared {
+impl SharedOperand {
     /// The values of `x` in f32, as adapters read them.
     pub(crate) fn wide(x: Operand<'_>) -> Self {
         Self(x.wide())
     }
 }
 
-impl From<Shared> for Operand<'_> {
-    fn from(Shared(x): Shared) -> Self {
+impl From<SharedOperand> for Operand<'_> {
+    fn from(SharedOperand(x): SharedOperand) -> Self {
         Self(Source::Rows { x, gradient: FloatDType::F32 })
     }
 }

@@ -11,8 +11,8 @@
 //! `into_contiguous`, its outputs are made by [`empty`], and what may have a pitch goes through
 //! [`own_rows`] or [`rows_of`], which tell the kernel how far a row is from the next.
 //!
-//! Kernels that work on rows give each row to one cube of [`lanes`] units, which share sums through
-//! shared memory, so that no device needs subgroups.
+//! Kernels that work on rows give a row to one cube of [`lanes`] units, or several rows in turn
+//! ([`rows`]), which share sums through shared memory, so that no device needs subgroups.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 mod contiguous;

@@ -78,11 +78,11 @@ impl Stream {
         let has_bias = bias.is_some();
         let bias = bias.unwrap_or_else(|| Tensor::empty([width], &device.clone().without_autodiff())); // then not read
         let (x, bias, residual) = (x.into_dispatch(), bias.into_dispatch(), residual.into_dispatch());
-        let sum = Self::new(State::Sum(Box::new(Inputs { x, bias, has_bias, residual, seed, p, left })));
+        let sum = Inputs { x, bias, has_bias, residual, seed, p, left };
         if DeviceKernels::on(&device).are_on_host || !binds(&device, OF_NORM) {
-            sum.made();
+            return make(sum).into(); // alone, so that the host overwrites `x`
         }
-        sum
+        Self::new(State::Sum(Box::new(sum)))
     }
 
     /// The rows, `[n, features]`.
@@ -126,13 +126,18 @@ impl Stream {
         match state {
             State::Rows(rows) | State::Handed(rows) => rows,
             State::Sum(sum) => {
-                let _time = trace::call("bias_dropout_residual");
-                let rows = Tensor::from_dispatch(<Dispatch as DropoutOp>::bias_dropout_residual(*sum));
+                let rows = make(*sum);
                 self.0.replace(State::Rows(rows.clone()));
                 rows
             }
         }
     }
+}
+
+/// The rows of `sum`, by a kernel of their own.
+fn make(sum: Inputs<Dispatch>) -> Tensor<2> {
+    let _time = trace::call("bias_dropout_residual");
+    Tensor::from_dispatch(<Dispatch as DropoutOp>::bias_dropout_residual(sum))
 }
 
 impl From<Tensor<2>> for Stream {
@@ -157,9 +162,18 @@ impl Residual {
         Self { stream, left }
     }
 
-    /// The rows.
+    /// The rows, whose gradient autodiff adds to the others of theirs.
+    ///
+    /// # Panics
+    /// For rows that a LayerNorm has made, whose gradient only a [`Stream`] leaves to it.
     pub(crate) fn rows(&self) -> Tensor<2> {
+        assert!(!self.stream.is_handed(), "the gradient of these rows is the LayerNorm's that made them");
         self.stream.made()
+    }
+
+    /// The device of the rows.
+    pub(crate) fn device(&self) -> Device {
+        self.stream.device()
     }
 }
 

@@ -115,8 +115,8 @@ pub(in crate::ops) trait NormKernels: Backend {
         dtype: FloatDType,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `(dx, dweight, dbias)` of [`norm`](Self::norm), `dy` being in the type of its result and
-    /// `dx` with `added`, if it `adds` that.
+    /// `(dx, dweight, dbias)` of [`norm`](Self::norm), `dy` being in f32 or in the type of its
+    /// result and `dx` with `added`, if it `adds` that.
     #[fusion(meta = |x, weight, _statistics, _dy, _added, _adds| (x.clone(), weight.clone(), weight.clone()))]
     fn norm_backward(
         x: FloatTensor<Self>,

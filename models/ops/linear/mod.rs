@@ -331,12 +331,20 @@ impl LinearKernel for Flex {
         let [a, b] = [a, b].map(flex::strided);
         let right = flex::right_factor(&weight, &operands);
         let low_of = |left: Factor<'_>| scaled_product(left, &a, scaling, rounding);
-        let below = dropped.map(|z| low_of(flex::factor(&flex::strided(z))));
-        let (y, low) = products::with_left(flex::factor(&x), rounding, |left| {
-            let low = below.unwrap_or_else(|| low_of(left));
-            let beside = [flex::factor(&low), flex::factor(&b)];
-            (products::sum_of_products([left, right], bias.as_ref().map(flex::values), beside, rounding), low)
-        });
+        let y_of = |left: Factor<'_>, low: &FlexTensor| {
+            let beside = [flex::factor(low), flex::factor(&b)];
+            products::sum_of_products([left, right], bias.as_ref().map(flex::values), beside, rounding)
+        };
+        let (y, low) = match dropped {
+            Some(z) => {
+                let low = low_of(flex::factor(&flex::strided(z)));
+                (y_of(flex::factor(&x), &low), low)
+            }
+            None => products::with_left(flex::factor(&x), [right, flex::factor(&a)], rounding, |left| {
+                let low = low_of(left);
+                (y_of(left, &low), low)
+            }),
+        };
         [flex::tensor(y, [flex::dims2(&x)[0], flex::dims2(&weight)[1]]), low]
     }
 
@@ -349,7 +357,8 @@ impl LinearKernel for Flex {
         let rounding = dtype.into();
         let [weight, a, b] = [weight, a, b].map(|factor| flex::strided(Self::float_transpose(factor)));
         let dy = flex::strided(dy);
-        let (dx, up) = products::with_left(flex::factor(&dy), rounding, |left| {
+        let others = [flex::factor(&weight), flex::factor(&b)];
+        let (dx, up) = products::with_left(flex::factor(&dy), others, rounding, |left| {
             let up = scaled_product(left, &b, scaling, rounding);
             let beside = [flex::factor(&up), flex::factor(&a)];
             (products::sum_of_products([left, flex::factor(&weight)], None, beside, rounding), up)

@@ -117,14 +117,20 @@ fn new([a, b]: [Factor<'_>; 2], bias: Option<&[f32]>, beside: Option<[Factor<'_>
     }
 }
 
-/// Calls `f` with `x`, a left factor of several products with operands rounded to `rounding`:
-/// packed once for all of them, or as it is where such products have no packed form.
-pub(super) fn with_left<R>(x: Factor<'_>, rounding: Rounding, f: impl FnOnce(Factor<'_>) -> R) -> R {
+/// Calls `f` with `x`, the left factor of the products with each of `others`, with operands rounded
+/// to `rounding`: packed once for all of them, or as it is where one of these products has no
+/// packed form.
+pub(super) fn with_left<R>(
+    x: Factor<'_>,
+    others: [Factor<'_>; 2],
+    rounding: Rounding,
+    f: impl FnOnce(Factor<'_>) -> R,
+) -> R {
     #[cfg(target_arch = "x86_64")]
-    return panels::with_left(x, rounding, f);
+    return panels::with_left(x, others, rounding, f);
     #[cfg(not(target_arch = "x86_64"))]
     {
-        let _ = rounding;
+        let _ = (others, rounding);
         f(x)
     }
 }
@@ -163,7 +169,8 @@ pub(super) fn finished<'a>(
 ///
 /// # Safety
 /// The rows of the product at `out` must be valid for writing and accessed by nobody else
-/// meanwhile; for [`Output::Add`] they must be initialised.
+/// meanwhile; for [`Output::Add`] they must be initialised. The sizes of the factors, those of
+/// `beside` among them, are checked here.
 unsafe fn multiply_into(
     out: Destination,
     [a, b]: [Factor<'_>; 2],
@@ -185,16 +192,20 @@ unsafe fn multiply_into(
         return;
     }
     let parallel = threads && is_parallel(rows, inner, cols, rounding);
-    let mut beside = beside.filter(|[c, _]| c.size().1 > 0);
+    let beside = beside.filter(|[c, _]| c.size().1 > 0);
     // SAFETY (all): the caller's promise; the method has been asked of the CPU.
     #[cfg(target_arch = "x86_64")]
-    match panels::Method::of(a, b, rounding, parallel) {
-        Some(method @ panels::Method::Tiles { .. }) => unsafe {
-            panels::multiply(method, out, [a, b], into, beside.take(), rounding, parallel);
-        },
-        Some(method) => unsafe { panels::multiply(method, out, [a, b], into, None, rounding, parallel) },
-        None => unsafe { multiply_by_gemm(out, a, b, into, rounding, parallel) },
-    }
+    let beside = match panels::Method::of(a, b, rounding, parallel) {
+        Some(method) => {
+            let joined = beside.filter(|factors| method.takes(factors));
+            unsafe { panels::multiply(method, out, [a, b], into, joined, rounding, parallel) };
+            beside.filter(|_| joined.is_none())
+        }
+        None => {
+            unsafe { multiply_by_gemm(out, a, b, into, rounding, parallel) };
+            beside
+        }
+    };
     #[cfg(not(target_arch = "x86_64"))]
     unsafe {
         multiply_by_gemm(out, a, b, into, rounding, parallel);

@@ -60,6 +60,11 @@ impl Method {
         }
     }
 
+    /// Whether tiles are made of all `factors`.
+    pub(super) fn takes(self, factors: &[Factor<'_>]) -> bool {
+        matches!(self, Self::Tiles { .. }) && !factors.iter().any(|factor| matches!(factor, Factor::F16(_)))
+    }
+
     /// Rows and columns of a block of the result.
     fn block(self) -> [usize; 2] {
         match self {
@@ -296,6 +301,8 @@ impl<'a> Cut<'a> {
     fn new(method: Method, a: Factor<'a>, b: Factor<'a>, parallel: bool) -> Self {
         let ((rows, _), (_, cols), block) = (a.size(), b.size(), method.block());
         let panels = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
+        let is_packed = [a, b].iter().any(|factor| matches!(factor, Factor::Packed(_)));
+        assert!(!is_packed || matches!(method, Method::Tiles { .. }), "packed panels are tiles of bf16");
         let (own, shared) = if rows >= cols { (0, 1) } else { (1, 0) };
         let mut cut =
             Self { method, factors: [(a, Side::Left), (b, Side::Right)], panels, own, shared, width: 0, parallel };
@@ -448,10 +455,15 @@ unsafe fn whole(method: Method, matrix: Factor<'_>, side: Side, mut memory: Buff
     Whole { at, memory, side, outer, inner }
 }
 
-/// Calls `f` with `x`, a left factor of several products with operands rounded to `rounding`:
-/// packed once for all of them, or as it is where such products have no packed form.
-pub(super) fn with_left<R>(x: Factor<'_>, rounding: Rounding, f: impl FnOnce(Factor<'_>) -> R) -> R {
-    let Some(method) = tiles_of(x, rounding) else { return f(x) };
+/// Calls `f` with `x`, the left factor of the products with each of `others`, as
+/// [`with_left`](super::with_left) says.
+pub(super) fn with_left<R>(
+    x: Factor<'_>,
+    others: [Factor<'_>; 2],
+    rounding: Rounding,
+    f: impl FnOnce(Factor<'_>) -> R,
+) -> R {
+    let Some(method) = tiles_of(x, rounding).filter(|method| method.takes(&others)) else { return f(x) };
     // SAFETY: the unit of the process is permitted.
     let whole = unsafe { whole(method, x, Side::Left, LEFT.replace(Buffer::new()), true) };
     let result = f(Factor::Packed(&whole));
@@ -461,11 +473,11 @@ pub(super) fn with_left<R>(x: Factor<'_>, rounding: Rounding, f: impl FnOnce(Fac
 
 /// The method of tiles, where products of `matrix` with operands rounded to `rounding` have it.
 fn tiles_of(matrix: Factor<'_>, rounding: Rounding) -> Option<Method> {
-    let ((rows, cols), is_narrow) = (matrix.size(), matches!(matrix, Factor::F32(_) | Factor::Bf16(_)));
-    if rounding != Rounding::Bf16 || !is_narrow || rows == 0 || cols == 0 {
+    let ((rows, cols), is_packed) = (matrix.size(), matches!(matrix, Factor::Packed(_)));
+    if rounding != Rounding::Bf16 || is_packed || rows == 0 || cols == 0 {
         return None;
     }
-    Method::on(units::unit().ok()?).filter(|method| matches!(method, Method::Tiles { .. }))
+    Method::on(units::unit().ok()?).filter(|method| method.takes(&[matrix]))
 }
 
 /// Elements from which a matrix is packed by all threads.

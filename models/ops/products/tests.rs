@@ -416,8 +416,12 @@ fn a_product_beside_another_is_the_sum_of_both() {
         let [a, b, c, d, bias] =
             [(m * k, 1), (k * n, 2), (m * r, 3), (r * n, 4), (n, 5)].map(|(n, seed)| noise(n, seed));
         let bt = transposed(&b, k, n);
-        let (a, c, d) = (Matrix::new(&a, m, k).into(), Matrix::new(&c, m, r).into(), Matrix::new(&d, r, n).into());
-        for b in [Matrix::new(&b, k, n), Matrix::new(&bt, n, k).t()].map(Factor::F32) {
+        let [b16, d16] = [&b, &d].map(|x| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>());
+        let [b16, d16] = [Factor::F16(Matrix::new(&b16, k, n)), Factor::F16(Matrix::new(&d16, r, n))];
+        let [a, c, d] = [(&a, m, k), (&c, m, r), (&d, r, n)].map(|(x, m, n)| Factor::F32(Matrix::new(x, m, n)));
+        let [b, bt] = [Matrix::new(&b, k, n), Matrix::new(&bt, n, k).t()].map(Factor::F32);
+        // Tiles are not made of f16.
+        for (b, d) in [(b, d), (bt, d), (b16, d), (b, d16)] {
             for rounding in [Rounding::F32, Rounding::Bf16, Rounding::F16] {
                 for bias in [None, Some(&bias[..])] {
                     let mut expected = product(a, b, bias, rounding);
@@ -426,12 +430,18 @@ fn a_product_beside_another_is_the_sum_of_both() {
                     let right = packed.right(b, rounding);
                     let sum = |left: Factor<'_>| sum_of_products([left, right], bias, [c, d], rounding);
                     assert!(sum(a) == expected, "{rounding:?}, {m} x {n} x {k}, {r}");
-                    assert!(with_left(a, rounding, sum) == expected, "{rounding:?}, {m} x {n} x {k}, {r}, packed once");
+                    assert!(
+                        with_left(a, [right, d], rounding, sum) == expected,
+                        "{rounding:?}, {m} x {n} x {k}, {r}, packed once"
+                    );
                 }
             }
             #[cfg(target_arch = "x86_64")]
             if units::choose(Some(Unit::Avx512Bf16)).is_ok() {
                 let method = panels::Method::Tiles { kernel: emulated, is_amx: false };
+                if !method.takes(&[b, d]) {
+                    continue;
+                }
                 let multiply = |out: &mut [f32], factors, into, beside| {
                     // SAFETY: `out` is as large as the product, and the CPU has been asked.
                     unsafe {

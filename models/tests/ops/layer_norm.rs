@@ -147,7 +147,7 @@ fn gradients_of_strips_of_rows_are_those_of_f64() {
 #[test]
 fn a_sum_that_the_normalisation_makes() {
     let _alone = generator();
-    for (rows, width) in [(1, 40), (63, 67), (1000, 40), (63, 768), (1000, 67)] {
+    for (rows, width) in [(1, 40), (63, 67), (1000, 40), (63, 768), (63, 1024), (1000, 67)] {
         let [f32, f16, bf16] = [FloatDType::F32, FloatDType::F16, FloatDType::BF16];
         for (dtype, p) in [(f32, 0.0), (f32, 0.3), (f16, 0.3), (bf16, 0.0), (bf16, 0.3)] {
             let is_narrow = dtype != f32;
