@@ -65,8 +65,8 @@ pub fn flash_head_dims(device: &Device) -> &'static [usize] {
     &[]
 }
 
-/// Whether a kernel on `device` may have `buffers` of its own, beside the one of its scalars: WebGPU
-/// promises 8 in all, a GPU has more. The CPU's read what they like.
+/// Whether a kernel on `device` may have `buffers` of its own, beside the one of its scalars:
+/// WebGPU promises 8 in all, a GPU has more. The CPU's read what they like.
 pub(crate) fn binds(device: &Device, buffers: u32) -> bool {
     #[cfg(feature = "compiler")]
     if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {

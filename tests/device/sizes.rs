@@ -32,7 +32,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn check_sizes(sizes: &[usize], precision: &str, tolerance: f64) {
     for &size in sizes {
         let heads = if size % 2 == 0 { 2 } else { 1 };
-        let layers = if size == 48 { 2 } else { 1 }; // of two, the first hands its sum on to the second
+        // The first of two layers hands its sum on to the second.
+        let layers = if size == 48 { 2 } else { 1 };
         let model =
             [("n_embd", size), ("n_positions", size), ("vocab_size", size), ("n_head", heads), ("n_layer", layers)];
         let model = model.map(|(name, value)| format!("model.{name}={value}"));

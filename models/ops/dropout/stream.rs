@@ -75,8 +75,8 @@ impl Stream {
         let p = rng.probability(p);
         let device = x.device();
         let seed = rng.seed(p, &device).into_dispatch();
-        let has_bias = bias.is_some();
-        let bias = bias.unwrap_or_else(|| Tensor::empty([width], &device.clone().without_autodiff())); // then not read
+        let has_bias = bias.is_some(); // else it is not read
+        let bias = bias.unwrap_or_else(|| Tensor::empty([width], &device.clone().without_autodiff()));
         let (x, bias, residual) = (x.into_dispatch(), bias.into_dispatch(), residual.into_dispatch());
         let sum = Inputs { x, bias, has_bias, residual, seed, p, left };
         if DeviceKernels::on(&device).are_on_host || !binds(&device, OF_NORM) {

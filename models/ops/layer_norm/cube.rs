@@ -452,7 +452,8 @@ fn norm_rows<F: Float, G: Float, N: Size>(
         of_unit += squares.extract(k);
     }
     let (of_row, _) = group_sums(of_unit, 0.0f32, &mut scratch, form);
-    let rstd = 1.0f32 / (of_row * per_width + eps).sqrt(); // a division here spills registers on CUDA
+    // A division by the width spills registers here on CUDA.
+    let rstd = 1.0f32 / (of_row * per_width + eps).sqrt();
     if is_row {
         #[unroll]
         for j in 0..form.each {
