@@ -60,9 +60,12 @@ def main(kiln, out):
         launch = [kiln, "launch", "-n", "2", "--mpirun", os.environ.get("KILN_MPIRUN", "mpirun"), "--", "train", str(config)]
         subprocess.run(launch, check=True, stdout=subprocess.DEVNULL)
         ours = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in row]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29517", __file__,
-                    "--worker", case, str(out)]
-        subprocess.run(torchrun, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # Standalone: torchrun looks for a free port. A fixed one may still be held by the run before.
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__, "--worker", case,
+                    str(out)]
+        child = subprocess.run(torchrun, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if child.returncode != 0:
+            sys.exit(f"{case}: torchrun ended with {child.returncode}:\n{child.stderr}")
         theirs = json.loads((out / f"{case}.hf.json").read_text())
         assert len(ours) == len(theirs) == 8, (len(ours), len(theirs))
         for name in ("loss", "grad_norm"):
