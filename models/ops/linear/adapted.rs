@@ -11,7 +11,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::{LinearKernel, LowRank};
+use super::LinearKernel;
 use crate::ops::autodiff::{Call, Differentiate};
 use crate::ops::contract::Contract;
 use crate::ops::dropout::{self, DropoutKernel, DropoutRng};
@@ -103,11 +103,12 @@ impl<B: LinearKernel + DropoutKernel> Inputs<B> {
     fn forward(mut self) -> (FloatTensor<B>, Saved<B>) {
         let bias = std::mem::replace(&mut self.bias, Optional::Missing); // the backward needs none
         let (x, weight, operands) = (self.x.clone(), self.weight.clone(), self.operands.clone());
-        let dropped = (self.p > 0.0).then(|| dropped::<B>(x.clone(), &self.seed, self.p));
-        let inputs = super::Inputs::wide(x, weight, bias, operands);
-        let adapter = LowRank { a: self.a.clone(), b: self.b.clone(), scaling: self.scaling };
-        let [y, low] = B::forward_adapted(inputs, adapter, dropped);
-        (y, Saved { inputs: self, low })
+        let y = B::forward(super::Inputs::wide(x, weight, bias, operands));
+        let dtype = self.operands.dtype;
+        let x = dropped::<B>(self.x.clone(), &self.seed, self.p);
+        let low = B::product(x, self.a.clone(), dtype.into());
+        let low = B::float_mul_scalar(low, self.scaling.into());
+        (B::add_product(y, low.clone(), self.b.clone(), dtype.into()), Saved { inputs: self, low })
     }
 }
 
@@ -153,22 +154,14 @@ impl<B: LinearKernel + DropoutKernel> Differentiate<B> for Saved<B> {
         let db = is_tracked(3).then(|| B::backward_weight(low, dy.clone(), dtype));
         let dbias = is_tracked(4).then(|| B::backward_bias(dy.clone()));
         let dweight = is_tracked(1).then(|| B::backward_weight(x.clone(), dy.clone(), dtype));
-        let adapter = LowRank { a, b, scaling };
-        let (dx, up) = match (is_tracked(0), is_tracked(2)) {
-            (true, _) if p == 0.0 => {
-                let [dx, up] = B::backward_x_adapted(weight, adapter, dy, dtype);
-                (Some(dx), Some(up))
-            }
-            (true, _) => {
-                let up = B::backward_low(&adapter, dy.clone(), dtype);
-                let through_a = B::backward_x(adapter.a, up.clone(), dtype, FloatDType::F32);
-                let through_a = dropped::<B>(through_a, &seed, p);
-                (Some(B::add_backward_x(through_a, weight, dy, dtype)), Some(up))
-            }
-            (false, true) => (None, Some(B::backward_low(&adapter, dy, dtype))),
-            (false, false) => (None, None),
-        };
-        let da = up.filter(|_| is_tracked(2)).map(|up| B::backward_weight(dropped::<B>(x, &seed, p), up, dtype));
+        let up = (is_tracked(0) || is_tracked(2))
+            .then(|| B::float_mul_scalar(B::backward_x(b, dy.clone(), dtype, FloatDType::F32), scaling.into())); // [n, r]
+        let da =
+            up.clone().filter(|_| is_tracked(2)).map(|up| B::backward_weight(dropped::<B>(x, &seed, p), up, dtype));
+        let dx = up.filter(|_| is_tracked(0)).map(|up| {
+            let through_a = dropped::<B>(B::backward_x(a, up, dtype, FloatDType::F32), &seed, p);
+            B::add_backward_x(through_a, weight, dy, dtype)
+        });
         vec![dx, dweight, da, db, dbias]
     }
 }

@@ -22,7 +22,7 @@ use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::list::Optional;
-use super::products::{self, Factor, Operands, Output, Rounding};
+use super::products::{self, Operands, Output};
 use super::{Form, Operator, Ops, trace};
 pub use adapted::{Adapted, adapted};
 pub use feed_forward::{FeedForward, feed_forward, is_fused};
@@ -164,40 +164,6 @@ pub(super) trait LinearKernel: Backend {
     /// Sum over the rows of `dy`.
     fn backward_bias(dy: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `x W + bias + h B`, and `h = s z A`, `[n, r]`, where `z` is `dropped`, or `x` without it.
-    fn forward_adapted(
-        inputs: Inputs<Self>,
-        adapter: LowRank<FloatTensor<Self>>,
-        dropped: Option<FloatTensor<Self>>,
-    ) -> [FloatTensor<Self>; 2] {
-        let (dtype, z) = (inputs.operands.dtype, dropped.unwrap_or_else(|| inputs.x.clone()));
-        let y = Self::forward(inputs);
-        let low = Self::float_mul_scalar(Self::product(z, adapter.a, dtype.into()), adapter.scaling.into());
-        [Self::add_product(y, low.clone(), adapter.b, dtype.into()), low]
-    }
-
-    /// `dy W^T + u A^T`, and `u = s dy B^T`, `[n, r]`.
-    fn backward_x_adapted(
-        weight: FloatTensor<Self>,
-        adapter: LowRank<FloatTensor<Self>>,
-        dy: FloatTensor<Self>,
-        dtype: FloatDType,
-    ) -> [FloatTensor<Self>; 2] {
-        let up = Self::backward_low(&adapter, dy.clone(), dtype);
-        let through_a = Self::backward_x(adapter.a, up.clone(), dtype, FloatDType::F32);
-        [Self::add_backward_x(through_a, weight, dy, dtype), up]
-    }
-
-    /// `s dy B^T`
-    fn backward_low(
-        adapter: &LowRank<FloatTensor<Self>>,
-        dy: FloatTensor<Self>,
-        dtype: FloatDType,
-    ) -> FloatTensor<Self> {
-        let up = Self::backward_x(adapter.b.clone(), dy, dtype, FloatDType::F32);
-        Self::float_mul_scalar(up, adapter.scaling.into())
-    }
-
     /// `y + x W`
     fn add_product(
         y: FloatTensor<Self>,
@@ -217,17 +183,6 @@ pub(super) trait LinearKernel: Backend {
     ) -> FloatTensor<Self> {
         Self::float_add(dx, Self::backward_x(weight, dy, dtype, FloatDType::F32))
     }
-}
-
-/// The factors of an adapter of low rank, `s A B`, beside the weight of a layer.
-#[derive(Debug, Clone)]
-pub(super) struct LowRank<F> {
-    /// `[in, r]`
-    pub a: F,
-    /// `[r, out]`
-    pub b: F,
-    /// `s`
-    pub scaling: f64,
 }
 
 /// Without autodiff the operator is its kernel's forward.
@@ -321,51 +276,6 @@ impl LinearKernel for Flex {
         flex::tensor(flex::column_sums(flex::values(&dy), width), [width])
     }
 
-    fn forward_adapted(
-        Inputs { x, weight, bias, operands, .. }: Inputs<Self>,
-        LowRank { a, b, scaling }: LowRank<FlexTensor>,
-        dropped: Option<FlexTensor>,
-    ) -> [FlexTensor; 2] {
-        let rounding = operands.dtype.into();
-        let (x, weight, bias) = (flex::strided(x), flex::strided(weight), bias.given().map(flex::row_major));
-        let [a, b] = [a, b].map(flex::strided);
-        let right = flex::right_factor(&weight, &operands);
-        let low_of = |left: Factor<'_>| scaled_product(left, &a, scaling, rounding);
-        let y_of = |left: Factor<'_>, low: &FlexTensor| {
-            let beside = [flex::factor(low), flex::factor(&b)];
-            products::sum_of_products([left, right], bias.as_ref().map(flex::values), beside, rounding)
-        };
-        let (y, low) = match dropped {
-            Some(z) => {
-                let low = low_of(flex::factor(&flex::strided(z)));
-                (y_of(flex::factor(&x), &low), low)
-            }
-            None => products::with_left(flex::factor(&x), [right, flex::factor(&a)], rounding, |left| {
-                let low = low_of(left);
-                (y_of(left, &low), low)
-            }),
-        };
-        [flex::tensor(y, [flex::dims2(&x)[0], flex::dims2(&weight)[1]]), low]
-    }
-
-    fn backward_x_adapted(
-        weight: FlexTensor,
-        LowRank { a, b, scaling }: LowRank<FlexTensor>,
-        dy: FlexTensor,
-        dtype: FloatDType,
-    ) -> [FlexTensor; 2] {
-        let rounding = dtype.into();
-        let [weight, a, b] = [weight, a, b].map(|factor| flex::strided(Self::float_transpose(factor)));
-        let dy = flex::strided(dy);
-        let others = [flex::factor(&weight), flex::factor(&b)];
-        let (dx, up) = products::with_left(flex::factor(&dy), others, rounding, |left| {
-            let up = scaled_product(left, &b, scaling, rounding);
-            let beside = [flex::factor(&up), flex::factor(&a)];
-            (products::sum_of_products([left, flex::factor(&weight)], None, beside, rounding), up)
-        });
-        [flex::tensor(dx, [flex::dims2(&dy)[0], flex::dims2(&weight)[1]]), up]
-    }
-
     fn add_product(y: FlexTensor, x: FlexTensor, weight: FlexTensor, operands: Operands) -> FlexTensor {
         let (x, weight) = (flex::strided(x), flex::strided(weight));
         let (left, right) = (flex::factor(&x), flex::right_factor(&weight, &operands));
@@ -375,12 +285,4 @@ impl LinearKernel for Flex {
     fn add_backward_x(dx: FlexTensor, weight: FlexTensor, dy: FlexTensor, dtype: FloatDType) -> FlexTensor {
         Self::add_product(dx, dy, Self::float_transpose(weight), dtype.into())
     }
-}
-
-/// `scaling left right`
-fn scaled_product(left: Factor<'_>, right: &FlexTensor, scaling: f64, rounding: Rounding) -> FlexTensor {
-    let [_, width] = flex::dims2(right);
-    let y = products::product(left, flex::factor(right), None, rounding);
-    let rows = y.len() / width.max(1);
-    Flex::float_mul_scalar(flex::tensor(y, [rows, width]), scaling.into())
 }

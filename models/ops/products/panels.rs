@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::blocks::{Beside, Panels, Target, even};
+use super::blocks::{Panels, Target, even};
 use super::destination::{Destination, Finish, Output, Shared};
 use super::matrix::{Factor, Matrix, Rounding};
 use super::pack::{self, Buffer, Exact, F32_STEP, Part, Side, ToBf16, ToF16, View, Wide, has_avx512};
@@ -58,11 +58,6 @@ impl Method {
                 Some(Self::Tiles { kernel: tiles::kernel(unit), is_amx: unit == Unit::AmxBf16 })
             }
         }
-    }
-
-    /// Whether tiles are made of all `factors`.
-    pub(super) fn takes(self, factors: &[Factor<'_>]) -> bool {
-        matches!(self, Self::Tiles { .. }) && !factors.iter().any(|factor| matches!(factor, Factor::F16(_)))
     }
 
     /// Rows and columns of a block of the result.
@@ -117,20 +112,17 @@ impl Method {
         }
     }
 
-    /// `beside` is for tiles alone.
-    ///
     /// # Safety
     /// The panels must have `steps` steps, the blocks of the target that they give must be this
-    /// call's alone, and the method must have been asked of the CPU. The panels of `beside` must be
-    /// of factors with as many rows and columns as the target.
-    unsafe fn run(self, target: &Target, [a, b]: [Panels; 2], steps: usize, is_first: bool, beside: Option<Beside>) {
+    /// call's alone, and the method must have been asked of the CPU.
+    unsafe fn run(self, target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool) {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
                 Self::F32 => fma::run(target, a, b, steps, is_first),
                 Self::Tiles { kernel, is_amx } => {
                     let _tiles = is_amx.then(|| amx::Tiles::configured());
-                    tiles::run(kernel, target, a, b, steps, is_first, beside);
+                    tiles::run(kernel, target, a, b, steps, is_first);
                 }
             }
         }
@@ -191,10 +183,6 @@ thread_local! {
     static OWN: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
     /// The panels that all tasks of a product share, kept by the thread that calls it.
     static SHARED: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
-    /// The panels of a left factor of several products, kept by the thread that calls for them.
-    static LEFT: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
-    /// The panels of both factors of a product that is added to another one.
-    static BESIDE: RefCell<[Buffer; 2]> = const { RefCell::new([Buffer::new(), Buffer::new()]) };
 }
 
 /// Bytes that one task packs at once, at most: a part of the second-level cache.
@@ -209,29 +197,21 @@ fn for_each(parallel: bool, n: usize, f: impl Fn(usize) + Send + Sync) {
     if parallel { (0..n).into_par_iter().with_max_len(1).for_each(f) } else { (0..n).for_each(f) }
 }
 
-/// `a b` to `out`, over all threads if it is `parallel`, and to that the product of the factors
-/// `beside`, which is for tiles alone.
+/// `a b` to `out`, over all threads if it is `parallel`.
 ///
 /// # Safety
 /// The rows of the product at `out` must be valid for writing and accessed by nobody else
 /// meanwhile; for [`Output::Add`] they must be initialised. `method` must have been asked of the
-/// CPU. The inner dimension must not be 0. The product `beside` must be of the size of `a b`.
+/// CPU. The inner dimension must not be 0.
 pub(super) unsafe fn multiply(
     method: Method,
     out: Destination,
-    [a, b]: [Factor<'_>; 2],
+    a: Factor<'_>,
+    b: Factor<'_>,
     into: Output<'_>,
-    beside: Option<[Factor<'_>; 2]>,
     rounding: Rounding,
     parallel: bool,
 ) {
-    let packed = beside.map(|[c, d]| {
-        let [left, right] = BESIDE.replace([Buffer::new(), Buffer::new()]);
-        // SAFETY (both): the caller's promise.
-        let left = unsafe { whole(method, c, Side::Left, left, parallel) };
-        [left, unsafe { whole(method, d, Side::Right, right, parallel) }]
-    });
-    let beside = packed.as_ref().map(|[a, b]| Beside { a: a.panels(), b: b.panels(), steps: a.steps() });
     let ((rows, inner), (_, cols)) = (a.size(), b.size());
     let block = method.block();
     let mut bias = Vec::new();
@@ -251,12 +231,7 @@ pub(super) unsafe fn multiply(
     // SAFETY: the caller's promise; every task has its own rows or columns of the result, and the
     // first steps write all of it.
     unsafe {
-        cut.run(rounding, steps, piece, at_once, |a, b, (t0, t1)| {
-            method.run(&target, [a, b], t1 - t0, t0 == 0, beside.filter(|_| t1 == steps));
-        });
-    }
-    if let Some(packed) = packed {
-        BESIDE.set(packed.map(|whole| whole.memory));
+        cut.run(rounding, steps, piece, at_once, |a, b, (t0, t1)| method.run(&target, a, b, t1 - t0, t0 == 0));
     }
 }
 
@@ -301,8 +276,6 @@ impl<'a> Cut<'a> {
     fn new(method: Method, a: Factor<'a>, b: Factor<'a>, parallel: bool) -> Self {
         let ((rows, _), (_, cols), block) = (a.size(), b.size(), method.block());
         let panels = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
-        let is_packed = [a, b].iter().any(|factor| matches!(factor, Factor::Packed(_)));
-        assert!(!is_packed || matches!(method, Method::Tiles { .. }), "packed panels are tiles of bf16");
         let (own, shared) = if rows >= cols { (0, 1) } else { (1, 0) };
         let mut cut =
             Self { method, factors: [(a, Side::Left), (b, Side::Right)], panels, own, shared, width: 0, parallel };
@@ -437,47 +410,20 @@ unsafe fn pack_all(
     });
 }
 
-/// All panels of `matrix` in `memory`, by all threads where it is large and `parallel` is set.
+/// All panels of `matrix`.
 ///
 /// # Safety
 /// `method`, which is of tiles, must have been asked of the CPU.
-unsafe fn whole(method: Method, matrix: Factor<'_>, side: Side, mut memory: Buffer, parallel: bool) -> Whole {
-    let (outer, inner) = match (side, matrix.size()) {
-        (Side::Left, (rows, inner)) => (rows, inner),
-        (Side::Right, (inner, cols)) => (cols, inner),
-    };
+unsafe fn whole(method: Method, matrix: Factor<'_>) -> Whole {
+    let (inner, cols) = matrix.size();
     let steps = inner.div_ceil(pack::TILE_STEP);
     let stride = steps * pack::TILE_BYTES;
-    let at = Shared(memory.at_least(outer.div_ceil(pack::TILES) * stride));
-    let parallel = parallel && inner * outer >= PACK_PARALLEL_FROM;
+    let mut memory = Buffer::new();
+    let at = Shared(memory.at_least(cols.div_ceil(pack::TILES) * stride));
+    let parallel = inner * cols >= PACK_PARALLEL_FROM;
     // SAFETY: the memory holds all panels; the caller's promise.
-    unsafe { pack_all(method, matrix, Rounding::Bf16, side, (0, steps), at, stride, parallel) };
-    Whole { at, memory, side, outer, inner }
-}
-
-/// Calls `f` with `x`, the left factor of the products with each of `others`, as
-/// [`with_left`](super::with_left) says.
-pub(super) fn with_left<R>(
-    x: Factor<'_>,
-    others: [Factor<'_>; 2],
-    rounding: Rounding,
-    f: impl FnOnce(Factor<'_>) -> R,
-) -> R {
-    let Some(method) = tiles_of(x, rounding).filter(|method| method.takes(&others)) else { return f(x) };
-    // SAFETY: the unit of the process is permitted.
-    let whole = unsafe { whole(method, x, Side::Left, LEFT.replace(Buffer::new()), true) };
-    let result = f(Factor::Packed(&whole));
-    LEFT.set(whole.memory);
-    result
-}
-
-/// The method of tiles, where products of `matrix` with operands rounded to `rounding` have it.
-fn tiles_of(matrix: Factor<'_>, rounding: Rounding) -> Option<Method> {
-    let ((rows, cols), is_packed) = (matrix.size(), matches!(matrix, Factor::Packed(_)));
-    if rounding != Rounding::Bf16 || is_packed || rows == 0 || cols == 0 {
-        return None;
-    }
-    Method::on(units::unit().ok()?).filter(|method| method.takes(&[matrix]))
+    unsafe { pack_all(method, matrix, Rounding::Bf16, Side::Right, (0, steps), at, stride, parallel) };
+    Whole { at, _memory: memory, inner, cols }
 }
 
 /// Elements from which a matrix is packed by all threads.
@@ -489,16 +435,20 @@ const PACK_PARALLEL_FROM: usize = 1 << 16;
 /// # Panics
 /// For a matrix of another size than the one whose panels are there.
 pub(super) fn packed<'a>(kept: &'a OnceLock<Whole>, matrix: Factor<'_>, rounding: Rounding) -> Option<&'a Whole> {
-    let method = tiles_of(matrix, rounding)?;
+    let ((inner, cols), is_narrow) = (matrix.size(), matches!(matrix, Factor::F32(_) | Factor::Bf16(_)));
+    if rounding != Rounding::Bf16 || !is_narrow || inner == 0 || cols == 0 {
+        return None;
+    }
+    let method = Method::on(units::unit().ok()?).filter(|method| matches!(method, Method::Tiles { .. }))?;
     let whole = match kept.get() {
         Some(whole) => whole,
         None => {
             // Not within `get_or_init`: a thread that waits for others may run a task that asks for
             // the same panels. SAFETY: the unit of the process is permitted.
-            let made = unsafe { whole(method, matrix, Side::Right, Buffer::new(), true) };
+            let made = unsafe { whole(method, matrix) };
             kept.get_or_init(|| made)
         }
     };
-    assert_eq!(whole.size(), matrix.size(), "packed panels of another matrix");
+    assert_eq!(whole.size(), (inner, cols), "packed panels of another matrix");
     Some(whole)
 }
