@@ -34,6 +34,7 @@ parser.add_argument("out", type=Path)
 parser.add_argument("--native", type=Path)
 parser.add_argument("--launch-us", type=float, default=5.0, help="the host's time for one launch, in microseconds")
 parser.add_argument("--again", action="store_true", help="count the runs of OUT again, without running them")
+parser.add_argument("--newer", type=Path, help="registers of the kernels alone that were loaded after this file was written")
 parser.add_argument("--cases", default="", help="cases whose name matches this regular expression")
 parser.add_argument("--engines", default="", help="engines whose name matches this regular expression")
 args = parser.parse_args()
@@ -243,7 +244,10 @@ def ptx_of(source, capability):
 
 def registers():
     names, wrong, checked = own_kernels(), [], defaultdict(lambda: [0, 0])
+    since = args.newer.stat().st_mtime if args.newer else 0
     for path in sorted((args.out / "src").glob("*.cu")):
+        if path.stat().st_mtime < since:
+            continue
         source = path.read_text()
         entry = re.search(r"__launch_bounds__\((\d+)\)\s*(\w+)\s*\(", source)
         name = entry and own_name(entry[2], names)

@@ -89,7 +89,8 @@ pub(in crate::ops) fn column_sum(
     scratch[unit]
 }
 
-/// Vectors of a row that a unit of [`Strips`] takes, which it holds in registers.
+/// Vectors of a row that a unit of [`Strips`] takes, which it holds in registers, where a kernel
+/// has room for no other number.
 const VECTORS: usize = 4;
 /// Units of a cube of [`Strips`], where a row leaves it more than one group.
 const UNITS: usize = 256;
@@ -119,8 +120,14 @@ pub(in crate::ops) struct Strip {
 impl Strip {
     /// For rows of `vectors` vectors on the device of `x`.
     pub(in crate::ops) fn new(x: &CubeTensor, vectors: usize) -> Self {
+        Self::holding(VECTORS, x, vectors)
+    }
+
+    /// [`new`](Self::new) with about `each` vectors of a row, at most, for each unit of a cube that
+    /// has units enough.
+    fn holding(each: usize, x: &CubeTensor, vectors: usize) -> Self {
         let most = 1 << x.client.properties().hardware.max_units_per_cube.clamp(8, 1024).ilog2();
-        let lanes = vectors.div_ceil(VECTORS).next_power_of_two().clamp(8.min(most), most);
+        let lanes = vectors.div_ceil(each).next_power_of_two().clamp(8.min(most), most);
         // A software device runs the units of a cube one after another.
         let groups = if is_software(&x.device) { 1 } else { (UNITS.min(most) / lanes).max(1) };
         Self { lanes, groups, each: vectors.div_ceil(lanes).max(1) }
@@ -140,7 +147,12 @@ impl Strip {
 impl Strips {
     /// For a matrix of `rows` rows of `vectors` vectors on the device of `x`.
     pub(in crate::ops) fn new(x: &CubeTensor, rows: usize, vectors: usize) -> Self {
-        let form = Strip::new(x, vectors);
+        Self::holding(VECTORS, x, rows, vectors)
+    }
+
+    /// [`new`](Self::new) for a kernel whose units have room for `each` vectors of a row.
+    pub(in crate::ops) fn holding(each: usize, x: &CubeTensor, rows: usize, vectors: usize) -> Self {
+        let form = Strip::holding(each, x, vectors);
         let strips = rows.div_ceil(form.rows());
         let (count, dim) = by_cube(x, strips, form.lanes * form.groups);
         Self { count, dim, strips, form }
