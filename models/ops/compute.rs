@@ -219,7 +219,8 @@ impl Operand<'static> {
     /// type it is written; and `x` as the residual of the branch that begins with it and ends with
     /// [`Stream::sum`]. Where both are fused, on wgpu and CUDA, the kernel of the normalisation
     /// makes the sum that `x` stands for, and its backward adds the gradient of the residual to its
-    /// own.
+    /// own: the branch that takes the residual must depend on what is normalised, or the gradient
+    /// is lost there.
     ///
     /// # Panics
     /// When it is read, as [`layer_norm`](layer_norm::layer_norm).
@@ -244,7 +245,8 @@ impl Operand<'static> {
     /// [`rms_norm`](rms_norm::rms_norm) of `x` for the matrix products that read it, in whose type
     /// it is written; and `x` as the residual of the branch that begins with it. Where both are
     /// fused, on wgpu and CUDA, the backward of the normalisation adds the gradient of the residual
-    /// to its own.
+    /// to its own: the branch that takes the residual must depend on what is normalised, or the
+    /// gradient is lost there.
     ///
     /// # Panics
     /// When it is read, as [`rms_norm`](rms_norm::rms_norm).
