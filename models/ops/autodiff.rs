@@ -5,6 +5,7 @@
 use std::any::Any;
 use std::fmt::{self, Debug, Formatter};
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Backend;
@@ -27,9 +28,26 @@ pub(super) trait Differentiate<B: Backend>: Clone + Debug + Send + 'static {
 /// add the two in a pass of its own. The operator that leaves it must depend on the result of the
 /// other, so that its backward comes first.
 #[derive(Clone, Default)]
-pub(super) struct Left(Arc<Mutex<Option<Box<dyn Any + Send>>>>);
+pub(super) struct Left(Arc<Slot>);
+
+#[derive(Default)]
+struct Slot {
+    gradient: Mutex<Option<Box<dyn Any + Send>>>,
+    is_awaited: AtomicBool,
+}
 
 impl Left {
+    /// This, of which an operator that has been recorded takes the gradient.
+    pub(super) fn awaited(self) -> Self {
+        self.0.is_awaited.store(true, Ordering::Release);
+        self
+    }
+
+    /// Whether an operator takes the gradient. One that is left where nobody takes it is lost.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.0.is_awaited.load(Ordering::Acquire)
+    }
+
     /// Leaves `gradient`.
     pub(super) fn put<B: Backend>(&self, gradient: FloatTensor<B>) {
         *self.slot() = Some(Box::new(gradient));
@@ -41,7 +59,7 @@ impl Left {
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.gradient.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

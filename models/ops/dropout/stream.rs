@@ -51,6 +51,8 @@ impl Stream {
         ops: Ops,
     ) -> Self {
         let (Residual { stream, left }, bias) = (residual.into(), bias.into());
+        // Where the normalisation has not been read, autodiff adds the gradient.
+        let left = left.filter(Left::is_awaited);
         let form = rng.form(ops.form(Operator::Dropout));
         let contract = Contract::new("bias_dropout_residual", form, x.device());
         let [rows, width] = contract.matrix("x", &x);

@@ -235,7 +235,7 @@ impl<B: LayerNormKernel> LayerNormOp for B {
 impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
     fn layer_norm(inputs: Inputs<Self>) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
-        let left = inputs.left;
+        let left = inputs.left.map(Left::awaited);
         let normalised = Inputs {
             weight: call.input(inputs.weight),
             bias: call.input(inputs.bias),
@@ -254,6 +254,7 @@ impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
     fn layer_norm_of_sum(inputs: OfSum<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let mut call = Call::<B, C>::new();
         let OfSum { sum, weight, bias, eps, dtype, left } = inputs;
+        let left = left.map(Left::awaited);
         let (weight, bias) = (call.input(weight), call.input(bias));
         let (sum, of_sum) = sum.of_call(&mut call);
         let (y, saved) = B::forward_of_sum(OfSum { sum, weight, bias, eps, dtype, left: None });

@@ -137,6 +137,7 @@ impl<B: RmsNormKernel, C: CheckpointStrategy> RmsNormOp for Autodiff<B, C> {
     fn rms_norm(inputs: Inputs<Self>) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
         let Inputs { x, weight, epsilon, dtype, left } = inputs;
+        let left = left.map(Left::awaited);
         let inputs = Inputs { x: call.input(x), weight: call.input(weight), epsilon, dtype, left: None };
         call.record(|_| {
             let (y, saved) = B::forward(inputs);

@@ -221,6 +221,26 @@ fn a_sum_that_the_normalisation_makes() {
     }
 }
 
+/// The gradient of a residual is that of the sum where nobody reads what was normalised.
+#[test]
+fn a_residual_of_rows_that_are_not_normalised() {
+    let inputs = vec![input(5, 33, 1.0, 1), input(5, 33, 1.0, 2)];
+    for is_rms in [false, true] {
+        let op = |mut inputs: Vec<Tensor<2>>, ops: Ops| {
+            let (y, x) = (inputs.pop().unwrap(), inputs.pop().unwrap());
+            let [ones, zeros] = [Tensor::ones([33], &x.device()), Tensor::zeros([33], &x.device())];
+            let (_, residual) = match is_rms {
+                false => Operand::layer_norm(x, ones, zeros, EPS, ops),
+                true => Operand::rms_norm(x, ones, EPS, ops),
+            };
+            vector(bias_dropout_residual(y, None, residual, 0.0, DropoutRng::Off, ops))
+        };
+        let (_, grads) = run(&inputs, &op, Ops::Fused);
+        let dy = weights(5 * 33);
+        assert_eq!(grads, vec![dy.clone(), dy], "RMSNorm: {is_rms}");
+    }
+}
+
 /// Without a bias the sum and all gradients have the bits of those with a bias of zeros.
 #[test]
 fn a_sum_without_a_bias_that_the_normalisation_makes() {
