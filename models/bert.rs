@@ -8,10 +8,10 @@ use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use kiln_core::model_config::{Activation, BertConfig, BertVariant};
 
-use crate::layers::{EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear, shared};
+use crate::layers::{EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear, branch, shared};
 use crate::ops::attention::Qkv;
-use crate::ops::dropout::dropout;
-use crate::ops::{Operand, Operator, Pass};
+use crate::ops::dropout::{Residual, dropout};
+use crate::ops::{Operand, Operator, Pass, PostNorm};
 use crate::rows::{FirstTokens, Rows};
 
 /// The transformer body: token ids to hidden states, and the pooled first token where the head
@@ -177,13 +177,13 @@ impl BertModel {
         pass: Pass<'_>,
     ) -> Tensor<2> {
         pass.begin_stage(0);
-        let mut x = self.embed(input_ids, token_type_ids, rows, pass);
+        let mut x = self.embed(input_ids, token_type_ids, rows, pass).into();
         for index in 0..self.num_layers() {
             pass.begin_stage(1 + index);
             x = self.layer(index, x, rows, pass);
         }
         pass.begin_stage(1 + self.num_layers());
-        x
+        x.rows()
     }
 
     /// How many layers there are.
@@ -233,12 +233,12 @@ impl BertModel {
 
     /// Layer `index`: `[rows, hidden_size]` -> the same; the last layer gives the rows that `rows`
     /// wants of it.
-    pub fn layer(&self, index: usize, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
+    pub fn layer(&self, index: usize, x: impl Into<PostNorm>, rows: &Rows, pass: Pass<'_>) -> PostNorm {
         let is_last = index + 1 == self.num_layers();
         let only = rows.last_layer.as_ref().filter(|_| is_last);
         let pass = rows.pass(pass, is_last);
         let BertEncoder { layer, num_layers } = &self.encoder;
-        layer[if layer.len() == *num_layers { index } else { 0 }].forward(x, rows, only, pass)
+        layer[if layer.len() == *num_layers { index } else { 0 }].forward(x.into(), rows, only, pass)
     }
 
     /// The first tokens of the sequences pooled, `[batch, hidden_size]` -> the same; as they are
@@ -289,46 +289,52 @@ fn roberta_positions(input_ids: Tensor<2, Int>, padding: usize) -> Tensor<2, Int
 impl BertLayer {
     /// `[rows, hidden_size]` -> the same, or `[batch, hidden_size]` where it computes `only` the
     /// first tokens.
-    fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
+    fn forward(&self, x: PostNorm, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> PostNorm {
         let attended = self.attention.forward(x, rows, only, pass);
         let BertIntermediate { dense, activation } = &self.intermediate;
-        let inner = dense.activated(attended.clone(), *activation, pass); // [n, intermediate_size]
-        self.output.forward(inner, attended, pass)
+        let (attended, residual) = branch(attended, &[dense], pass);
+        let inner = dense.activated(attended, *activation, pass); // [n, intermediate_size]
+        self.output.forward(inner, residual, pass)
     }
 }
 
 impl BertAttention {
     /// `[rows, hidden_size]` -> the same, or `[batch, hidden_size]` where it computes `only` the
     /// first tokens.
-    fn forward(&self, x: Tensor<2>, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> Tensor<2> {
+    fn forward(&self, x: PostNorm, rows: &Rows, only: Option<&FirstTokens>, pass: Pass<'_>) -> PostNorm {
         let BertSelfAttention { query, key, value, num_heads: heads, dropout } = &self.self_;
-        let read = shared(x.clone().into(), &[query, key, value], pass);
+        let layers = [query, key, value];
+        let (read, residual) = match only {
+            Some(_) => PostNorm::from(x.rows()).branch(pass.compute), // the first tokens are read as well
+            None => branch(x, &layers, pass),
+        };
+        let read = shared(read, &layers, pass);
         let of_keys = rows.pass(pass, false);
         let (key, value) = (key.forward_narrow(read.clone(), of_keys), value.forward_narrow(read.clone(), of_keys));
-        let (query, x) = match only {
+        let (query, residual) = match only {
             Some(first) => {
-                let x = first.of(x, rows.batch, pass.ops());
-                (query.forward_narrow(x.clone(), pass), x)
+                let x = first.of(residual.rows(), rows.batch, pass.ops());
+                (query.forward_narrow(x.clone(), pass), x.into())
             }
-            None => (query.forward_narrow(read, pass), x),
+            None => (query.forward_narrow(read, pass), residual),
         };
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
         let attention = pass.attention(rows.batch, *heads, scale, *dropout);
         let context = attention.operand(Qkv::Separate { query, key, value }, &rows.mask);
-        self.output.forward(context, x, pass)
+        self.output.forward(context, residual, pass)
     }
 }
 
 impl BertOutput {
     /// `layer_norm(dropout(x W + b) + residual)`: `[n, in]`, `[n, hidden_size]` -> `[n,
     /// hidden_size]`.
-    fn forward(&self, x: Operand<'_>, residual: Tensor<2>, pass: Pass<'_>) -> Tensor<2> {
+    fn forward(&self, x: Operand<'_>, residual: Residual, pass: Pass<'_>) -> PostNorm {
         // The kernel that adds bias and residual reads what a narrow product gives.
         if pass.compute.read_by(Operator::Dropout, &residual.device()) != FloatDType::F32 {
             let sum = self.dense.onto_residual(x, residual, self.dropout, pass);
-            return self.layer_norm.forward(sum, pass.ops());
+            return self.layer_norm.after(sum, pass.ops());
         }
         let x = dropout(self.dense.forward(x, pass), self.dropout, pass.rng, pass.ops());
-        self.layer_norm.forward_sum(x, residual, pass.ops())
+        self.layer_norm.forward_sum(x, residual.rows(), pass.ops()).into()
     }
 }

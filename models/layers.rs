@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::dropout::{Residual, Stream, uniform_noise};
 use crate::ops::gelu::{activate, bias_gelu};
-use crate::ops::{self, Operand, Operator, Ops, Pass, SharedOperand};
+use crate::ops::{self, Operand, Operator, Ops, Pass, PostNorm, SharedOperand};
 
 /// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights`
 /// turns around. Reference: `torch.nn.Linear`.
@@ -136,6 +136,15 @@ fn onto_residual<'a>(
     let dtype = pass.compute.read_by(Operator::Dropout, &residual.device());
     let x = product_in(dtype, x, weight, None, lora, pass);
     Stream::sum(x, bias, residual, p, pass.rng, pass.ops())
+}
+
+/// `x` for the `layers` that the next branch begins with, and as the residual of that branch;
+/// adapters read f32.
+pub(crate) fn branch(x: PostNorm, layers: &[&Linear], pass: Pass<'_>) -> (Operand<'static>, Residual) {
+    if layers.iter().any(|layer| layer.lora.is_some()) {
+        return PostNorm::from(x.rows()).branch(pass.compute);
+    }
+    x.branch(pass.compute)
 }
 
 /// `x` for each of the `layers` that read it: as products take it, but for adapters, which read
@@ -542,6 +551,12 @@ impl LayerNorm {
     /// begins with that layer: `[n, features] -> [n, features]`
     pub fn operand(&self, x: impl Into<Stream>, ops: Ops) -> (Operand<'static>, Residual) {
         Operand::layer_norm(x, self.weight.val(), self.bias.val(), self.eps, ops)
+    }
+
+    /// Layer normalisation of a sum as the result of a post-norm branch: `[n, features] -> [n,
+    /// features]`
+    pub fn after(&self, sum: Stream, ops: Ops) -> PostNorm {
+        PostNorm::layer_norm(sum, self.weight.val(), self.bias.val(), self.eps, ops)
     }
 
     /// Layer normalisation of `x + residual`, both `[n, features]`.

@@ -647,7 +647,7 @@ impl Model {
     pub fn block(&self, index: usize, x: Tensor<2>, rows: &Rows, pass: Pass<'_>) -> Tensor<2> {
         match &self.body {
             Body::Gpt2(body) => body.h[index].forward(x, rows, pass).rows(),
-            Body::Bert(body) => body.layer(index, x, rows, pass),
+            Body::Bert(body) => body.layer(index, x, rows, pass).rows(),
             Body::Llama(body) => body.layers[index].forward(x, rows, pass),
         }
     }

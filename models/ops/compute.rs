@@ -37,6 +37,7 @@ use super::autodiff::Left;
 use super::copies::Copies;
 use super::device::DeviceKernels;
 use super::dropout::{DropoutRng, Residual, Stream, dropout};
+use super::layer_norm::HandsOn;
 use super::linear::{self, FeedForward};
 use super::products::Operands;
 use super::{Availability, Form, Operator, Ops, gelu, layer_norm, rms_norm, swiglu};
@@ -284,6 +285,74 @@ impl Operand<'static> {
 fn left_to(norm: Operator, device: &Device, ops: Ops) -> Option<Left> {
     let are_fused = [norm, Operator::Dropout].iter().all(|one| ops.form(*one) == Form::Fused);
     (are_fused && !DeviceKernels::on(device).are_on_host).then(Left::default)
+}
+
+/// The result of a branch of a post-norm model (Vaswani et al. 2017), `[n, features]` in f32: rows,
+/// or the LayerNorm of a sum, which is made when it is read.
+#[derive(Debug)]
+pub struct PostNorm(Normalised);
+
+#[derive(Debug)]
+enum Normalised {
+    Rows(Tensor<2>),
+    Sum { sum: Stream, weight: Tensor<1>, bias: Tensor<1>, eps: f64, ops: Ops },
+}
+
+impl PostNorm {
+    /// [`layer_norm`](layer_norm::layer_norm) of `sum`.
+    pub fn layer_norm(sum: Stream, weight: Tensor<1>, bias: Tensor<1>, eps: f64, ops: Ops) -> Self {
+        Self(Normalised::Sum { sum, weight, bias, eps, ops })
+    }
+
+    /// The rows.
+    ///
+    /// # Panics
+    /// Where [`layer_norm`](layer_norm::layer_norm) does.
+    pub fn rows(self) -> Tensor<2> {
+        match self.0 {
+            Normalised::Rows(rows) => rows,
+            Normalised::Sum { sum, weight, bias, eps, ops } => {
+                layer_norm::layer_norm(sum, None, weight, bias, eps, ops)
+            }
+        }
+    }
+
+    /// The rows for the products that the next branch begins with, and as the residual of that
+    /// branch. Where LayerNorm and dropout are fused, on wgpu and CUDA, the kernel of the
+    /// normalisation writes them in the type of the products as well, and its backward adds both
+    /// gradients: the branch that takes the residual must depend on what these products read, or
+    /// its gradient is lost there.
+    ///
+    /// # Panics
+    /// Where [`layer_norm`](layer_norm::layer_norm) does.
+    pub fn branch(self, compute: Compute) -> (Operand<'static>, Residual) {
+        let (sum, weight, bias, eps, ops) = match self.0 {
+            Normalised::Sum { sum, weight, bias, eps, ops } => (sum, weight, bias, eps, ops),
+            Normalised::Rows(rows) => return (rows.clone().into(), rows.into()),
+        };
+        let device = sum.device();
+        let dtype = compute.operand_of(Operator::LayerNorm, &device);
+        let is_narrow = dtype != FloatDType::F32 && compute.read_by(Operator::Linear, &device) == dtype;
+        let left = left_to(Operator::LayerNorm, &device, ops).filter(|_| is_narrow);
+        match (left, sum.pending_for_two()) {
+            (Some(left), Some(pending)) => {
+                let handed = Some(left.clone());
+                let (narrow, rows) =
+                    layer_norm::normalised_sum(dtype, pending, weight, bias, eps, handed, HandsOn::Result);
+                (narrow.into(), Residual::new(Stream::handed(rows), Some(left)))
+            }
+            _ => {
+                let rows = Self::layer_norm(sum, weight, bias, eps, ops).rows();
+                (rows.clone().into(), rows.into())
+            }
+        }
+    }
+}
+
+impl From<Tensor<2>> for PostNorm {
+    fn from(rows: Tensor<2>) -> Self {
+        Self(Normalised::Rows(rows))
+    }
 }
 
 impl<'a> Attention<'a> {

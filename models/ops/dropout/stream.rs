@@ -15,6 +15,8 @@ use crate::ops::{Form, Operator, Ops, trace};
 
 /// Buffers of the kernels that make a sum with its LayerNorm, and the gradients of both.
 const OF_NORM: u32 = 9;
+/// Buffers of these kernels where the rows of the LayerNorm are written twice, in f32 as well.
+const OF_TWO_NORMS: u32 = 10;
 
 /// The residual stream of a model (Elhage et al. 2021), `[n, features]` in f32: rows, or on wgpu
 /// and CUDA the sum of a branch, [`bias_dropout_residual`](super::bias_dropout_residual), which is
@@ -103,6 +105,17 @@ impl Stream {
     /// These rows for a second reader, whose gradient is left to the first.
     pub(in crate::ops) fn shared(&self) -> Self {
         Self(Rc::clone(&self.0))
+    }
+
+    /// Rows without a gradient of their own, which a LayerNorm has made: their gradient is left to
+    /// its backward.
+    pub(in crate::ops) fn handed(rows: Tensor<2>) -> Self {
+        Self::new(State::Handed(rows))
+    }
+
+    /// The [`pending`](Self::pending) sum, if the kernel of its LayerNorm can write its rows twice.
+    pub(in crate::ops) fn pending_for_two(&self) -> Option<Inputs<Dispatch>> {
+        self.pending().filter(|_| binds(&self.device(), OF_TWO_NORMS))
     }
 
     /// The sum that has not been made yet, if there is one.

@@ -17,7 +17,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{Inputs, LayerNormKernel, OfSum, Saved};
+use super::{HandsOn, Inputs, LayerNormKernel, OfSum, Saved};
 use crate::ops::cube::rows::{Strip, Strips, group_sums, write_strip};
 use crate::ops::cube::{
     Cube, FusedInts, FusedTensor, addresses, buffer, buffer_or, by_cube, dims2, element, empty, empty_in, rows_of,
@@ -39,12 +39,13 @@ impl LayerNormKernel for Cube {
         (y, Saved { normalised, weight, statistics })
     }
 
-    fn forward_of_sum(inputs: OfSum<Self>) -> (FusedTensor, Saved<FusedTensor>) {
-        let OfSum { sum, weight, bias: norm_bias, eps, dtype, .. } = inputs;
+    fn forward_of_sum(inputs: OfSum<Self>) -> (FusedTensor, FusedTensor, Saved<FusedTensor>) {
+        let OfSum { sum, weight, bias: norm_bias, eps, dtype, hands_on, .. } = inputs;
         let dropout::Inputs { x, bias, has_bias, residual, seed, p, .. } = sum;
-        let (y, normalised, statistics) =
-            Self::norm_of_sum(x, bias, has_bias, residual, seed, p, weight.clone(), norm_bias, eps as f32, dtype);
-        (y, Saved { normalised, weight, statistics })
+        let (eps, of_weight, copies) = (eps as f32, weight.clone(), hands_on == HandsOn::Result);
+        let (y, rows, normalised, statistics) =
+            Self::norm_of_sum(x, bias, has_bias, residual, seed, p, of_weight, norm_bias, eps, dtype, copies);
+        (y, rows, Saved { normalised, weight, statistics })
     }
 
     fn backward(saved: Saved<FusedTensor>, dy: FusedTensor, added: Option<FusedTensor>) -> [FusedTensor; 3] {
@@ -58,10 +59,12 @@ impl LayerNormKernel for Cube {
         saved: Saved<FusedTensor>,
         dy: FusedTensor,
         added: Option<FusedTensor>,
+        hands_on: HandsOn,
         of_sum: &dropout::Saved<FusedInts>,
     ) -> ([FusedTensor; 3], FusedTensor, Option<FusedTensor>) {
         let Saved { normalised, weight, statistics } = saved;
-        let (adds, added) = (added.is_some(), added.unwrap_or_else(|| normalised.clone())); // else not read
+        let adds = added.is_some().then_some(hands_on);
+        let added = added.unwrap_or_else(|| normalised.clone()); // else not read
         let &dropout::Saved { ref seed, p, dtype, .. } = of_sum;
         let (dsum, dx, dweight, dnorm_bias, dbias) =
             Self::norm_of_sum_backward(normalised, weight, statistics, dy, added, adds, seed.clone(), p, dtype);
@@ -96,11 +99,12 @@ pub(in crate::ops) trait NormKernels: Backend {
         eps: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `(y, sum, statistics)`: [`norm`](Self::norm) of `residual + drop(x + bias)`, of `x` of any
-    /// type, in f32; without `has_bias` that bias is not read.
-    #[fusion(meta = |_x, _bias, _has_bias, residual, _seed, _p, _weight, _norm_bias, _eps, dtype| {
+    /// `(y, rows, sum, statistics)`: [`norm`](Self::norm) of `residual + drop(x + bias)`, of `x` of
+    /// any type, in f32; without `has_bias` that bias is not read. The rows are those of the sum, or
+    /// where it `copies` those of `y` in f32.
+    #[fusion(meta = |_x, _bias, _has_bias, residual, _seed, _p, _weight, _norm_bias, _eps, dtype, _copies| {
         let y = TensorSpec::new(residual.shape.clone(), (*dtype).into());
-        (y, residual.clone(), shaped(residual, [residual.shape[0], 2]))
+        (y, residual.clone(), residual.clone(), shaped(residual, [residual.shape[0], 2]))
     })]
     fn norm_of_sum(
         x: FloatTensor<Self>,
@@ -113,7 +117,8 @@ pub(in crate::ops) trait NormKernels: Backend {
         norm_bias: FloatTensor<Self>,
         eps: f32,
         dtype: FloatDType,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+        copies: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// `(dx, dweight, dbias)` of [`norm`](Self::norm), `dy` being in f32 or in the type of its
     /// result and `dx` with `added`, if it `adds` that.
@@ -129,7 +134,7 @@ pub(in crate::ops) trait NormKernels: Backend {
 
     /// `(dsum, dx, dweight, dnorm_bias, dbias)` of [`norm_of_sum`](Self::norm_of_sum), whose sum
     /// is given: `dsum` is that of [`norm_backward`](Self::norm_backward), and `dx`, whose sum over
-    /// rows is `dbias`, in `dtype`.
+    /// rows is `dbias`, in `dtype`. The gradient `added` is that of the rows that it `adds`.
     #[fusion(meta = |sum, weight, _statistics, _dy, _added, _adds, _seed, _p, dtype| {
         let dx = TensorSpec::new(sum.shape.clone(), (*dtype).into());
         (sum.clone(), dx, weight.clone(), weight.clone(), weight.clone())
@@ -140,7 +145,7 @@ pub(in crate::ops) trait NormKernels: Backend {
         statistics: FloatTensor<Self>,
         dy: FloatTensor<Self>,
         added: FloatTensor<Self>,
-        adds: bool,
+        adds: Option<HandsOn>,
         seed: IntTensor<Self>,
         p: f64,
         dtype: FloatDType,
@@ -155,7 +160,7 @@ impl NormKernels for CubeBackend {
         eps: f32,
         dtype: FloatDType,
     ) -> (CubeTensor, CubeTensor) {
-        let (y, _, statistics) = normalised(x, None, weight, Some(bias), eps, dtype);
+        let (y, _, _, statistics) = normalised(x, None, weight, Some(bias), eps, dtype, false);
         (y, statistics)
     }
 
@@ -166,7 +171,9 @@ impl NormKernels for CubeBackend {
         bias: CubeTensor,
         eps: f32,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        normalised(x, Some(Terms { residual, before: None }), weight, Some(bias), eps, FloatDType::F32)
+        let terms = Some(Terms { residual, before: None });
+        let (y, _, sum, statistics) = normalised(x, terms, weight, Some(bias), eps, FloatDType::F32, false);
+        (y, sum, statistics)
     }
 
     fn norm_of_sum(
@@ -180,9 +187,10 @@ impl NormKernels for CubeBackend {
         norm_bias: CubeTensor,
         eps: f32,
         dtype: FloatDType,
-    ) -> (CubeTensor, CubeTensor, CubeTensor) {
+        copies: bool,
+    ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
         let terms = Terms { residual, before: Some((has_bias.then_some(bias), Dropped { seed, p })) };
-        normalised(x, Some(terms), weight, Some(norm_bias), eps, dtype)
+        normalised(x, Some(terms), weight, Some(norm_bias), eps, dtype, copies)
     }
 
     fn norm_backward(
@@ -193,7 +201,8 @@ impl NormKernels for CubeBackend {
         added: CubeTensor,
         adds: bool,
     ) -> (CubeTensor, CubeTensor, CubeTensor) {
-        let (dx, _, [dweight, dbias, _]) = backward(x, weight, statistics, dy, adds.then_some(added), true, None);
+        let added = adds.then_some((added, HandsOn::Sum));
+        let (dx, _, [dweight, dbias, _]) = backward(x, weight, statistics, dy, added, true, None);
         (dx, dweight, dbias)
     }
 
@@ -203,14 +212,14 @@ impl NormKernels for CubeBackend {
         statistics: CubeTensor,
         dy: CubeTensor,
         added: CubeTensor,
-        adds: bool,
+        adds: Option<HandsOn>,
         seed: CubeTensor,
         p: f64,
         dtype: FloatDType,
     ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
         let of_sum = Some((Dropped { seed, p }, dtype));
         let (dsum, dx, [dweight, dnorm_bias, dbias]) =
-            backward(sum, weight, statistics, dy, adds.then_some(added), true, of_sum);
+            backward(sum, weight, statistics, dy, adds.map(|rows| (added, rows)), true, of_sum);
         (dsum, dx, dweight, dnorm_bias, dbias)
     }
 }
@@ -228,8 +237,8 @@ pub(in crate::ops) struct Dropped {
     p: f64,
 }
 
-/// `(y, sum, statistics)`, as [`NormKernels`] has them: `y` in `dtype`, and for the sum `x` itself
-/// where there are no terms. Without a bias the mean is taken for 0.
+/// `(y, rows, sum, statistics)`, as [`NormKernels`] has them: `y` in `dtype`, and for the sum `x`
+/// itself where there are no terms. Without a bias the mean is taken for 0.
 pub(in crate::ops) fn normalised(
     x: CubeTensor,
     terms: Option<Terms>,
@@ -237,7 +246,8 @@ pub(in crate::ops) fn normalised(
     norm_bias: Option<CubeTensor>,
     eps: f32,
     dtype: FloatDType,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
+    copies: bool,
+) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
     let ((x, pitch), weight) = (rows_of(x), into_contiguous(weight));
     let [rows, width] = dims2(&x);
     let (residual, before) = terms.map_or((None, None), |terms| (Some(terms.residual), terms.before));
@@ -246,6 +256,7 @@ pub(in crate::ops) fn normalised(
     let [norm_bias, residual, bias, seed] = [norm_bias, residual, bias, seed].map(|tensor| tensor.map(into_contiguous));
     let (y, statistics) = (empty_in(&weight, [rows, width], dtype.into()), empty(&weight, [rows, 2]));
     let sum = residual.as_ref().map(|residual| empty(residual, [rows, width]));
+    let copy = copies.then(|| empty(&weight, [rows, width]));
     let vector = [Some(&weight), norm_bias.as_ref(), residual.as_ref(), bias.as_ref(), Some(&y)]
         .into_iter()
         .flatten()
@@ -255,7 +266,8 @@ pub(in crate::ops) fn normalised(
     let cubes = rows.div_ceil(form.groups);
     let (count, dim) = by_cube(&x, cubes, form.lanes * form.groups);
     // SAFETY: a group reads and writes its own row, if there is one, at vectors below `width`. The
-    // sum is written where there are terms, and they are read there alone; a seed is two numbers.
+    // sum is written where there are terms, and they are read there alone; so is the copy where it
+    // is wanted; a seed is two numbers.
     unsafe {
         norm_rows::launch_unchecked(
             &x.client,
@@ -271,6 +283,7 @@ pub(in crate::ops) fn normalised(
             buffer_or(seed.as_ref(), WEIGHT),
             buffer_or(sum.as_ref(), WEIGHT),
             buffer(&y),
+            buffer_or(copy.as_ref(), WEIGHT),
             buffer(&statistics),
             rows,
             width / vector,
@@ -283,15 +296,18 @@ pub(in crate::ops) fn normalised(
             sum.is_some(),
             bias.is_some(),
             seed.is_some(),
+            copies,
             form,
             element(&x),
             element(&y),
         );
     }
-    (y, sum.unwrap_or(x), statistics)
+    let sum = sum.unwrap_or(x);
+    (y, copy.unwrap_or_else(|| sum.clone()), sum, statistics)
 }
 
-/// `(dx, dterm, [dweight, dnorm_bias, dbias])` of [`normalised`], the first with `added`. Of a sum
+/// `(dx, dterm, [dweight, dnorm_bias, dbias])` of [`normalised`], with `added`, the gradient of the
+/// rows that are handed on: it is added to `dx`, or where they are the result to `dy`. Of a sum
 /// with a dropout, `of_sum`, `dterm` is the gradient of what was dropped out, in a type of its own,
 /// and `dbias` its sum over rows; else `dterm` is `dx`. Sums that there are not have one element,
 /// which is not written.
@@ -300,7 +316,7 @@ pub(in crate::ops) fn backward(
     weight: CubeTensor,
     statistics: CubeTensor,
     dy: CubeTensor,
-    added: Option<CubeTensor>,
+    added: Option<(CubeTensor, HandsOn)>,
     has_bias: bool,
     of_sum: Option<(Dropped, FloatDType)>,
 ) -> (CubeTensor, CubeTensor, [CubeTensor; 3]) {
@@ -310,6 +326,7 @@ pub(in crate::ops) fn backward(
     let has_term = of_sum.is_some();
     let (seed, p, dtype) =
         of_sum.map_or((None, 0.0, FloatDType::F32), |(Dropped { seed, p }, dtype)| (Some(seed), p, dtype));
+    let (added, rows_of_added) = added.unzip();
     let (added, seed) = (added.map(into_contiguous), seed.filter(|_| p > 0.0).map(into_contiguous));
     let writes_term = p > 0.0 || dtype != FloatDType::F32;
     let dterm = writes_term.then(|| empty_in(&x, [rows, width], dtype.into()));
@@ -347,7 +364,8 @@ pub(in crate::ops) fn backward(
             strips.strips,
             threshold(p),
             scale(p),
-            added.is_some(),
+            rows_of_added == Some(HandsOn::Sum),
+            rows_of_added == Some(HandsOn::Result),
             has_bias,
             has_term,
             dterm.is_some(),
@@ -363,7 +381,7 @@ pub(in crate::ops) fn backward(
 }
 
 /// The normalised rows of `x`, or of a sum that it `adds`: `residual + x`, with a bias where it
-/// `is_biased` and the mask of `seed` where it `drops`.
+/// `is_biased` and the mask of `seed` where it `drops`. Where it `copies`, the rows in f32 as well.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_rows<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -374,6 +392,7 @@ fn norm_rows<F: Float, G: Float, N: Size>(
     seed: &[i32],
     sum: &mut [Vector<f32, N>],
     y: &mut [Vector<G, N>],
+    copy: &mut [Vector<f32, N>],
     statistics: &mut [f32],
     rows: usize,
     vectors: usize,
@@ -386,6 +405,7 @@ fn norm_rows<F: Float, G: Float, N: Size>(
     #[comptime] adds: bool,
     #[comptime] is_biased: bool,
     #[comptime] drops: bool,
+    #[comptime] copies: bool,
     #[comptime] form: Strip,
     #[define(F)] _dtype: ElemType,
     #[define(G)] _result: ElemType,
@@ -467,6 +487,9 @@ fn norm_rows<F: Float, G: Float, N: Size>(
                     value = value + norm_bias[at];
                 }
                 y[start + at] = Vector::<G, N>::cast_from(value);
+                if comptime!(copies) {
+                    copy[start + at] = value;
+                }
             }
         }
         if lane == 0 {
@@ -477,8 +500,9 @@ fn norm_rows<F: Float, G: Float, N: Size>(
 }
 
 /// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`;
-/// around 0, without a bias, `mean(g)` is none of it. `added` may be added to it. A strip's sums
-/// over columns of `dy n`, and with a bias those of `dy` behind them, are a row of `parts`. Where
+/// around 0, without a bias, `mean(g)` is none of it. `added` may be added to it, or first to `dy`.
+/// A strip's sums over columns of `dy n`, and with a bias those of `dy` behind them, are a row of
+/// `parts`. Where
 /// the row is a sum that `has_term`, the gradient of that, dropped out where it `drops`, is written
 /// to `dterm`, if that is another than `dx`, and has the last sums. Each number is read once: a
 /// unit holds those of its row in registers.
@@ -499,6 +523,7 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
     threshold: u32,
     scale: f32,
     #[comptime] adds: bool,
+    #[comptime] adds_first: bool,
     #[comptime] has_bias: bool,
     #[comptime] has_term: bool,
     #[comptime] writes_term: bool,
@@ -557,6 +582,9 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
             if is_row && at < vectors {
                 normal = (x[start + at] - Vector::<f32, N>::new(mean)) * Vector::<f32, N>::new(rstd);
                 g = Vector::<f32, N>::cast_from(dy[start + at]);
+                if comptime!(adds_first) {
+                    g = g + added[start + at];
+                }
             }
             of_weight[j] = of_weight[j] + g * normal;
             of_bias[j] = of_bias[j] + g;

@@ -67,7 +67,7 @@ pub(super) fn written(
     let of_kernel = if is_written { dtype } else { FloatDType::F32 };
     let y = match x.pending().filter(|_| form == Form::Fused) {
         Some(sum) => {
-            let (y, rows) = normalised_sum(of_kernel, sum, weight, bias, eps, left);
+            let (y, rows) = normalised_sum(of_kernel, sum, weight, bias, eps, left, HandsOn::Sum);
             x.hand_on(rows);
             y
         }
@@ -76,14 +76,16 @@ pub(super) fn written(
     if is_written || dtype == FloatDType::F32 { y } else { y.cast(dtype) }
 }
 
-/// The normalised rows of `sum`, and its rows, whose gradient is `left`.
-fn normalised_sum(
+/// The normalised rows of `sum` in `dtype`, and the rows that it `hands_on`, whose gradient is
+/// `left`.
+pub(super) fn normalised_sum(
     dtype: FloatDType,
     sum: dropout::Inputs<Dispatch>,
     weight: Tensor<1>,
     bias: Tensor<1>,
     eps: f64,
     left: Option<Left>,
+    hands_on: HandsOn,
 ) -> (Tensor<2>, Tensor<2>) {
     let _time = trace::call("layer_norm");
     let x = Tensor::<2>::from_dispatch(sum.x.clone());
@@ -92,7 +94,7 @@ fn normalised_sum(
     contract.floats("weight", &weight, [width], DType::F32);
     contract.floats("bias", &bias, [width], DType::F32);
     let (weight, bias) = (weight.into_dispatch(), bias.into_dispatch());
-    let inputs = OfSum { sum, weight, bias, eps, dtype, left };
+    let inputs = OfSum { sum, weight, bias, eps, dtype, left, hands_on };
     let (y, rows) = <Dispatch as LayerNormOp>::layer_norm_of_sum(inputs);
     (Tensor::from_dispatch(y), Tensor::from_dispatch(rows))
 }
@@ -165,15 +167,26 @@ pub(super) struct OfSum<B: Backend> {
     pub eps: f64,
     /// The type of the result.
     pub dtype: FloatDType,
-    /// The gradient of the sum that others have left, which the backward adds to its own.
+    /// Which rows it gives beside its result.
+    pub hands_on: HandsOn,
+    /// The gradient of these rows, which the backward adds where it belongs.
     pub left: Option<Left>,
+}
+
+/// The rows in f32 that the normalisation of a sum gives beside its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HandsOn {
+    /// The sum, as a branch of a pre-norm model goes around its normalisation.
+    Sum,
+    /// The result, as a branch of a post-norm model goes around what reads it.
+    Result,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
 trait LayerNormOp: Backend {
     fn layer_norm(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
 
-    /// The result, and the sum, which has no gradient of its own.
+    /// The result, and the rows that are handed on, which have no gradient of their own.
     fn layer_norm_of_sum(#[extension_type] inputs: OfSum<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
@@ -192,21 +205,32 @@ pub(super) trait LayerNormKernel: DropoutKernel {
     /// The result, and what is saved.
     fn forward(inputs: Inputs<Self>) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>);
 
-    /// The result for a sum, and what is saved.
-    fn forward_of_sum(inputs: OfSum<Self>) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>) {
-        let OfSum { sum, weight, bias, eps, dtype, .. } = inputs;
+    /// The result for a sum, the rows that are handed on, and what is saved.
+    fn forward_of_sum(inputs: OfSum<Self>) -> (FloatTensor<Self>, FloatTensor<Self>, Saved<FloatTensor<Self>>) {
+        let OfSum { sum, weight, bias, eps, dtype, hands_on, .. } = inputs;
         let x = Self::bias_drop_add(sum);
-        Self::forward(Inputs { x, residual: Optional::Missing, weight, bias, eps, dtype, left: None })
+        let of_kernel = if hands_on == HandsOn::Sum { dtype } else { FloatDType::F32 };
+        let inputs = Inputs { x, residual: Optional::Missing, weight, bias, eps, dtype: of_kernel, left: None };
+        let (y, saved) = Self::forward(inputs);
+        match hands_on {
+            HandsOn::Sum => (y, saved.normalised.clone(), saved),
+            HandsOn::Result => (Self::float_cast(y.clone(), dtype), y, saved),
+        }
     }
 
-    /// The gradients of [`backward`](Self::backward), and those of the `x` and the bias of the
-    /// sum, by its own `of_sum`.
+    /// The gradients of [`backward`](Self::backward), `added` being that of the rows that are
+    /// handed on, and those of the `x` and the bias of the sum, by its own `of_sum`.
     fn backward_of_sum(
         saved: Saved<FloatTensor<Self>>,
         dy: FloatTensor<Self>,
         added: Option<FloatTensor<Self>>,
+        hands_on: HandsOn,
         of_sum: &dropout::Saved<IntTensor<Self>>,
     ) -> ([FloatTensor<Self>; 3], FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        let (dy, added) = match (added, hands_on) {
+            (Some(added), HandsOn::Result) => (Self::float_add(Self::float_cast(dy, FloatDType::F32), added), None),
+            (added, _) => (dy, added),
+        };
         let gradients = Self::backward(saved, dy, added);
         let (dx, dbias) = Self::gradients(gradients[0].clone(), of_sum.seed.clone(), of_sum.p, of_sum.dtype, true);
         (gradients, dx, dbias)
@@ -227,8 +251,8 @@ impl<B: LayerNormKernel> LayerNormOp for B {
     }
 
     fn layer_norm_of_sum(inputs: OfSum<B>) -> (FloatTensor<B>, FloatTensor<B>) {
-        let (y, saved) = B::forward_of_sum(inputs);
-        (y, saved.normalised)
+        let (y, rows, _) = B::forward_of_sum(inputs);
+        (y, rows)
     }
 }
 
@@ -253,13 +277,13 @@ impl<B: LayerNormKernel, C: CheckpointStrategy> LayerNormOp for Autodiff<B, C> {
 
     fn layer_norm_of_sum(inputs: OfSum<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let mut call = Call::<B, C>::new();
-        let OfSum { sum, weight, bias, eps, dtype, left } = inputs;
+        let OfSum { sum, weight, bias, eps, dtype, hands_on, left } = inputs;
         let left = left.map(Left::awaited);
         let (weight, bias) = (call.input(weight), call.input(bias));
         let (sum, of_sum) = sum.of_call(&mut call);
-        let (y, saved) = B::forward_of_sum(OfSum { sum, weight, bias, eps, dtype, left: None });
-        let rows = <Self as AutodiffBackend>::from_inner(saved.normalised.clone());
-        (call.record(|_| (y, (saved, left, of_sum))), rows)
+        let (y, rows, saved) = B::forward_of_sum(OfSum { sum, weight, bias, eps, dtype, hands_on, left: None });
+        let left = left.map(|left| (left, hands_on));
+        (call.record(|_| (y, (saved, left, of_sum))), <Self as AutodiffBackend>::from_inner(rows))
     }
 }
 
@@ -275,13 +299,15 @@ impl<B: LayerNormKernel> Differentiate<B> for (Saved<FloatTensor<B>>, Option<Lef
     }
 }
 
-impl<B: LayerNormKernel> Differentiate<B> for (Saved<FloatTensor<B>>, Option<Left>, dropout::Saved<IntTensor<B>>) {
+impl<B: LayerNormKernel> Differentiate<B>
+    for (Saved<FloatTensor<B>>, Option<(Left, HandsOn)>, dropout::Saved<IntTensor<B>>)
+{
     /// The gradients of the weight and the bias of the normalisation, of the `x` and the bias of
     /// the sum, and of its residual unless that is left.
     fn gradients(self, dy: FloatTensor<B>, _: &[bool]) -> Vec<Option<FloatTensor<B>>> {
         let (saved, left, of_sum) = self;
-        let added = left.and_then(|left| left.take::<B>());
-        let ([dsum, dweight, dnorm_bias], dx, dbias) = B::backward_of_sum(saved, dy, added, &of_sum);
+        let (added, hands_on) = left.map_or((None, HandsOn::Sum), |(left, rows)| (left.take::<B>(), rows));
+        let ([dsum, dweight, dnorm_bias], dx, dbias) = B::backward_of_sum(saved, dy, added, hands_on, &of_sum);
         let mut gradients = vec![Some(dweight), Some(dnorm_bias)];
         gradients.extend(of_sum.with_residual::<B>(Some(dx), dbias, dsum));
         gradients

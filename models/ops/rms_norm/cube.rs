@@ -9,6 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::{Inputs, RmsNormKernel, Saved};
 use crate::ops::cube::{Cube, FusedTensor, shaped};
+use crate::ops::layer_norm::HandsOn;
 use crate::ops::layer_norm::cube::{backward, normalised};
 
 impl RmsNormKernel for Cube {
@@ -55,7 +56,7 @@ pub(in crate::ops) trait RmsKernels: Backend {
 
 impl RmsKernels for CubeBackend {
     fn rms(x: CubeTensor, weight: CubeTensor, epsilon: f32, dtype: FloatDType) -> (CubeTensor, CubeTensor) {
-        let (y, _, reciprocals) = normalised(x, None, weight, None, epsilon, dtype);
+        let (y, _, _, reciprocals) = normalised(x, None, weight, None, epsilon, dtype, false);
         (y, reciprocals)
     }
 
@@ -67,7 +68,8 @@ impl RmsKernels for CubeBackend {
         added: CubeTensor,
         adds: bool,
     ) -> (CubeTensor, CubeTensor) {
-        let (dx, _, [dweight, ..]) = backward(x, weight, statistics, dy, adds.then_some(added), false, None);
+        let added = adds.then_some((added, HandsOn::Sum));
+        let (dx, _, [dweight, ..]) = backward(x, weight, statistics, dy, added, false, None);
         (dx, dweight)
     }
 }

@@ -1,10 +1,10 @@
 //! Layer normalisation, with and without a residual.
 
 use burn::tensor::{FloatDType, Tensor, TensorData};
-use kiln_models::Ops;
-use kiln_models::ops::Operand;
 use kiln_models::ops::dropout::{DropoutRng, Stream, bias_dropout_residual};
 use kiln_models::ops::layer_norm::layer_norm;
+use kiln_models::ops::{Operand, PostNorm};
+use kiln_models::{Compute, Ops};
 
 use crate::dropout::factors;
 use crate::{Input, agrees_with_host, agrees_with_plain, close, generator, input, read, run, vector, weights, wide};
@@ -146,6 +146,18 @@ fn gradients_of_strips_of_rows_are_those_of_f64() {
 /// in f64, and of the two operators one after the other; two calls give the same bits.
 #[test]
 fn a_sum_that_the_normalisation_makes() {
+    branches_around_a_sum(false);
+}
+
+/// The result is the operand of the next products, in their type, and a residual in f32.
+#[test]
+fn a_result_that_the_normalisation_writes_twice() {
+    branches_around_a_sum(true);
+}
+
+/// The normalisation of a sum and a branch that adds to what goes around it: the sum, or where it
+/// `is_post_norm` the result. Values and gradients are held against their formulas in f64.
+fn branches_around_a_sum(is_post_norm: bool) {
     let _alone = generator();
     for (rows, width) in [(1, 40), (63, 67), (1000, 40), (63, 768), (63, 1024), (1000, 67)] {
         let [f32, f16, bf16] = [FloatDType::F32, FloatDType::F16, FloatDType::BF16];
@@ -160,8 +172,16 @@ fn a_sum_that_the_normalisation_makes() {
                 let none = Tensor::zeros([width], &x.device());
                 let sum = Stream::sum(x.cast(dtype), vector(bias), residual, p, DropoutRng::Device, ops);
                 let sum = if makes_sum { sum } else { sum.rows().into() };
-                let (y, residual) = Operand::layer_norm(sum, vector(weight), vector(norm_bias), EPS, ops);
-                vector(bias_dropout_residual(y.of_type(dtype), none, residual, 0.0, DropoutRng::Off, ops))
+                let (weight, norm_bias) = (vector(weight), vector(norm_bias));
+                let (y, residual) = match is_post_norm {
+                    true => PostNorm::layer_norm(sum, weight, norm_bias, EPS, ops).branch(Compute::new(ops, dtype)),
+                    false => Operand::layer_norm(sum, weight, norm_bias, EPS, ops),
+                };
+                let y = y.of_type(dtype);
+                if makes_sum && ops == Ops::Fused {
+                    assert_eq!(y.dtype(), dtype.into(), "the type of the operand");
+                }
+                vector(bias_dropout_residual(y, none, residual, 0.0, DropoutRng::Off, ops))
             };
             let op = |inputs: Vec<Tensor<2>>, ops: Ops| branches(inputs, ops, true);
             let mut inputs = vec![input(rows, width, 2.0, 1), input(1, width, 1.0, 2), input(rows, width, 1.0, 3)];
@@ -173,7 +193,11 @@ fn a_sum_that_the_normalisation_makes() {
 
             let [x, bias, residual, weight, norm_bias] = std::array::from_fn(|i| wide(&inputs[i].values));
             let (dy, mask) = (weights(rows * width), wide(&mask));
-            let (of_norm, n) = (wide(&rounded(&dy, dtype)), width as f64);
+            let (mut of_norm, n) = (wide(&rounded(&dy, dtype)), width as f64);
+            if is_post_norm {
+                of_norm.iter_mut().zip(&dy).for_each(|(of_norm, dy)| *of_norm += f64::from(*dy));
+            }
+            let around = if is_post_norm { 0.0 } else { 1.0 };
             let (mut expected, mut dsum, mut dx) = (Vec::new(), Vec::new(), Vec::new());
             let [mut dweight, mut dnorm_bias, mut dbias] = std::array::from_fn(|_| vec![0.0; width]);
             for first in (0..rows * width).step_by(width) {
@@ -187,10 +211,11 @@ fn a_sum_that_the_normalisation_makes() {
                 let mean_g = g.iter().sum::<f64>() / n;
                 let mean_gn = g.iter().zip(&normal).map(|(g, n)| g * n).sum::<f64>() / n;
                 for i in 0..width {
-                    expected.push(sum[i] + normal[i] * weight[i] + norm_bias[i]);
+                    expected.push(around * sum[i] + (2.0 - around) * (normal[i] * weight[i] + norm_bias[i]));
                     dweight[i] += of_norm[first + i] * normal[i];
                     dnorm_bias[i] += of_norm[first + i];
-                    dsum.push(f64::from(dy[first + i]) + rstd * (g[i] - mean_g - normal[i] * mean_gn));
+                    let of_sum = rstd * (g[i] - mean_g - normal[i] * mean_gn);
+                    dsum.push(around * f64::from(dy[first + i]) + of_sum);
                     dx.push(mask[first + i] * dsum[first + i]);
                     dbias[i] += dx[first + i];
                 }
