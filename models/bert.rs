@@ -261,7 +261,7 @@ impl BertModel {
 impl BertEmbeddings {
     fn forward(&self, input_ids: Tensor<2, Int>, token_type_ids: Option<Tensor<2, Int>>, pass: Pass<'_>) -> Tensor<2> {
         let ([batch, seq], ops) = (input_ids.dims(), pass.ops());
-        let words = self.word_embeddings.forward(input_ids.clone().reshape([batch * seq]), ops); // [batch * seq, width]
+        let words = self.word_embeddings.tokens(input_ids.clone().reshape([batch * seq]), pass); // [batch * seq, width]
         let words = self.noise.added(words, seq, pass);
         let x = match (&self.token_type_embeddings, token_type_ids) {
             (Some(table), Some(ids)) => words + table.forward(ids.reshape([batch * seq]), ops),

@@ -210,7 +210,7 @@ impl Gpt2Model {
     /// n_embd]`.
     pub fn embed(&self, input_ids: Tensor<2, Int>, positions: Positions, pass: Pass<'_>) -> Tensor<2> {
         let [batch, seq] = input_ids.dims();
-        let tokens = self.wte.forward(input_ids.reshape([batch * seq]), pass.ops()); // [batch * seq, n_embd]
+        let tokens = self.wte.tokens(input_ids.reshape([batch * seq]), pass); // [batch * seq, n_embd]
         let tokens = self.noise.added(tokens, seq, pass);
         let x = match positions {
             Positions::From(past) => self.wpe.positions(tokens, batch, past),

@@ -13,6 +13,7 @@ use kiln_core::model_config::Activation;
 use crate::error::Result;
 use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::dropout::{Residual, Stream, uniform_noise};
+use crate::ops::embedding::{TiedTable, tied_embedding};
 use crate::ops::gelu::{activate, bias_gelu};
 use crate::ops::{self, Operand, Operator, Ops, Pass, PostNorm, SharedOperand};
 
@@ -660,10 +661,21 @@ impl Embedding {
     /// `[n] -> [n, features]`. The row `padding_idx` gets no gradient from being looked up, as in
     /// torch's `Embedding`.
     pub fn forward(&self, ids: Tensor<1, Int>, ops: Ops) -> Tensor<2> {
-        let lookup = |table, ids| ops::embedding::embedding(table, ids, self.padding_idx, ops);
-        let rows = lookup(self.table(), ids.clone());
+        self.looked_up(ids, None, ops)
+    }
+
+    /// [`forward`](Self::forward) of the tokens that `pass` begins with.
+    pub(crate) fn tokens(&self, ids: Tensor<1, Int>, pass: Pass<'_>) -> Tensor<2> {
+        self.looked_up(ids, pass.tied, pass.ops())
+    }
+
+    fn looked_up(&self, ids: Tensor<1, Int>, tied: Option<&TiedTable>, ops: Ops) -> Tensor<2> {
+        // A table that is computed in each pass is computed anew for the output.
+        let tied = tied.filter(|_| self.token_adapter.is_none());
+        let lookup = |table, ids, tied| tied_embedding(table, ids, self.padding_idx, tied, ops);
+        let rows = lookup(self.table(), ids.clone(), tied);
         match &self.lora {
-            Some(lora) => lora.forward(rows, lookup(lora.a(), ids), &self.weight),
+            Some(lora) => lora.forward(rows, lookup(lora.a(), ids, None), &self.weight),
             None => rows,
         }
     }

@@ -278,7 +278,7 @@ impl LlamaModel {
     /// The input of the first layer, for ids `[batch, seq]`: `[batch * seq, hidden_size]`.
     pub fn embed(&self, input_ids: Tensor<2, Int>, pass: Pass<'_>) -> Tensor<2> {
         let seq = input_ids.dims()[1];
-        self.noise.added(self.embed_tokens.forward(input_ids.flatten(0, 1), pass.ops()), seq, pass)
+        self.noise.added(self.embed_tokens.tokens(input_ids.flatten(0, 1), pass), seq, pass)
     }
 }
 

@@ -105,6 +105,8 @@ pub struct VocabularyProjection {
     pub bias: Option<Tensor<1>>,
     /// How fused products take them; the transpose of `weight` is the right factor.
     pub operands: Operands,
+    /// Whether `weight` is the table that the tokens are looked up in.
+    pub is_tied: bool,
 }
 
 /// The head of a causal language model. Reference: `GPT2LMHeadModel.lm_head`,
@@ -193,11 +195,7 @@ impl Model {
         if matches!(head, Head::SequenceClassification | Head::TokenClassification) {
             config.labels().check()?;
         }
-        let is_tied = match config {
-            ModelConfig::Gpt2(config) => config.tie_word_embeddings,
-            ModelConfig::Bert(config) => config.tie_word_embeddings,
-            ModelConfig::Llama(config) => config.tie_word_embeddings,
-        };
+        let is_tied = config.ties_word_embeddings();
         let (body, head) = match (config, head) {
             (ModelConfig::Gpt2(config), Head::CausalLm) => {
                 let shape = [config.vocab_size, config.n_embd];
@@ -937,7 +935,8 @@ impl OutputEmbedding {
                 (x, weight, bias, operands)
             }
         };
-        VocabularyProjection { x, weight, bias, operands }
+        let is_tied = self.weight.is_none() && self.lora.is_none();
+        VocabularyProjection { x, weight, bias, operands, is_tied }
     }
 }
 

@@ -22,6 +22,30 @@ pub(super) trait Differentiate<B: Backend>: Clone + Debug + Send + 'static {
     /// The gradients of the inputs, in the order in which [`Call::input`] took them, of the
     /// output's gradient `dy`. `tracked` tells which of them are wanted; the others may be none.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>>;
+
+    /// [`gradients`](Self::gradients) of an operator that adds to the gradient which an input has
+    /// already. `take` gives that of the input of a number, for the operator to give back with its
+    /// own: the input must be no leaf, and have a gradient ([`HasGradient`]).
+    fn gradients_onto(
+        self,
+        dy: FloatTensor<B>,
+        tracked: &[bool],
+        _take: &mut dyn FnMut(usize) -> FloatTensor<B>,
+    ) -> Vec<Option<FloatTensor<B>>> {
+        self.gradients(dy, tracked)
+    }
+}
+
+/// Whether the backward pass has given a gradient to a tensor: Burn does not tell. All operators
+/// that give it one say so.
+#[derive(Debug, Clone, Default)]
+pub(super) struct HasGradient(Arc<AtomicBool>);
+
+impl HasGradient {
+    /// The tensor is about to have one. Returns whether it had one before.
+    pub(super) fn set(&self) -> bool {
+        self.0.swap(true, Ordering::AcqRel)
+    }
 }
 
 /// A gradient that one operator leaves to another, which adds it in its own kernel; autodiff would
@@ -136,8 +160,14 @@ impl<B: Backend, S: Differentiate<B>, const N: usize> Backward<B, N> for Recorde
     fn backward(self, step: Step<S, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let _time = trace::backward(self.operator);
         let dy = grads.consume::<B>(&step.node);
-        let tracked = step.parents.each_ref().map(Option::is_some);
-        for (parent, grad) in step.parents.into_iter().zip(step.state.gradients(dy, &tracked)) {
+        let parents = step.parents;
+        let tracked = parents.each_ref().map(Option::is_some);
+        let mut take = |input: usize| match &parents[input] {
+            Some(parent) => grads.consume::<B>(parent),
+            None => panic!("{}: input {input} is not tracked and has no gradient", self.operator),
+        };
+        let gradients = step.state.gradients_onto(dy, &tracked, &mut take);
+        for (parent, grad) in parents.into_iter().zip(gradients) {
             if let (Some(parent), Some(grad)) = (parent, grad) {
                 grads.register::<B>(parent.id, grad);
             }

@@ -37,6 +37,7 @@ use super::autodiff::Left;
 use super::copies::Copies;
 use super::device::DeviceKernels;
 use super::dropout::{DropoutRng, Residual, Stream, dropout};
+use super::embedding::TiedTable;
 use super::layer_norm::HandsOn;
 use super::linear::{self, FeedForward};
 use super::products::Operands;
@@ -407,13 +408,16 @@ pub struct Pass<'a> {
     /// Called before each stage of the pass with its number: 0 the embeddings, then the blocks,
     /// then the head.
     pub on_stage: Option<&'a dyn Fn(usize)>,
+    /// The token embedding of a language model whose output it is as well, for one backward pass
+    /// through both; none for autodiff to add their gradients.
+    pub tied: Option<&'a TiedTable>,
 }
 
 impl<'a> Pass<'a> {
     /// A pass that computes as `compute` says, with dropout from the device's generator where
     /// `train` is set.
     pub fn new(compute: Compute, train: bool) -> Self {
-        Self { compute, rng: DropoutRng::of(train), copies: None, on_stage: None }
+        Self { compute, rng: DropoutRng::of(train), copies: None, on_stage: None, tied: None }
     }
 
     /// This pass with the copies of weights in `copies`, which must be those of the model that
@@ -580,9 +584,9 @@ impl<'a> Pass<'a> {
 
 impl fmt::Debug for Pass<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { compute, rng, copies, on_stage } = self;
+        let Self { compute, rng, copies, on_stage, tied } = self;
         let mut pass = f.debug_struct("Pass");
         pass.field("compute", compute).field("rng", rng).field("copies", copies);
-        pass.field("on_stage", &on_stage.is_some()).finish()
+        pass.field("on_stage", &on_stage.is_some()).field("tied", tied).finish()
     }
 }

@@ -11,6 +11,7 @@ use kiln_data::labels::LabelNames;
 use kiln_data::{BatchLabels, IGNORED, PaddedBatch};
 use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::{self, CrossEntropy};
+use kiln_models::ops::embedding::TiedTable;
 use kiln_models::{Model, ModelConfig, ModelType, Operator, Ops, Pass, Rows};
 
 use super::{DeviceBatch, LossSum, Targets, by_target, in_f32};
@@ -121,6 +122,8 @@ impl DeviceBatch {
     /// A batch without labels.
     pub fn loss_of(&self, model: &Model, pass: Pass<'_>, options: &LossOptions) -> Result<LossSum> {
         let rows = model.rows(&self.input, pass);
+        let tied = TiedTable::default();
+        let pass = Pass { tied: Some(&tied), ..pass };
         let x = model.hidden(&self.input, &rows, pass);
         self.loss_of_hidden(model, x, &rows, pass, options)
     }
@@ -150,7 +153,8 @@ impl DeviceBatch {
                 label_smoothing: options.label_smoothing,
                 operands: projection.operands,
             };
-            return Ok(LossSum { sum: loss.sum(Ops::Fused), count: self.count });
+            let tied = pass.tied.filter(|_| projection.is_tied);
+            return Ok(LossSum { sum: loss.tied_sum(tied, Ops::Fused), count: self.count });
         }
         self.training_loss(model.head(x, &self.input, rows, pass), options)
     }

@@ -625,6 +625,15 @@ impl ModelConfig {
         }
     }
 
+    /// Whether the output of a language model is the token embedding again.
+    pub fn ties_word_embeddings(&self) -> bool {
+        match self {
+            Self::Gpt2(c) => c.tie_word_embeddings,
+            Self::Bert(c) => c.tie_word_embeddings,
+            Self::Llama(c) => c.tie_word_embeddings,
+        }
+    }
+
     /// Sets whether the output of a language model is the token embedding again.
     pub fn set_tie_word_embeddings(&mut self, ties: bool) {
         match self {

@@ -109,7 +109,7 @@ pub fn evaluate<T: TrainingTask>(
     let mut loader = Loader::new(validation.clone(), move |examples| collator.batch(examples, batch_size), options)?;
     let model = model.valid();
     let copies = Copies::default();
-    let pass = Pass { compute, rng: DropoutRng::Off, copies: Some(&copies), on_stage: None };
+    let pass = Pass { compute, rng: DropoutRng::Off, copies: Some(&copies), ..Pass::default() };
     // Batches and their values.
     let mut pending: Vec<(T::Batch, Vec<Tensor<1>>)> = Vec::new();
     let (mut samples, mut batches) = (0, 0);
@@ -170,7 +170,7 @@ pub(crate) fn figures<T: TrainingTask>(
     model: &T::Model,
 ) -> Result<Option<Vec<&'static str>>> {
     let EvaluationSession { device, compute, task, validation, .. } = session;
-    let pass = Pass { compute: *compute, rng: DropoutRng::Off, copies: None, on_stage: None };
+    let pass = Pass { compute: *compute, rng: DropoutRng::Off, ..Pass::default() };
     let batch = task.batch(&[validation.get(0, 0)?], 1)?;
     let values = task.evaluate(&model.valid(), &batch.to_device(device)?, pass)?;
     let (names, values): (Vec<_>, Vec<_>) = values.into_iter().unzip();

@@ -26,7 +26,7 @@ use crate::ops::cube::{
 
 impl CrossEntropyKernel for Cube {
     fn forward(inputs: Inputs<Self>, wanted: Wanted) -> (FusedTensor, Option<Gradient<FusedTensor>>) {
-        let Inputs { x, weight, bias, target, row_weight, settings } = inputs;
+        let Inputs { x, weight, bias, target, row_weight, settings, .. } = inputs;
         let bias = bias.given();
         let ([n, _], [classes, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
         let has_bias = bias.is_some();

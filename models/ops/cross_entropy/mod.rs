@@ -23,8 +23,9 @@ use burn::backend::{Backend, Dispatch, ExtensionType, Flex, autodiff::Autodiff, 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use rayon::prelude::*;
 
-use super::autodiff::{Call, Differentiate};
+use super::autodiff::{Call, Differentiate, HasGradient};
 use super::contract::Contract;
+use super::embedding::{Shared, TiedTable};
 use super::flex::{self, FlexTensor};
 use super::list::Optional;
 use super::products::{self, Factor, Matrix, Operands, Output, Rounding};
@@ -63,6 +64,16 @@ impl CrossEntropy {
     /// CPU, a target that is no class; in the fused form for other types than the fields' and for
     /// tensors on different devices.
     pub fn sum(self, ops: Ops) -> Tensor<1> {
+        self.tied_sum(None, ops)
+    }
+
+    /// [`sum`](Self::sum) where `weight` has the values of the table `tied`, if that has been
+    /// looked up, in f32 or rounded: in the fused form the gradient of a weight that learns is the
+    /// table's, to which the backward of the lookup adds its own.
+    ///
+    /// # Panics
+    /// Where [`sum`](Self::sum) panics, and for a table of another shape than `weight`.
+    pub fn tied_sum(self, tied: Option<&TiedTable>, ops: Ops) -> Tensor<1> {
         let form = ops.form(Operator::CrossEntropy);
         let _time = trace::call("cross_entropy");
         self.check(form);
@@ -73,8 +84,18 @@ impl CrossEntropy {
                 let settings = Settings { label_smoothing, operands };
                 let row_weight = row_weight.unwrap_or_else(|| Tensor::ones([x.dims()[0]], &x.device()));
                 let row_weight = row_weight.into_dispatch();
+                let tied = tied.filter(|_| weight.is_tracked()).and_then(TiedTable::for_loss);
+                let (table, has_gradient) = match tied {
+                    Some(Shared { table, has_gradient }) => {
+                        let contract = Contract::new("cross_entropy", form, x.device());
+                        contract.floats("tied", &table, weight.dims(), DType::F32);
+                        (Some(table), has_gradient)
+                    }
+                    None => (None, HasGradient::default()),
+                };
                 let (x, weight, target) = (x.into_dispatch(), weight.into_dispatch(), target.into_dispatch());
-                let inputs = Inputs { x, weight, bias: bias.into(), target, row_weight, settings };
+                let (bias, table) = (bias.into(), table.into());
+                let inputs = Inputs { x, weight, bias, table, target, row_weight, settings, has_gradient };
                 Tensor::from_dispatch(<Dispatch as CrossEntropyOp>::cross_entropy(inputs))
             }
         }
@@ -173,6 +194,11 @@ pub(super) struct Inputs<B: Backend> {
     pub target: IntTensor<B>,
     pub row_weight: FloatTensor<B>,
     pub settings: Settings,
+    /// The table that the gradient of the weight is given to, if it is not the weight itself.
+    #[extension_type]
+    pub table: Optional<B>,
+    /// Whether the table has a gradient.
+    pub has_gradient: HasGradient,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
@@ -226,25 +252,41 @@ impl<B: CrossEntropyKernel> CrossEntropyOp for B {
 impl<B: CrossEntropyKernel, C: CheckpointStrategy> CrossEntropyOp for Autodiff<B, C> {
     fn cross_entropy(inputs: Inputs<Self>) -> FloatTensor<Self> {
         let mut call = Call::<B, C>::new();
+        let has_gradient = inputs.has_gradient.clone();
         let inputs = Inputs {
             x: call.input(inputs.x),
-            weight: call.input(inputs.weight),
+            weight: match inputs.table.given() {
+                Some(table) => {
+                    call.input(table);
+                    inputs.weight.into_primitive()
+                }
+                None => call.input(inputs.weight),
+            },
             bias: inputs.bias.map(|bias| call.input(bias)),
             target: inputs.target,
             row_weight: inputs.row_weight.into_primitive(),
             settings: inputs.settings,
+            table: Optional::Missing,
+            has_gradient: inputs.has_gradient,
         };
-        call.record(|tracked| B::forward(inputs, Wanted::of(tracked)))
+        call.record(|tracked| {
+            let (loss, gradient) = B::forward(inputs, Wanted::of(tracked));
+            (loss, (gradient, has_gradient))
+        })
     }
 }
 
-impl<B: CrossEntropyKernel> Differentiate<B> for Option<Gradient<FloatTensor<B>>> {
+impl<B: CrossEntropyKernel> Differentiate<B> for (Option<Gradient<FloatTensor<B>>>, HasGradient) {
     fn gradients(self, upstream: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
-        let Some(Gradient { x, weight, bias }) = self else { return Vec::new() };
+        let (Some(Gradient { x, weight, bias }), has_gradient) = self else { return Vec::new() };
         let gradients = [Some(x), weight, bias].into_iter().zip(tracked);
-        gradients
+        let gradients = gradients
             .map(|(grad, tracked)| grad.filter(|_| *tracked).map(|grad| B::scale(grad, upstream.clone())))
-            .collect()
+            .collect::<Vec<_>>();
+        if gradients[1].is_some() {
+            has_gradient.set();
+        }
+        gradients
     }
 }
 

@@ -1,8 +1,9 @@
 //! Table lookup and its gradient.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use kiln_models::Ops;
-use kiln_models::ops::embedding::embedding;
+use kiln_models::ops::cross_entropy::CrossEntropy;
+use kiln_models::ops::embedding::{TiedTable, embedding, tied_embedding};
 
 use crate::{agrees_with_plain, close, input, run, vector, weights, wide};
 
@@ -73,4 +74,82 @@ fn an_id_beyond_the_table_is_refused() {
     let device = Device::flex(); // a GPU cannot refuse; what trains has checked its ids before
     let ids = Tensor::<1, Int>::from_ints([4], &device);
     let _ = embedding(Tensor::ones([4, 2], &device), ids, None, Ops::Fused);
+}
+
+/// How a pass reads a table that is the weight of its loss as well.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Reads {
+    /// The loss is that of the rows.
+    Once,
+    Twice,
+    TwoLosses,
+    /// The loss is not that of the rows, which are in the graph for themselves.
+    Apart,
+    /// The rows are not in the graph.
+    Detached,
+    Never,
+    FrozenLookup,
+    FrozenLoss,
+}
+
+/// A table that a loss multiplies by as well, in f32 or rounded: its gradient is that which
+/// autodiff adds up, whatever the pass does with it; for one lookup and one loss to the last bit.
+#[test]
+fn a_table_that_is_the_output_as_well() {
+    use Reads::{Apart, Detached, FrozenLookup, FrozenLoss, Never, Once, Twice, TwoLosses};
+    let few = || vec![3, 0, 7, 3, 3, 12, 0, 66, 3];
+    // Whole parts of the sorted tokens have one id, and others begin and end within a part.
+    let many = || (0..203).map(|i: i32| (i * i * 7 % 64).pow(2) / 64).collect::<Vec<_>>();
+    let (f32, bf16) = (FloatDType::F32, FloatDType::BF16);
+    let every = [Once, Twice, TwoLosses, Apart, Detached, Never, FrozenLookup, FrozenLoss];
+    let mut cases = every.map(|reads| (reads, few(), [67, 33], None, f32)).to_vec();
+    for width in [1, 12, 33] {
+        cases.push((Once, many(), [67, width], None, f32));
+        cases.push((Once, many(), [67, width], Some(3), bf16));
+    }
+    cases.push((Once, few(), [67, 33], Some(3), f32));
+    cases.push((Once, few(), [67, 33], None, bf16));
+    for (reads, looked_up, shape @ [num, width], padding_idx, dtype) in cases {
+        let inputs = [input(num, width, 1.0, 1), input(looked_up.len(), width, 1.0, 2)];
+        let targets = (0..looked_up.len()).map(|i| (i * 5 % num) as i32).collect::<Vec<_>>();
+        let op = |is_tied: bool| {
+            let (looked_up, targets) = (&looked_up, &targets);
+            move |mut inputs: Vec<Tensor<2>>, ops: Ops| {
+                let (added, table) = (inputs.pop().unwrap(), inputs.pop().unwrap());
+                let ids = |ids: &[i32]| {
+                    Tensor::<1, Int>::from_data(TensorData::new(ids.to_vec(), [ids.len()]), &table.device())
+                };
+                let tied = TiedTable::default();
+                let tied = is_tied.then_some(&tied);
+                let rows = |table: &Tensor<2>| tied_embedding(table.clone(), ids(looked_up), padding_idx, tied, ops);
+                let loss = |x: Tensor<2>, table: &Tensor<2>| {
+                    let (x, weight, target) = (x.cast(dtype), table.clone().cast(dtype), ids(targets));
+                    let (bias, row_weight, label_smoothing, operands) = (None, None, 0.0, dtype.into());
+                    CrossEntropy { x, weight, bias, target, row_weight, label_smoothing, operands }.tied_sum(tied, ops)
+                };
+                let frozen = || table.clone().detach().set_require_grad(false);
+                match reads {
+                    Once => loss(rows(&table) + added, &table),
+                    Twice => loss(rows(&table) * 2.0 + rows(&table) + added, &table),
+                    TwoLosses => {
+                        let x = rows(&table) + added;
+                        loss(x.clone(), &table) * 2.0 + loss(x * 0.5, &table)
+                    }
+                    Apart => rows(&table).sum() + loss(added, &table),
+                    Detached => loss(rows(&table).detach() + added, &table),
+                    Never => loss(added, &table),
+                    FrozenLookup => loss(rows(&frozen()) + added, &table),
+                    FrozenLoss => loss(rows(&table) + added, &frozen()),
+                }
+            }
+        };
+        let (expected, of_both) = run(&inputs, &op(false), Ops::Fused);
+        let (loss, grads) = run(&inputs, &op(true), Ops::Fused);
+        let what = format!("{reads:?}, {shape:?}, {} ids, padding {padding_idx:?}, {dtype:?}", looked_up.len());
+        assert_eq!(loss, expected, "{what}");
+        for (got, expected) in grads.iter().zip(&of_both) {
+            // Gradients of order 1, a few of which may be added in another order.
+            close(&what, got, &wide(expected), if reads == Once { 0.0 } else { 1e-6 });
+        }
+    }
 }

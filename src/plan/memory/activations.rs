@@ -47,6 +47,8 @@ pub(super) struct Activations {
     mapped: u128,
     /// The head again, in the backward pass of the layers below.
     head_gradient: u128,
+    /// The head once more, beside the gradient of the embedding.
+    second_table: u128,
     /// Gradients on their way through a layer.
     moving: u128,
     /// Working space of the first layer of the backward pass that computes again what it needs.
@@ -244,6 +246,18 @@ impl Activations {
             }
         };
 
+        // Where the backward of the lookup adds its rows to the gradient of the head, there is no
+        // other table. The parts of a backward pass that goes by blocks, or that is sent part by
+        // part, have a gradient each.
+        let is_added = model.ties_word_embeddings()
+            && is_fused
+            && !is_adapted
+            && !is_plain(Operator::Embedding)
+            && inputs.host.is_some()
+            && checkpointing != ActivationCheckpointing::Blocks
+            && batch.devices.count == 1;
+        let second_table = if is_added { 0 } else { head_gradient };
+
         let is_mapped = inputs.host.is_some() && is_language_model && !is_fused && logits >= MAPPED;
         let mapped = if is_mapped { logits } else { 0 };
 
@@ -291,6 +305,7 @@ impl Activations {
             head: F32 * tokens * around + loss + documents + computed,
             mapped,
             head_gradient,
+            second_table,
             moving,
             again,
             evaluation: Evaluation::new(inputs, is_language_model, is_fused, tokens * inner * F32),
@@ -319,7 +334,7 @@ impl Activations {
     /// When it ends: what the first layer keeps, beside all gradients.
     pub(super) fn at_the_bottom(&self) -> u128 {
         let layer = if self.layers == 1 { self.layer.min(self.last) } else { self.layer };
-        layer + self.moving + self.head_gradient + self.mapped
+        layer + self.moving + self.second_table + self.mapped
     }
 
     /// The memory of a batch of an evaluation beside `packed` bytes of weights, with the pages of

@@ -91,7 +91,7 @@ impl GradientPass<'_> {
     }
 
     fn pass<'b>(&'b self, on_stage: &'b dyn Fn(usize)) -> Pass<'b> {
-        Pass { compute: self.compute, rng: self.rng, copies: self.copies, on_stage: Some(on_stage) }
+        Pass { compute: self.compute, rng: self.rng, copies: self.copies, on_stage: Some(on_stage), tied: None }
     }
 
     /// The sum of a loss in `stages`, `[1]`, without autodiff, and the gradients of `scaled` of it
