@@ -20,6 +20,7 @@ passes to every kernel (`static_meta` in the struct of scalars).
 - Causal attention reads the scores up to the diagonal, and writes all of them.
 - Flash attention reads its query, key and value once, and each as a part of what holds all three: blocks that run at a time take tiles
   of few heads, whose other operands lie in the cache. With a causal mask every key is still read, by the last queries.
+- The gradient of a lookup that is added to one of the table (ROWS) reads and writes as many rows of it as there are tokens, at most.
 - A kernel that passes over its row more than once (PASSES) reads it as often from memory where the rows of all blocks that run at a
   time are larger than the cache of an H100.
 """
@@ -327,6 +328,8 @@ def aligned(source):
 PASSES = {"loss_rows": 2, "weigh_rows": 3, "weigh_backward_rows": 2}
 # Of the kernels of flash attention the buffer that is as long as the queries: any other is longer only as a part of a packed one.
 FLASH = {"flash_rows": 5, "flash_backward_queries": 4, "flash_backward_keys": 3}
+# Of a kernel that adds to some rows of a table the table, and the buffer that has a row for each of them.
+ROWS = {"add_to_rows": (4, 0)}
 # Multiprocessors, and bytes of the cache that they share, of an H100.
 H100 = (132, 50 << 20)
 
@@ -339,6 +342,9 @@ def moved(kernel, grid, threads, buffers_, is_causal, own):
     if name in FLASH:
         longest = buffers_[FLASH[name]][3]
         buffers_ = [(size, is_read, is_written, min(length, longest)) for size, is_read, is_written, length in buffers_]
+    if name in ROWS:
+        table, rows = ROWS[name]
+        buffers_[table] = (*buffers_[table][:3], min(buffers_[table][3], buffers_[rows][3]))
     written = max((length for _, _, written, length in buffers_ if written), default=0)
     part = min((length for _, read, written, length in buffers_ if read and not written), default=0)
     read_bytes = written_bytes = 0

@@ -138,16 +138,14 @@ pub(super) trait EmbeddingKernel: Backend {
         dy: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The gradient of a table on top of the gradient `onto`, `[num, features]`.
+    /// The gradient of a table on top of the gradient `onto`, `[num, features]`, in place where
+    /// nobody else holds that.
     fn add_backward(
         onto: FloatTensor<Self>,
         ids: IntTensor<Self>,
         padding_idx: Option<usize>,
         dy: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        let gradient = Self::backward(onto.shape(), ids, padding_idx, dy);
-        Self::float_add(onto, gradient)
-    }
+    ) -> FloatTensor<Self>;
 }
 
 /// Without autodiff the operator is its kernel's forward.

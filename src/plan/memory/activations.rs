@@ -253,7 +253,6 @@ impl Activations {
             && is_fused
             && !is_adapted
             && !is_plain(Operator::Embedding)
-            && inputs.host.is_some()
             && checkpointing != ActivationCheckpointing::Blocks
             && batch.devices.count == 1;
         let second_table = if is_added { 0 } else { head_gradient };
