@@ -10,10 +10,12 @@
 //! Fused operators on wgpu and CUDA read and write the compute type where a product gives or takes
 //! their values, and compute in f32 between: the same roundings without a cast of their own, but
 //! where an adapter reads what they give. Where several products read it ([`SharedOperand`]), their
-//! gradients are f32 and are added so. The gradient of a bias that such an
-//! operator adds is the f32 sum of gradients that are rounded, as PyTorch's is. Fused products
-//! there round less: a product without a bias whose result is read in f32, and the gradient of a
-//! weight, are the f32 sums themselves.
+//! gradients are f32 and are added so. The gradient of a bias that such an operator adds is the f32
+//! sum of gradients that are rounded, as PyTorch's is. Fused products there round less: a product
+//! without a bias whose result is read in f32, and the gradient of a weight, are the f32 sums
+//! themselves. On CUDA's tensor cores a product whose result is narrow adds its bias, and those of a
+//! feed-forward block activate and differentiate, with the same roundings
+//! (`ops::linear::feed_forward`).
 //!
 //! Fused operators round less on the CPU. A fused product rounds its operands itself; its result,
 //! and the gradients that it gives, are f32 (`ops::products`). Query, key and value are f32 then.
@@ -454,6 +456,13 @@ impl<'a> Pass<'a> {
         Operands { dtype, packed: self.copies.filter(|_| is_packed).and_then(|copies| copies.packed(weight)) }
     }
 
+    /// `weight` as the right factor of a fused product on `device`, and how that takes its operands.
+    fn right_factor(self, device: &Device, weight: &Param<Tensor<2>>) -> (Tensor<2>, Operands) {
+        let operands = self.operands(device, weight);
+        let has_copy = self.copies.is_some() && !self.compute.casts_nothing(device);
+        (if has_copy { self.weight(weight) } else { weight.val() }, operands)
+    }
+
     /// The factors of a product that is made later, and how it takes them: `x [n, k]`, and `weight
     /// [m, k]`, whose transpose is the right factor.
     pub(crate) fn factors(self, x: Tensor<2>, weight: &Param<Tensor<2>>) -> (Tensor<2>, Tensor<2>, Operands) {
@@ -495,10 +504,10 @@ impl<'a> Pass<'a> {
             Source::Activated { x, weight: first, bias: inner_bias, activation, .. }
                 if linear::is_fused(self.compute.dtype, &x, ops) =>
             {
-                let weights = [first, weight];
-                let operands = weights.map(|weight| self.operands(&x.device(), weight));
-                let block = FeedForward { weights: weights.map(Param::val), inner_bias, bias, activation, operands };
-                return linear::feed_forward(x, block, ops);
+                let [first, second] = [first, weight].map(|weight| self.right_factor(&x.device(), weight));
+                let (weights, operands) = ([first.0, second.0], [first.1, second.1]);
+                let block = FeedForward { weights, inner_bias, bias, activation, operands };
+                return linear::feed_forward_in(dtype, x, block, ops);
             }
             Source::Rows { x, gradient } => (x, gradient),
             source => {
@@ -507,11 +516,8 @@ impl<'a> Pass<'a> {
                 (x, dtype)
             }
         };
-        let device = x.device();
         if self.compute.is_f32() || ops.form(Operator::Linear) == Form::Fused {
-            let operands = self.operands(&device, weight);
-            let has_copy = self.copies.is_some() && !self.compute.casts_nothing(&device);
-            let weight = if has_copy { self.weight(weight) } else { weight.val() };
+            let (weight, operands) = self.right_factor(&x.device(), weight);
             return linear::written([dtype, of_x], x, weight, bias, operands, ops);
         }
         let y = cast(x, self.compute.dtype).matmul(self.weight(weight));

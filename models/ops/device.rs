@@ -57,12 +57,21 @@ pub(super) const HEAD_DIMS: [usize; 5] = [32, 64, 80, 96, 128];
 /// memory of `device`. Where scores are not scaled down, as in GPT-Neo, it has one in f16.
 pub fn flash_head_dims(device: &Device) -> &'static [usize] {
     #[cfg(feature = "compiler")]
-    if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
-        let multiplies = [DType::BF16, DType::F16].into_iter().all(|dtype| multiplies(device, dtype));
-        return if multiplies { &HEAD_DIMS } else { &[] };
+    if [FloatDType::BF16, FloatDType::F16].into_iter().all(|dtype| has_tensor_cores(device, dtype)) {
+        return &HEAD_DIMS;
     }
     let _ = device;
     &[]
+}
+
+/// Whether `device` multiplies operands in `dtype` on tensor cores that kernels of Kiln's use.
+pub(super) fn has_tensor_cores(device: &Device, dtype: FloatDType) -> bool {
+    #[cfg(feature = "compiler")]
+    if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
+        return multiplies(device, dtype.into());
+    }
+    let _ = (device, dtype);
+    false
 }
 
 /// Whether a kernel on `device` may have `buffers` of its own, beside the one of its scalars:
@@ -76,7 +85,7 @@ pub(crate) fn binds(device: &Device, buffers: u32) -> bool {
     true
 }
 
-/// Whether `device` has the matrix instruction of attention's kernels for operands of `dtype`.
+/// Whether `device` has the matrix instruction of tensor cores for operands of `dtype`.
 #[cfg(feature = "compiler")]
 pub(super) fn multiplies(device: &CubeDevice, dtype: DType) -> bool {
     use cubecl::features::MmaConfig;

@@ -1,5 +1,6 @@
 //! Sizes that fit no vector, no tile and no pitch of rows, against the CPU: one number is the width
-//! of GPT-2, its vocabulary and the length of the rows; and small models of Llama's family.
+//! of GPT-2, its vocabulary and the length of the rows; and small models of BERT and of Llama's
+//! family.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -120,6 +121,19 @@ fn heads_of_32_in_narrow_types_give_the_figures_of_the_cpu() {
     if device() != "wgpu" {
         check_sizes(&[64], "bf16", 2e-2);
     }
+}
+
+/// BERT in a type in which its layers' LayerNorms write their rows twice; the second of three
+/// layers reads and writes them so at both ends.
+#[test]
+fn a_bert_in_bf16_gives_the_figures_of_the_cpu() {
+    if device() == "wgpu" {
+        return skip!("bf16", "WGSL has no bf16");
+    }
+    let model = [("hidden_size", 48), ("num_hidden_layers", 3), ("num_attention_heads", 2), ("intermediate_size", 80)];
+    let model = model.map(|(name, value)| format!("model.{name}={value}"));
+    let folder = prepare_with("mlm", None, &model);
+    check(folder.path(), "bert", "bf16", 2e-2);
 }
 
 /// Llama's family in the types in which its norms, gates, positions and residuals are read and

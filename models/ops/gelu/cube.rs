@@ -48,27 +48,8 @@ pub(in crate::ops) trait ActivationKernels: Backend {
 
 impl ActivationKernels for CubeBackend {
     fn gelu(x: CubeTensor, bias: CubeTensor, kind: Activation) -> CubeTensor {
-        let ((x, pitch), bias) = (rows_of(x), into_contiguous(bias));
-        let [rows, width] = dims2(&x);
-        let y = empty(&x, [rows, width]);
-        let (count, dim) = by_element(&x, rows * width);
-        // SAFETY: a unit touches its own element, if there is one, and the bias of its column.
-        unsafe {
-            gelu_each::launch_unchecked(
-                &x.client,
-                count,
-                dim,
-                addresses([&x]),
-                buffer(&x),
-                buffer(&bias),
-                buffer(&y),
-                rows * width,
-                width,
-                pitch,
-                kind == Activation::GeluTanh,
-                element(&x),
-            );
-        }
+        let y = empty(&x, x.shape());
+        activate(x, bias, &y, kind);
         y
     }
 
@@ -105,6 +86,30 @@ impl ActivationKernels for CubeBackend {
         }
         let [dbias, ..] = strips.total(parts, width, 1);
         (dx, dbias)
+    }
+}
+
+/// `gelu(x + bias)` in `y`, which is row-major and of the type of `x`.
+pub(in crate::ops) fn activate(x: CubeTensor, bias: CubeTensor, y: &CubeTensor, kind: Activation) {
+    let ((x, pitch), bias) = (rows_of(x), into_contiguous(bias));
+    let [rows, width] = dims2(&x);
+    let (count, dim) = by_element(&x, rows * width);
+    // SAFETY: a unit touches its own element, if there is one, and the bias of its column.
+    unsafe {
+        gelu_each::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            addresses([&x]),
+            buffer(&x),
+            buffer(&bias),
+            buffer(y),
+            rows * width,
+            width,
+            pitch,
+            kind == Activation::GeluTanh,
+            element(&x),
+        );
     }
 }
 
@@ -189,7 +194,7 @@ fn gelu_backward_strips<F: Float, N: Size>(
 /// The factor of `x` in GELU: the normal distribution function, or its approximation `1 / (1 +
 /// e^(-2u))`, which is `0.5 (1 + tanh u)` without its cancellation for negative `u`.
 #[cube]
-fn cdf(x: f32, #[comptime] tanh: bool) -> f32 {
+pub(in crate::ops) fn cdf(x: f32, #[comptime] tanh: bool) -> f32 {
     if comptime!(tanh) {
         let inner = x * (x * x * (SQRT_2_OVER_PI * CUBIC) + SQRT_2_OVER_PI);
         1.0f32 / (1.0f32 + (-2.0f32 * inner).exp())
@@ -212,7 +217,7 @@ fn cdf(x: f32, #[comptime] tanh: bool) -> f32 {
 
 /// The derivative of [`cdf`].
 #[cube]
-fn density(x: f32, cdf: f32, #[comptime] tanh: bool) -> f32 {
+pub(in crate::ops) fn density(x: f32, cdf: f32, #[comptime] tanh: bool) -> f32 {
     if comptime!(tanh) {
         cdf * (1.0f32 - cdf) * (x * x * (6.0f32 * SQRT_2_OVER_PI * CUBIC) + 2.0f32 * SQRT_2_OVER_PI)
     } else {

@@ -502,10 +502,9 @@ fn norm_rows<F: Float, G: Float, N: Size>(
 /// `dx = rstd (g - mean(g) - n mean(g n))` with `n` the normalised row and `g = dy * weight`;
 /// around 0, without a bias, `mean(g)` is none of it. `added` may be added to it, or first to `dy`.
 /// A strip's sums over columns of `dy n`, and with a bias those of `dy` behind them, are a row of
-/// `parts`. Where
-/// the row is a sum that `has_term`, the gradient of that, dropped out where it `drops`, is written
-/// to `dterm`, if that is another than `dx`, and has the last sums. Each number is read once: a
-/// unit holds those of its row in registers.
+/// `parts`. Where the row is a sum that `has_term`, the gradient of that, dropped out where it
+/// `drops`, is written to `dterm`, if that is another than `dx`, and has the last sums. Each number
+/// is read once: a unit holds those of its row in registers.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_backward_strips<F: Float, G: Float, N: Size>(
     x: &[Vector<f32, N>],

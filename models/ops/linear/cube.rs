@@ -1,5 +1,5 @@
 //! A linear layer: matrix products, the addition of the bias, which Burn's fusion joins with a
-//! product of f32, and the bias's gradient as one kernel.
+//! product of f32 and the epilogue of a narrow one makes, and the bias's gradient as one kernel.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::fusion::custom::TensorSpec;
@@ -13,6 +13,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::epilogue::FinishedProducts;
 use super::{Inputs, LinearKernel};
 use crate::ops::cube::product::{plain, product, transposed};
 use crate::ops::cube::rows::RowKernels;
@@ -27,16 +28,17 @@ impl LinearKernel for Cube {
 
     fn forward(Inputs { x, weight, bias, operands, result, .. }: Inputs<Self>) -> FusedTensor {
         let dtype = operands.dtype;
-        let [x, weight] = [x, weight].map(|factor| plain(Self::operand(factor, dtype)));
-        match bias.given() {
-            None => product(x, weight, result.into()),
-            Some(bias) if dtype == FloatDType::F32 => {
+        let [x, weight] = [x, weight].map(|factor| Self::operand(factor, dtype));
+        let Some(bias) = bias.given() else { return product(plain(x), plain(weight), result.into()) };
+        match dtype {
+            FloatDType::F32 => {
                 let row = Shape::from([1, bias.shape()[0]]);
-                Self::float_add(product(x, weight, result.into()), Self::float_reshape(bias, row))
+                Self::float_add(product(plain(x), plain(weight), result.into()), Self::float_reshape(bias, row))
             }
+            _ if result == dtype => Self::biased_product(x, weight, bias),
             // The product is rounded, as without a bias: in f32 it would be written and read in
             // twice the bytes.
-            Some(bias) => Self::add_bias(product(x, weight, dtype.into()), bias, result),
+            _ => Self::add_bias(product(plain(x), plain(weight), dtype.into()), bias, result),
         }
     }
 

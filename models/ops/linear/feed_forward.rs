@@ -7,6 +7,9 @@
 //! same with the activation's derivative and gives the gradient of the first product in bf16, and
 //! the sums of its columns (the gradient of `b1`) in f32 before they are rounded. Without such
 //! instructions the products are made whole in f32, with the same roundings.
+//!
+//! On CUDA devices with tensor cores for the type of the operands, bf16 or f16, the epilogues of
+//! the same products do this to what they have rounded (`epilogue.rs`).
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, by several threads at once
 
 use std::cell::RefCell;
@@ -21,11 +24,15 @@ use half::bf16;
 use kiln_core::model_config::Activation;
 
 use super::LinearKernel;
+#[cfg(feature = "compiler")]
+use super::epilogue::FinishedProducts;
 use crate::ops::autodiff::{Call, Differentiate};
 use crate::ops::contract::Contract;
-use crate::ops::device::DeviceKernels;
+#[cfg(feature = "compiler")]
+use crate::ops::cube::{Cube, FusedTensor};
+use crate::ops::device::{DeviceKernels, has_tensor_cores};
 use crate::ops::flex::{self, FlexTensor};
-use crate::ops::gelu::{self, GeluKernel};
+use crate::ops::gelu;
 use crate::ops::list::Optional;
 use crate::ops::products::{self, BLOCK_ROWS, Operands, Rounding, Shared, Sums};
 use crate::ops::simd::vectorised;
@@ -48,22 +55,29 @@ pub struct FeedForward {
 }
 
 /// Whether there is a fused form of the block for products of `x` in `dtype`: on the CPU in bf16,
-/// where both the linear layer and the activation are fused. Elsewhere it is these operators one
-/// after the other.
+/// and on CUDA where it has tensor cores for that type, if both the linear layer and the activation
+/// are fused. Elsewhere it is these operators one after the other.
 pub fn is_fused(dtype: FloatDType, x: &Tensor<2>, ops: Ops) -> bool {
     let operators = [Operator::Linear, Operator::Gelu];
-    dtype == FloatDType::BF16
-        && operators.into_iter().all(|operator| ops.form(operator) == Form::Fused)
-        && DeviceKernels::on(&x.device()).round_operands
+    let is_on_host = || dtype == FloatDType::BF16 && DeviceKernels::on(&x.device()).round_operands;
+    operators.into_iter().all(|operator| ops.form(operator) == Form::Fused)
+        && (is_on_host() || has_tensor_cores(&x.device(), dtype))
 }
 
 /// `activation(x W1 + b1) W2 + b2`: `x [n, in]` -> `[n, out]`, f32. Fused where [`is_fused`] says
-/// so, else the composition of Burn's operations.
+/// so, else the composition of Burn's operations. The gradient of `x` is f32 on the CPU, and has
+/// its type elsewhere.
 ///
 /// # Panics
 /// For tensors of other shapes and operands of different types; in the fused form for other types
 /// than those of [`linear`](super::linear()) and for tensors on different devices.
 pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
+    written(FloatDType::F32, x, block, ops)
+}
+
+/// [`feed_forward`] with the result in the type `result`, f32 or the type of the operands; on the
+/// CPU, and composed of Burn's operations, f32.
+pub(in crate::ops) fn written(result: FloatDType, x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
     let FeedForward { weights: [first, second], inner_bias, bias, activation, operands } = block;
     let dtype = operands[0].dtype;
     let form = if is_fused(dtype, &x, ops) { Form::Fused } else { Form::Plain };
@@ -71,8 +85,7 @@ pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
     let contract = Contract::new("feed_forward", form, x.device());
     contract.ensure(operands[1].dtype == dtype, "operands", "operands of one type", operands[1].dtype);
     let inner = super::factors(&contract, dtype, &x, &first);
-    let [_, width] = contract.matrix("weight", &second);
-    contract.floats("weight", &second, [inner, width], contract.rounded("weight", &second));
+    let width = super::right_factor(&contract, dtype, inner, &second);
     contract.floats("inner_bias", &inner_bias, [inner], DType::F32);
     if let Some(bias) = &bias {
         contract.floats("bias", bias, [width], DType::F32);
@@ -83,9 +96,10 @@ pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
             super::plain(dtype, hidden, second, bias)
         }
         Form::Fused => {
+            let gradient = x.dtype().into();
             let (x, inner_bias) = (x.into_dispatch(), inner_bias.into_dispatch());
             let (first, second) = (first.into_dispatch(), second.into_dispatch());
-            let settings = Settings { activation, operands };
+            let settings = Settings { activation, operands, result, gradient };
             let inputs = Inputs { x, first, inner_bias, second, bias: bias.into(), settings };
             Tensor::from_dispatch(<Dispatch as FeedForwardOp>::feed_forward(inputs))
         }
@@ -97,6 +111,10 @@ pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
 pub(in crate::ops) struct Settings {
     activation: Activation,
     operands: [Operands; 2],
+    /// The type of the result; on the CPU f32.
+    result: FloatDType,
+    /// The type of the gradient of `x`; on the CPU f32.
+    gradient: FloatDType,
 }
 
 /// The operator's inputs as a backend has them.
@@ -116,8 +134,8 @@ trait FeedForwardOp: Backend {
     fn feed_forward(#[extension_type] inputs: Inputs<Self>) -> FloatTensor<Self>;
 }
 
-/// The kernels that a backend supplies; the default ones are compositions of others.
-pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
+/// The kernels that a backend supplies, of factors that are operands.
+pub(in crate::ops) trait FeedForwardKernel: LinearKernel {
     /// `activation(x W1 + b1)`, and where it is `wanted` what
     /// [`inner_backward`](Self::inner_backward) takes of the argument: `x W1` or `x W1 + b1`, as
     /// the backend has it.
@@ -127,11 +145,7 @@ pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
         bias: FloatTensor<Self>,
         settings: &Settings,
         wanted: bool,
-    ) -> (Option<FloatTensor<Self>>, FloatTensor<Self>) {
-        let u = Self::product(x, weight, settings.operands[0].clone());
-        let of_gelu = gelu::Inputs { x: u.clone(), bias, kind: settings.activation, dtype: FloatDType::F32 };
-        (wanted.then_some(u), <Self as GeluKernel>::forward(of_gelu))
-    }
+    ) -> (Option<FloatTensor<Self>>, FloatTensor<Self>);
 
     /// The gradients of `x W1` and `b1`, of what [`inner`](Self::inner) has kept and the gradient
     /// `dy` of the second product.
@@ -141,15 +155,33 @@ pub(in crate::ops) trait FeedForwardKernel: LinearKernel + GeluKernel {
         dy: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         settings: &Settings,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let dh = Self::backward_x(weight, dy, settings.operands[1].dtype, FloatDType::F32);
-        let of_gelu = gelu::Inputs { x: u, bias, kind: settings.activation, dtype: FloatDType::F32 };
-        <Self as GeluKernel>::backward(of_gelu, dh)
-    }
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
 #[cfg(feature = "compiler")]
-impl FeedForwardKernel for crate::ops::cube::Cube {}
+impl FeedForwardKernel for Cube {
+    fn inner(
+        x: FusedTensor,
+        weight: FusedTensor,
+        bias: FusedTensor,
+        settings: &Settings,
+        wanted: bool,
+    ) -> (Option<FusedTensor>, FusedTensor) {
+        let (u, h) = Self::activated_product(x, weight, bias, settings.activation);
+        (wanted.then_some(u), h)
+    }
+
+    fn inner_backward(
+        u: FusedTensor,
+        bias: FusedTensor,
+        dy: FusedTensor,
+        weight: FusedTensor,
+        settings: &Settings,
+    ) -> (FusedTensor, FusedTensor) {
+        let du = Self::differentiated_product(dy, weight, u, bias, settings.activation);
+        (du.clone(), Self::backward_bias(du))
+    }
+}
 
 /// Without autodiff the operator is its kernels' forward.
 impl<B: FeedForwardKernel> FeedForwardOp for B {
@@ -193,12 +225,14 @@ impl<B: FeedForwardKernel> Inputs<B> {
     /// gradient.
     fn forward(self, tracked: &[bool]) -> (FloatTensor<B>, Saved<FloatTensor<B>>) {
         let Self { x, first, inner_bias, second, bias, settings } = self;
+        let [x, first, second] = [x, first, second].map(|factor| B::operand(factor, settings.operands[0].dtype));
         let kept = tracked[1].then(|| x.clone());
         let is_wanted = tracked[..3].contains(&true);
         let (u, h) = B::inner(x, first.clone(), inner_bias.clone(), &settings, is_wanted);
         let saved_h = tracked[3].then(|| h.clone());
+        let Settings { result, gradient, .. } = settings;
         let operands = settings.operands[1].clone();
-        let of_second = super::Inputs::wide(h, second.clone(), bias, operands);
+        let of_second = super::Inputs { x: h, weight: second.clone(), bias, operands, result, gradient };
         let y = <B as LinearKernel>::forward(of_second);
         (y, Saved { x: kept, weights: [first, second], inner_bias, u, h: saved_h, settings })
     }
@@ -211,11 +245,12 @@ impl<B: FeedForwardKernel> Differentiate<B> for Saved<FloatTensor<B>> {
         let dtype = settings.operands[0].dtype;
         let is_tracked = |input: usize| tracked.get(input) == Some(&true);
         let dbias = is_tracked(4).then(|| B::backward_bias(dy.clone()));
+        let dy = B::operand(dy, dtype);
         let dsecond = h.map(|h| B::backward_weight(h, dy.clone(), dtype));
         let Some(u) = u else { return vec![None, None, None, dsecond, dbias] };
         let (du, dinner_bias) = B::inner_backward(u, inner_bias, dy, second, &settings);
         let dfirst = x.map(|x| B::backward_weight(x, du.clone(), dtype));
-        let dx = is_tracked(0).then(|| B::backward_x(first, du, dtype, FloatDType::F32));
+        let dx = is_tracked(0).then(|| B::backward_x(first, du, dtype, settings.gradient));
         vec![dx, dfirst, Some(dinner_bias), dsecond, dbias]
     }
 }

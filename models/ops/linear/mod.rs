@@ -10,6 +10,8 @@
 #[cfg(feature = "compiler")]
 pub(super) mod cube;
 mod adapted;
+#[cfg(feature = "compiler")]
+mod epilogue;
 mod feed_forward;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -25,6 +27,7 @@ use super::list::Optional;
 use super::products::{self, Operands, Output};
 use super::{Form, Operator, Ops, trace};
 pub use adapted::{Adapted, adapted};
+pub(super) use feed_forward::written as feed_forward_in;
 pub use feed_forward::{FeedForward, feed_forward, is_fused};
 
 /// `x W + b`, or `x W` without a bias: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
@@ -95,12 +98,18 @@ fn plain(dtype: FloatDType, x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor
 /// Asks for factors that can be multiplied in `dtype`; the width of their product.
 #[track_caller]
 fn factors(contract: &Contract, dtype: FloatDType, x: &Tensor<2>, weight: &Tensor<2>) -> usize {
-    let ([rows, inner], [_, width]) = (contract.matrix("x", x), contract.matrix("weight", weight));
-    let is_narrow = |factor: &Tensor<2>| factor.dtype() == dtype.into();
-    let of_x = if is_narrow(x) { contract.factor("x", x) } else { DType::F32 };
-    let of_weight =
-        if is_narrow(weight) { contract.factor("weight", weight) } else { contract.rounded("weight", weight) };
+    let [rows, inner] = contract.matrix("x", x);
+    let of_x = if x.dtype() == dtype.into() { contract.factor("x", x) } else { DType::F32 };
     contract.floats("x", x, [rows, inner], of_x);
+    right_factor(contract, dtype, inner, weight)
+}
+
+/// Asks for a right factor with `inner` rows that can be multiplied in `dtype`; its width.
+#[track_caller]
+fn right_factor(contract: &Contract, dtype: FloatDType, inner: usize, weight: &Tensor<2>) -> usize {
+    let [_, width] = contract.matrix("weight", weight);
+    let is_narrow = weight.dtype() == dtype.into();
+    let of_weight = if is_narrow { contract.factor("weight", weight) } else { contract.rounded("weight", weight) };
     contract.floats("weight", weight, [inner, width], of_weight);
     width
 }

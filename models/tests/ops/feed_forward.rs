@@ -1,5 +1,6 @@
 //! The feed-forward block as one operator, against the fused operators one after the other and
-//! against the composition of Burn's operations. It has a fused form on the CPU in bf16.
+//! against the composition of Burn's operations. It has a fused form on the CPU in bf16, and on
+//! tensor cores in bf16 and f16.
 
 use burn::tensor::{FloatDType, Tensor};
 use kiln_models::ops::Operand;
@@ -7,8 +8,9 @@ use kiln_models::ops::linear::{FeedForward, feed_forward, is_fused, linear};
 use kiln_models::ops::products::{Operands, Packed};
 use kiln_models::{Activation, Ops};
 
+use crate::gelu::gelu;
 use crate::skip::skip;
-use crate::{Input, close, input, on_cpu, read, run, tensor, vector, wide};
+use crate::{Input, close, input, on_cpu, read, run, tensor, vector, weights, wide};
 
 const BF16: FloatDType = FloatDType::BF16;
 const KINDS: [Activation; 2] = [Activation::GeluTanh, Activation::GeluErf];
@@ -55,7 +57,7 @@ fn inputs([rows, d_in, inner, d_out]: [usize; 4], scale: f32, has_bias: bool) ->
 #[test]
 fn its_values_are_those_of_the_operators_that_it_joins() {
     if !on_cpu() {
-        return skip!("cpu", "on other devices than the CPU the block has no fused form");
+        return skip!("cpu", "the CPU rounds at other places than tensor cores");
     }
     for (kind, has_bias) in [(KINDS[0], false), (KINDS[1], true)] {
         for size in SIZES {
@@ -78,7 +80,7 @@ fn its_values_are_those_of_the_operators_that_it_joins() {
 #[test]
 fn its_gradients_are_those_of_the_operators_that_it_joins() {
     if !on_cpu() {
-        return skip!("cpu", "on other devices than the CPU the block has no fused form");
+        return skip!("cpu", "the CPU rounds at other places than tensor cores");
     }
     for kind in KINDS {
         for [rows, d_in, inner, d_out] in [[1, 1, 1, 1], [5, 31, 33, 2], [70, 17, 67, 35], [1009, 13, 97, 11]] {
@@ -105,7 +107,7 @@ fn its_gradients_are_those_of_the_operators_that_it_joins() {
 #[test]
 fn the_derivative_is_taken_at_the_argument() {
     if !on_cpu() {
-        return skip!("cpu", "on other devices than the CPU the block has no fused form");
+        return skip!("cpu", "the CPU rounds at other places than tensor cores");
     }
     // Phi(u) + u phi(u) at u = 0.75, 0.96875 and -0.03125; the operands are numbers of bf16.
     for (x, bias, expected) in
@@ -146,7 +148,7 @@ fn it_is_the_composition_of_burns_operations() {
 #[test]
 fn it_keeps_its_bits_without_autodiff_with_packed_weights_and_on_any_number_of_threads() {
     if !on_cpu() {
-        return skip!("cpu", "on other devices than the CPU the block has no fused form");
+        return skip!("cpu", "the CPU rounds at other places than tensor cores");
     }
     let (kind, device) = (Activation::GeluTanh, crate::device());
     for size in [[577, 40, 193, 67], [33, 401, 1201, 97]] {
@@ -170,7 +172,7 @@ fn it_keeps_its_bits_without_autodiff_with_packed_weights_and_on_any_number_of_t
 #[test]
 fn frozen_inputs_have_no_gradient() {
     if !on_cpu() {
-        return skip!("cpu", "on other devices than the CPU the block has no fused form");
+        return skip!("cpu", "the CPU rounds at other places than tensor cores");
     }
     let (inputs, device) = (inputs([37, 19, 45, 23], 1.0, true), crate::device().autodiff());
     let gradients = |learns: &dyn Fn(usize) -> bool| {
@@ -201,4 +203,126 @@ fn what_is_no_number_stays_so() {
         assert!(values.iter().all(|value| value.is_nan() == (row == 1)), "{values:?}");
     }
     assert!(grads[1].iter().all(|x| x.is_nan()) && grads[0][..2].iter().all(|x| x.is_finite()));
+}
+
+/// The types in which products take operands on tensor cores, each with its unit roundoff.
+const NARROW: [(FloatDType, f64); 2] = [(BF16, 1.0 / 256.0), (FloatDType::F16, 1.0 / 2048.0)];
+
+/// The inputs of a block with `x`, `W1` and `b1` of 4 bits: sums of their products are exact in
+/// f32, so that they do not depend on the order, and are rounded in bf16 and f16.
+fn of_few_bits([rows, d_in, inner]: [usize; 3]) -> Vec<Input> {
+    let mut inputs = inputs([rows, d_in, inner, 24], 1.0, true);
+    inputs[..3].iter_mut().flat_map(|input| &mut input.values).for_each(|x| *x = (*x * 8.0).round() / 8.0);
+    inputs[1].values.iter_mut().for_each(|x| *x /= 4.0); // arguments at which the series of erf converges
+    inputs
+}
+
+/// Rows and widths that no tile divides; widths that vectors divide and one that none does, and
+/// factors that are vectors.
+const INNER_SIZES: [[usize; 3]; 6] = [[1, 24, 40], [63, 24, 72], [65, 40, 136], [129, 72, 40], [67, 17, 67], [2, 1, 8]];
+
+/// On tensor cores the block has the bits of its operators one after the other, and so have its
+/// gradients, but for that of the inner bias, whose sum has another order.
+#[test]
+fn on_tensor_cores_it_is_the_operators_that_it_joins() {
+    if !is_cuda() {
+        return skip!("cuda", "the device has no tensor cores");
+    }
+    for (dtype, _) in NARROW {
+        for kind in KINDS {
+            for size in INNER_SIZES {
+                let inputs = of_few_bits(size);
+                let joined = |inputs, ops| block(kind, inputs, [dtype, dtype].map(Operands::from), ops);
+                let one_by_one = |inputs: Vec<Tensor<2>>, ops: Ops| {
+                    let [x, first, inner_bias, second, bias] = inputs.try_into().unwrap();
+                    let u = linear(x, first, None, dtype, ops).cast(dtype);
+                    let h = Operand::gelu(u, vector(inner_bias), kind, ops).of_type(dtype);
+                    assert_eq!(h.dtype(), dtype.into());
+                    vector(linear(h, second, Some(vector(bias)), dtype, ops))
+                };
+                let what = format!("{dtype:?} {kind:?} {size:?}");
+                let (got, gradients) = run(&inputs, &joined, Ops::Fused);
+                let (expected, of_each) = run(&inputs, &one_by_one, Ops::Fused);
+                assert_eq!(got, expected, "{what}");
+                for i in [0, 1, 3, 4] {
+                    assert_eq!(gradients[i], of_each[i], "{what}: gradient {i}");
+                }
+                close(&format!("{what}: gradient of the inner bias"), &gradients[2], &wide(&of_each[2]), 1e-5);
+                assert_eq!(run(&inputs, &joined, Ops::Fused).1, gradients, "{what}: two calls");
+                let device = crate::device();
+                let untracked = inputs.iter().map(|input| tensor(input, &device)).collect();
+                assert_eq!(read(joined(untracked, Ops::Fused)), got, "{what}: without autodiff");
+            }
+        }
+    }
+}
+
+/// On tensor cores against f64, with the derivative of the activation by central differences.
+#[test]
+fn on_tensor_cores_it_is_that_of_f64() {
+    if !is_cuda() {
+        return skip!("cuda", "the device has no tensor cores");
+    }
+    for (dtype, rounding) in NARROW {
+        for kind in KINDS {
+            for [rows, d_in, width] in INNER_SIZES {
+                let inputs = of_few_bits([rows, d_in, width]);
+                let op = |inputs, ops| block(kind, inputs, [dtype, dtype].map(Operands::from), ops);
+                let (got, gradients) = run(&inputs, &op, Ops::Fused);
+                let [x, w, b, v, c] = std::array::from_fn(|i| wide(&inputs[i].values));
+                let out = c.len();
+                let dy = wide(&weights(rows * out));
+                let times = |a: &[f64], b: &[f64], inner: usize| -> Vec<f64> {
+                    let columns = b.len() / inner;
+                    let sum = |r: usize, c: usize| (0..inner).map(|k| a[r * inner + k] * b[k * columns + c]).sum();
+                    (0..a.len() / inner * columns).map(|i| sum(i / columns, i % columns)).collect()
+                };
+                let transposed = |a: &[f64], columns: usize| -> Vec<f64> {
+                    let rows = a.len() / columns;
+                    (0..a.len()).map(|i| a[i % rows * columns + i / rows]).collect()
+                };
+                let sums = |a: &[f64], columns: usize| -> Vec<f64> {
+                    (0..columns).map(|c| a.iter().skip(c).step_by(columns).sum()).collect()
+                };
+                let u = times(&x, &w, d_in).iter().enumerate().map(|(i, u)| u + b[i % width]).collect::<Vec<f64>>();
+                let h = u.iter().map(|u| gelu(*u, kind)).collect::<Vec<_>>();
+                let y = times(&h, &v, width).iter().enumerate().map(|(i, y)| y + c[i % out]).collect::<Vec<f64>>();
+                const STEP: f64 = 1e-5;
+                let slope = |u: f64| (gelu(u + STEP, kind) - gelu(u - STEP, kind)) / (2.0 * STEP);
+                let dh = times(&dy, &transposed(&v, out), out);
+                let du = dh.iter().zip(&u).map(|(dh, u)| dh * slope(*u)).collect::<Vec<_>>();
+                let expected = [
+                    times(&du, &transposed(&w, width), width),
+                    times(&transposed(&x, d_in), &du, rows),
+                    sums(&du, width),
+                    times(&transposed(&h, width), &dy, rows),
+                    sums(&dy, out),
+                ];
+                let what = format!("{dtype:?} {kind:?} {:?}", [rows, d_in, width]);
+                // The argument, its activation, the second weight and, added to its bias, the
+                // result are rounded; the derivative of the activation is at most 1.13.
+                close(&format!("{what}: value"), &got, &y, 4.0 * rounding);
+                for (i, (got, expected)) in gradients.iter().zip(&expected).enumerate() {
+                    // So are the gradients of the result, of the activation and of its argument,
+                    // which is of order 4 where the second derivative is at most 0.8.
+                    close(&format!("{what}: gradient {i}"), got, expected, 8.0 * rounding);
+                }
+            }
+        }
+    }
+}
+
+/// CUDA's tensor cores take bf16 and f16; the CPU has the block in bf16.
+#[test]
+fn devices_have_it_where_they_multiply_narrow_operands() {
+    let x = Tensor::<2>::zeros([1, 1], &crate::device());
+    let expected = [(BF16, on_cpu() || is_cuda()), (FloatDType::F16, is_cuda()), (FloatDType::F32, false)];
+    for (dtype, expected) in expected {
+        assert_eq!(is_fused(dtype, &x, Ops::Fused), expected, "{dtype:?}");
+        assert!(!is_fused(dtype, &x, Ops::Plain));
+    }
+}
+
+fn is_cuda() -> bool {
+    matches!(std::env::var("KILN_TEST_DEVICE").as_deref(), Ok("cuda"))
 }

@@ -26,7 +26,7 @@ fn erf(x: f64) -> f64 {
     sum * 2.0 / std::f64::consts::PI.sqrt()
 }
 
-fn gelu(x: f64, kind: Activation) -> f64 {
+pub(crate) fn gelu(x: f64, kind: Activation) -> f64 {
     match kind {
         Activation::GeluTanh => {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
