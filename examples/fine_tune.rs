@@ -76,7 +76,7 @@ fn main() -> Result<()> {
     }
     trainer.train()?;
     let evaluation = trainer.evaluate()?;
-    let (accuracy, f1) = (evaluation.metric("accuracy"), evaluation.metric("f1"));
-    println!("{} rows that it has not seen: accuracy {accuracy:.3}, f1 {f1:.3}", evaluation.samples);
+    let figures = ["accuracy", "f1"].map(|name| format!("{name} {:.3}", evaluation.metric(name).unwrap_or(f64::NAN)));
+    println!("{} rows that it has not seen: {}", evaluation.samples, figures.join(", "));
     Ok(())
 }

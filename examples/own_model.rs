@@ -89,7 +89,7 @@ fn main() -> Result<()> {
         trainer(OnExisting::Overwrite)?.with_callback(StopAfter(30)).train()?;
         let mut trainer = trainer(OnExisting::Resume)?;
         trainer.train()?;
-        println!("{mode}: loss {:.3}", trainer.evaluate()?.metric("loss"));
+        println!("{mode}: loss {:.3}", trainer.evaluate()?.metric("loss").unwrap_or(f64::NAN));
     }
     Ok(())
 }

@@ -54,6 +54,6 @@ fn main() -> Result<()> {
         TrainingArguments { on_existing: OnExisting::Overwrite, max_steps: Some(60), learning_rate: 1e-2, ..run };
     let mut trainer = Trainer::new(arguments, NextNumber, rows(0..200))?.with_validation(rows(200..240))?;
     trainer.train()?;
-    println!("loss {:.3}", trainer.evaluate()?.metric("loss"));
+    println!("loss {:.3}", trainer.evaluate()?.metric("loss").unwrap_or(f64::NAN));
     Ok(())
 }

@@ -210,7 +210,7 @@ fn a_run_of_an_earlier_version_goes_on() {
     let mut trainer = open(arguments).unwrap().with_validation(progressions(256..288)).unwrap();
     assert_eq!(trainer.train().unwrap().step, 60);
     // The stored run had 1.64 after 50 steps.
-    assert!(trainer.evaluate().unwrap().metric("loss") < 1.64);
+    assert!(trainer.evaluate().unwrap().metric("loss").unwrap() < 1.64);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::confusion::Confusion;
 use crate::distributed::World;
 use crate::reads::read_scalars;
 pub use crate::task::Evaluator;
-use crate::task::{Batch, TrainingTask};
+use crate::task::{Batch, Figures, OnDevice, TrainingTask};
 
 /// Means over all labels of a dataset, from the sums of batches.
 #[derive(Default)]
@@ -84,8 +84,8 @@ const READ_EVERY: usize = 32;
 /// before each batch how many are done, and of how many.
 ///
 /// # Errors
-/// Data that cannot be read, a dataset without one valid label; a signal to any rank, which stops
-/// all. MPI's.
+/// Data that cannot be read, a dataset without one valid label, figures that
+/// [`TrainingTask::evaluate`] must not return; a signal to any rank, which stops all. MPI's.
 pub fn evaluate<T: TrainingTask>(
     world: &World,
     session: &EvaluationSession<T>,
@@ -125,7 +125,7 @@ pub fn evaluate<T: TrainingTask>(
             let is_own = batches % world.size() as u64 == world.rank() as u64;
             // The first batch names the figures on every rank, where no evaluator does.
             let values = if is_own || (own.is_none() && means.names.is_empty()) {
-                task.evaluate(&model, &loaded.batch.to_device(device)?, pass)?
+                batch_figures(task, &model, &loaded.batch.to_device(device)?, pass, own.is_some())?
             } else {
                 Vec::new()
             };
@@ -160,23 +160,58 @@ pub fn evaluate<T: TrainingTask>(
     Ok(Evaluation { metrics, confusion, samples, batches })
 }
 
-/// The names of the figures that an evaluation of `model` in `session` has, from one example of it;
-/// none where its evaluator can say nothing of one example.
+/// The names of the figures that an evaluation of `model` in `session` has, from two examples of
+/// it; none where its evaluator can say nothing of so few.
 ///
 /// # Errors
-/// Data that cannot be read, and the device's.
+/// Data that cannot be read, figures that `evaluate` must not return, and the device's.
 pub(crate) fn figures<T: TrainingTask>(
     session: &EvaluationSession<T>,
     model: &T::Model,
 ) -> Result<Option<Vec<&'static str>>> {
     let EvaluationSession { device, compute, task, validation, .. } = session;
     let pass = Pass { compute: *compute, rng: DropoutRng::Off, ..Pass::default() };
-    let batch = task.batch(&[validation.get(0, 0)?], 1)?;
-    let values = task.evaluate(&model.valid(), &batch.to_device(device)?, pass)?;
+    // Two where there are two: the values of one row look like sums.
+    let examples = (0..validation.len().min(2)).map(|index| validation.get(index, 0)).collect::<Result<Vec<_>>>()?;
+    let batch = task.batch(&examples, examples.len())?;
+    let own = task.evaluator(validation);
+    let values = batch_figures(task, &model.valid(), &batch.to_device(device)?, pass, own.is_some())?;
     let (names, values): (Vec<_>, Vec<_>) = values.into_iter().unzip();
-    let Some(mut own) = task.evaluator(validation) else { return Ok(Some(names)) };
+    let Some(mut own) = own else { return Ok(Some(names)) };
     own.add(&batch, &read_scalars(values)?);
     Ok(own.metrics().ok().map(|figures| figures.into_iter().map(|(name, _)| name).collect()))
+}
+
+/// The figures of `batch` by [`TrainingTask::evaluate`]. Where no evaluator takes them, the first is
+/// the `loss`, and each is one sum.
+///
+/// # Errors
+/// Other figures, and an error of [`TrainingTask::evaluate`].
+fn batch_figures<T: TrainingTask>(
+    task: &T,
+    model: &T::Model,
+    batch: &OnDevice<T>,
+    pass: Pass<'_>,
+    has_evaluator: bool,
+) -> Result<Figures> {
+    let figures = task.evaluate(model, batch, pass)?;
+    if has_evaluator {
+        return Ok(figures);
+    }
+    let refused = |problem: String| Error::config(format!("`evaluate` of `{}`: {problem}", task.name()));
+    let first = figures.first().map(|(name, _)| *name);
+    if first != Some("loss") {
+        let got = first.map_or("no figure".to_owned(), |name| format!("`{name}`"));
+        return Err(refused(format!("the first figure must be `loss`, got {got}"))
+            .help("return the loss first, or give the task an `evaluator`, whose figures begin with `loss`"));
+    }
+    match figures.iter().map(|(name, values)| (name, values.dims()[0])).find(|(_, length)| *length != 1) {
+        Some((name, length)) => {
+            Err(refused(format!("`{name}` has {length} values, expected 1: the sum over the batch"))
+                .help("end the figure in `.sum()`, or give the task an `evaluator`, which takes values of any length"))
+        }
+        None => Ok(figures),
+    }
 }
 
 /// Batches with their values, which lie one after the other in `values`: those that other ranks
@@ -198,9 +233,9 @@ fn in_order<B>(world: &World, batches: Vec<(B, usize)>, values: Vec<f64>) -> Res
 }
 
 impl Evaluation {
-    /// The figure of that name; NaN where there is none.
-    pub fn metric(&self, name: &str) -> f64 {
-        self.metrics.iter().find(|(known, _)| *known == name).map_or(f64::NAN, |(_, value)| *value)
+    /// The figure of that name; none where the evaluation has no such figure.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        self.metrics.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }
 
     /// The evaluation row of a run after step `step`, in epoch `epoch`.

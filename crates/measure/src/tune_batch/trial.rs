@@ -118,7 +118,7 @@ pub fn run_trial(file: &Path, devices: usize) -> Result<TrialReport> {
     let output = trainer.train()?;
     let evaluation =
         evaluate(&World::alone(), &trainer.session().evaluation(evaluated), trainer.model(), &mut |_, _| {})?;
-    let loss = evaluation.metric("loss");
+    let loss = evaluation.metric("loss").unwrap_or(f64::NAN);
     if !loss.is_finite() {
         return Err(Error::non_finite(format!("after the trial's steps the loss is {loss}"))
             .help("lower trainer.learning_rate"));

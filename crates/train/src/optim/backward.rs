@@ -6,6 +6,8 @@
 //! [`ActivationCheckpointing::Blocks`] (Chen et al. 2016, with a segment a block) the gradients are
 //! the same, on the CPU to the last bit.
 
+use std::fmt::Display;
+
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
@@ -159,7 +161,7 @@ impl GradientPass<'_> {
 
         self.begin_stage(1 + blocks);
         let top = x.require_grad();
-        let loss = stages.loss(model, top.clone(), pass)?;
+        let loss = batch_sum(stages.loss(model, top.clone(), pass)?, "the stages")?;
         let mut grads = scaled(loss.clone()).backward();
         let mut above = top.grad_remove(&mut grads).ok_or_else(no_gradient)?;
         on_part(self.params(grads, model))?;
@@ -215,6 +217,20 @@ impl GradientPass<'_> {
 /// above)`.
 fn backward_from(y: Tensor<2>, above: Tensor<2>) -> Gradients {
     (y * Tensor::from_inner(above)).sum().backward()
+}
+
+/// `loss`, which `of` has computed, if it is `[1]`.
+///
+/// # Errors
+/// A loss of another shape.
+pub(crate) fn batch_sum(loss: Tensor<1>, of: impl Display) -> Result<Tensor<1>> {
+    match loss.dims() {
+        [1] => Ok(loss),
+        shape => {
+            Err(Error::config(format!("the loss of {of} has shape {shape:?}, expected [1]: the sum over the batch"))
+                .help("end `loss` in `.sum()`; the Trainer divides the sum by the labels of the batch"))
+        }
+    }
 }
 
 fn no_gradient() -> Error {

@@ -4,15 +4,15 @@
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use kiln_core::error::Result;
+use kiln_models::Pass;
 
-use crate::optim::backward::ActivationCheckpointing;
-use crate::optim::backward::GradientPass;
+use crate::optim::backward::{ActivationCheckpointing, GradientPass, batch_sum};
 use crate::task::{OnDevice, TrainingTask};
 
 /// The loss sum of `batch`, `[1]`, without autodiff, and the gradients of `scaled` of it.
 ///
 /// # Errors
-/// An error of [`TrainingTask::loss`], e.g. for a batch without labels.
+/// An error of [`TrainingTask::loss`], e.g. for a batch without labels; a loss of another shape.
 pub fn gradients<T: TrainingTask>(
     task: &T,
     model: &T::Model,
@@ -23,7 +23,10 @@ pub fn gradients<T: TrainingTask>(
     let stages = task.stages(model, batch).filter(|_| pass.checkpointing == ActivationCheckpointing::Blocks);
     match stages {
         Some(stages) => pass.by_blocks(model, &*stages, scaled),
-        None => pass.run(model, |pass| task.loss(model, batch, pass), scaled),
+        None => {
+            let loss = |pass: Pass<'_>| batch_sum(task.loss(model, batch, pass)?, format_args!("`{}`", task.name()));
+            pass.run(model, loss, scaled)
+        }
     }
 }
 
@@ -32,7 +35,8 @@ pub fn gradients<T: TrainingTask>(
 /// [stages](TrainingTask::stages), which may add to the same parameter, and all at once otherwise.
 ///
 /// # Errors
-/// An error of [`TrainingTask::loss`], e.g. for a batch without labels, or of `on_part`.
+/// An error of [`TrainingTask::loss`], e.g. for a batch without labels, or of `on_part`; a loss of
+/// another shape.
 pub fn gradients_in_parts<T: TrainingTask>(
     task: &T,
     model: &T::Model,

@@ -46,6 +46,8 @@ mod state;
 mod step;
 mod stopping;
 mod tensorboard;
+#[cfg(test)]
+mod tests;
 mod training_loop;
 mod verify;
 mod verifying;

@@ -1,0 +1,106 @@
+//! Runs of a small task, some of whose parts are wrong.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_core::error::{ErrorKind, Result};
+use kiln_models::layers::Embedding;
+use kiln_models::weights::StateDict;
+use kiln_models::{Compute, Pass};
+
+use super::Trainer;
+use crate::arguments::{OnExisting, TrainingArguments};
+use crate::task::{Figures, TensorBatch, TrainingTask};
+
+/// Numbers of 3 values, each with one that it shall come to.
+#[derive(Module, Debug)]
+struct Table {
+    embedding: Embedding,
+}
+impl StateDict for Table {}
+
+/// What is wrong with a [`Task`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fault {
+    None,
+    /// The loss has a value for each row.
+    RowsOfLoss,
+    /// A figure has a value for each row.
+    RowsOfFigure,
+    /// The first figure is another one.
+    NoLoss,
+}
+
+#[derive(Debug, Clone)]
+struct Task(Fault);
+
+impl TrainingTask for Task {
+    type Model = Table;
+    type Example = Vec<i32>;
+    type Batch = TensorBatch<Tensor<2, Int>>;
+
+    fn model(&self, _: Compute, device: &Device) -> Result<Table> {
+        Ok(Table { embedding: Embedding::new(5, 3, None, 0.5, device) })
+    }
+    fn batch(&self, examples: &[Vec<i32>], _: usize) -> Result<Self::Batch> {
+        let width = examples[0].len();
+        Ok(TensorBatch::new(TensorData::new(examples.concat(), [examples.len(), width])))
+    }
+    /// The squared distance of the vectors from 1.
+    fn loss(&self, model: &Table, ids: &Tensor<2, Int>, _: Pass<'_>) -> Result<Tensor<1>> {
+        let ids = ids.clone().flatten(0, 1);
+        let vectors = model.embedding.weight.val().select(0, ids);
+        let rows = (vectors - 1.0).powi_scalar(2).sum_dim(1).flatten(0, 1);
+        Ok(if self.0 == Fault::RowsOfLoss { rows } else { rows.sum() })
+    }
+    fn evaluate(&self, model: &Table, ids: &Tensor<2, Int>, pass: Pass<'_>) -> Result<Figures> {
+        let loss = Self(Fault::None).loss(model, ids, pass)?;
+        let rows = Tensor::ones([ids.dims()[0]], &ids.device());
+        Ok(match self.0 {
+            Fault::RowsOfFigure => vec![("loss", loss), ("accuracy", rows)],
+            Fault::NoLoss => vec![("accuracy", rows.sum()), ("loss", loss)],
+            _ => vec![("loss", loss), ("accuracy", rows.sum())],
+        })
+    }
+}
+
+/// The device's generator belongs to the process.
+static TRAINS: Mutex<()> = Mutex::new(());
+
+fn arguments(folder: &Path) -> TrainingArguments {
+    TrainingArguments {
+        on_existing: OnExisting::Resume,
+        max_steps: Some(6),
+        per_device_train_batch_size: 4.into(),
+        learning_rate: 0.1,
+        ..TrainingArguments::new(folder)
+    }
+}
+
+fn trainer(arguments: TrainingArguments, fault: Fault) -> Trainer<Task> {
+    let id = |index: usize| vec![index as i32 % 5];
+    let rows = |count: usize| (0..count).map(id).collect::<Vec<_>>();
+    Trainer::new(arguments, Task(fault), rows(16)).unwrap().with_validation(rows(8)).unwrap()
+}
+
+#[test]
+fn losses_and_figures_that_are_no_sums_are_refused() {
+    let _alone = TRAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let expected = [
+        (Fault::RowsOfLoss, "the loss of `Table` has shape [4], expected [1]: the sum over the batch"),
+        (Fault::RowsOfFigure, "`evaluate` of `Table`: `accuracy` has 2 values, expected 1: the sum over the batch"),
+        (Fault::NoLoss, "`evaluate` of `Table`: the first figure must be `loss`, got `accuracy`"),
+    ];
+    for (fault, message) in expected {
+        let error = trainer(arguments(&folder.path().join(format!("{fault:?}"))), fault).train().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(message), "{error}");
+    }
+    // So does an evaluation by itself.
+    let error = trainer(arguments(&folder.path().join("untrained")), Fault::RowsOfFigure).evaluate().unwrap_err();
+    assert!(error.to_string().contains("`accuracy` has 8 values, expected 1"), "{error}");
+}
