@@ -413,6 +413,11 @@ impl RunFolder {
         &self.path
     }
 
+    /// The folder of the model that the run writes at its end.
+    pub fn model(&self) -> PathBuf {
+        self.path.join(MODEL)
+    }
+
     /// The folder of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join(checkpoint::FOLDER)

@@ -166,7 +166,7 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// All weights of the model that a checkpoint's folder has.
-    fn load_weights(&mut self, path: &Path) -> Result<()> {
+    pub(super) fn load_weights(&mut self, path: &Path) -> Result<()> {
         let (model, report) = load_saved(self.state.model.clone(), path)?;
         if !report.new.is_empty() || !report.unused.is_empty() {
             return Err(Error::data(format!(

@@ -76,6 +76,8 @@ pub struct Trainer<T: TrainingTask> {
     /// The advice how to go on after an early end, where it is no command on the run.
     pub(super) way_on: Option<String>,
     pub(super) load_report: Option<LoadReport>,
+    /// The run of several ranks was complete already, so that no rank has its weights.
+    pub(super) is_unread: bool,
     /// The first lines of the run's log.
     pub(super) said: Vec<String>,
 }
@@ -91,8 +93,8 @@ pub struct TrainOutput {
     /// The texts that the model wrote at the end, when the config asks for them: each a prompt with
     /// its continuation.
     pub samples: Vec<String>,
-    /// The run that was to be continued was complete already: nothing was done, and nothing in its
-    /// folder touched.
+    /// The run that was to be continued was complete already: the trainer has read the model of the
+    /// run folder, unless there are several ranks, and nothing in the folder was touched.
     pub was_complete: bool,
 }
 
@@ -139,6 +141,7 @@ impl<T: TrainingTask> Trainer<T> {
             page: None,
             way_on: None,
             load_report,
+            is_unread: false,
             said: Vec::new(),
         })
     }
@@ -266,8 +269,15 @@ impl<T: TrainingTask> Trainer<T> {
     /// Evaluates the model as it is now on the validation data.
     ///
     /// # Errors
-    /// A run without validation data, data that cannot be read, a signal.
+    /// A run without validation data, data that cannot be read, a signal; several ranks whose run
+    /// was complete already, since they have not read its weights.
     pub fn evaluate(&self) -> Result<Evaluation> {
+        if self.is_unread {
+            return Err(Error::config(
+                "evaluate: the run was complete already, and its ranks have not read its weights",
+            )
+            .help("evaluate in a process without other ranks"));
+        }
         let validation = self.session.validation().cloned().ok_or_else(no_validation)?;
         evaluate(&self.world, &self.session.evaluation(validation), &self.state.model, &mut |_, _| {})
     }

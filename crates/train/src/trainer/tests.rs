@@ -1,6 +1,7 @@
 //! Runs of a small task, some of whose parts are wrong.
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -11,8 +12,9 @@ use kiln_models::layers::Embedding;
 use kiln_models::weights::StateDict;
 use kiln_models::{Compute, Pass};
 
-use super::Trainer;
+use super::{Trainer, setup::TrainOutput};
 use crate::arguments::{OnExisting, TrainingArguments};
+use crate::evaluation::Evaluation;
 use crate::task::{Figures, TensorBatch, TrainingTask};
 
 /// Numbers of 3 values, each with one that it shall come to.
@@ -84,6 +86,29 @@ fn trainer(arguments: TrainingArguments, fault: Fault) -> Trainer<Task> {
     let id = |index: usize| vec![index as i32 % 5];
     let rows = |count: usize| (0..count).map(id).collect::<Vec<_>>();
     Trainer::new(arguments, Task(fault), rows(16)).unwrap().with_validation(rows(8)).unwrap()
+}
+
+fn run(arguments: &TrainingArguments) -> (TrainOutput, Evaluation) {
+    let mut trainer = trainer(arguments.clone(), Fault::None);
+    let output = trainer.train().unwrap();
+    (output, trainer.evaluate().unwrap())
+}
+
+#[test]
+fn a_complete_run_gives_the_weights_that_it_has_written() {
+    let _alone = TRAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = arguments(folder.path());
+    let begun = trainer(arguments.clone(), Fault::None).evaluate().unwrap();
+    let (output, trained) = run(&arguments);
+    assert!(!output.was_complete && trained.metric("loss") < begun.metric("loss"));
+    let (output, again) = run(&arguments);
+    assert_eq!((output.was_complete, output.step), (true, 6));
+    assert_eq!(again, trained);
+    assert_eq!((again.metric("accuracy"), again.metric("acuracy")), (Some(1.0), None));
+    fs::write(folder.path().join("model/model.safetensors"), "nothing").unwrap();
+    let error = trainer(arguments, Fault::None).train().unwrap_err().to_string();
+    assert!(error.contains("model.safetensors"), "{error}");
 }
 
 #[test]

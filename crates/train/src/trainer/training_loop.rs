@@ -25,14 +25,15 @@ use crate::task::TrainingTask;
 
 impl<T: TrainingTask> Trainer<T> {
     /// Trains to the end of the plan, writes the run folder, and returns the summary. With
-    /// `run.on_existing = "resume"` it begins where the newest checkpoint stands. On the CPU this
-    /// thread is one of those that compute from then on ([`threads::compute_here`]).
+    /// `run.on_existing = "resume"` it begins where the newest checkpoint stands; of a run that was
+    /// complete already it reads the model that the run has written. On the CPU this thread is one
+    /// of those that compute from then on ([`threads::compute_here`]).
     ///
     /// # Errors
     /// Memory that does not suffice for a micro-batch of 1 (a larger one is halved, from the last
     /// good state on); data that cannot be read, a loss or gradient norm that is not finite, a
-    /// device or a disk that fails, a checkpoint of another run; a signal that stopped the run
-    /// after a checkpoint was saved.
+    /// device or a disk that fails, a checkpoint or a model of another run; a signal that stopped the
+    /// run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
         self.check_world()?;
         self.session.plan().check_evaluation()?;
@@ -45,10 +46,16 @@ impl<T: TrainingTask> Trainer<T> {
         #[cfg(feature = "cuda")]
         self.connect_devices()?;
         let Some((mut folder, checkpoint)) = self.open_folder()? else {
+            self.is_unread = true;
             self.end_run(None);
             return Ok(TrainOutput::of_other_rank(0));
         };
         if let Some(summary) = folder.complete.take() {
+            // The other ranks have no folder to read the weights from, and ranks evaluate together.
+            self.is_unread = self.world.is_shared();
+            if !self.is_unread {
+                self.load_weights(&folder.model())?;
+            }
             // The process that came to the end may have ended before this was done.
             self.end_run(Some(&folder));
             return Ok(TrainOutput { step: folder.status.step, summary, samples: Vec::new(), was_complete: true });
