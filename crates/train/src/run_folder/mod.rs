@@ -321,7 +321,9 @@ impl RunFolder {
         let ended = found.as_ref().is_some_and(|found| {
             let limit = plan.steps.max_duration;
             let out_of_time = limit.is_some_and(|limit| found.state.seconds >= limit.as_secs_f64());
-            out_of_time || found.state.scheduled(plan) >= plan.steps.total as u64
+            let mut best = Best::new(&plan.saving);
+            best.restore(&found.state.best);
+            out_of_time || best.is_exhausted() || found.state.scheduled(plan) >= plan.steps.total as u64
         });
         if ended && path.join(MODEL).exists() {
             let status = Status::read(&path).unwrap_or_else(|error| {

@@ -13,7 +13,7 @@ use kiln_models::weights::StateDict;
 use kiln_models::{Compute, Pass};
 
 use super::{Trainer, setup::TrainOutput};
-use crate::arguments::{OnExisting, TrainingArguments};
+use crate::arguments::{EvalStrategy, OnExisting, SaveStrategy, TrainingArguments};
 use crate::evaluation::Evaluation;
 use crate::task::{Figures, TensorBatch, TrainingTask};
 
@@ -128,4 +128,33 @@ fn losses_and_figures_that_are_no_sums_are_refused() {
     // So does an evaluation by itself.
     let error = trainer(arguments(&folder.path().join("untrained")), Fault::RowsOfFigure).evaluate().unwrap_err();
     assert!(error.to_string().contains("`accuracy` has 8 values, expected 1"), "{error}");
+}
+
+#[test]
+fn a_run_that_early_stopping_has_ended_is_complete() {
+    let _alone = TRAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = TrainingArguments {
+        eval_strategy: EvalStrategy::Steps,
+        eval_steps: Some(1.into()),
+        save_strategy: SaveStrategy::Steps,
+        save_steps: 2.into(),
+        early_stopping_patience: Some(1),
+        early_stopping_threshold: 1e6,
+        ..arguments(folder.path())
+    };
+    let (output, trained) = run(&arguments);
+    assert_eq!((output.was_complete, output.step), (false, 2));
+    let kept = || {
+        ["metrics.jsonl", "all_results.json", "status.json"]
+            .map(|name| fs::read_to_string(folder.path().join(name)).unwrap())
+    };
+    let before = kept();
+    assert!(before[2].contains("early stopping"), "{}", before[2]);
+    let (output, again) = run(&arguments);
+    assert_eq!((output.was_complete, output.step), (true, 2));
+    assert_eq!((kept(), again), (before, trained));
+    // More patience is another end.
+    let (output, _) = run(&TrainingArguments { early_stopping_patience: Some(10), ..arguments });
+    assert_eq!((output.was_complete, output.step), (false, 6));
 }
