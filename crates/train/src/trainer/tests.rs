@@ -34,6 +34,8 @@ enum Fault {
     RowsOfFigure,
     /// The first figure is another one.
     NoLoss,
+    /// A training example has an index that the table does not have.
+    Index,
 }
 
 #[derive(Debug, Clone)]
@@ -83,7 +85,7 @@ fn arguments(folder: &Path) -> TrainingArguments {
 }
 
 fn trainer(arguments: TrainingArguments, fault: Fault) -> Trainer<Task> {
-    let id = |index: usize| vec![index as i32 % 5];
+    let id = |index: usize| vec![if fault == Fault::Index && index == 9 { 7 } else { index as i32 % 5 }];
     let rows = |count: usize| (0..count).map(id).collect::<Vec<_>>();
     Trainer::new(arguments, Task(fault), rows(16)).unwrap().with_validation(rows(8)).unwrap()
 }
@@ -157,4 +159,14 @@ fn a_run_that_early_stopping_has_ended_is_complete() {
     // More patience is another end.
     let (output, _) = run(&TrainingArguments { early_stopping_patience: Some(10), ..arguments });
     assert_eq!((output.was_complete, output.step), (false, 6));
+}
+
+#[test]
+fn a_panic_on_the_host_is_no_failed_device() {
+    let _alone = TRAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let error = trainer(arguments(folder.path()), Fault::Index).train().unwrap_err().to_string();
+    assert!(error.contains(" panicked: ") && error.contains("the labels of the batch"), "{error}");
+    assert!(error.contains("run the program again with `on_existing = OnExisting::Resume`"), "{error}");
+    assert!(!error.contains("device") && !error.contains("kiln train"), "{error}");
 }

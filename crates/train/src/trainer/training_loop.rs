@@ -18,10 +18,14 @@ use super::tensorboard::TensorBoard;
 use super::{fault, recover};
 use crate::arguments::Integration;
 use crate::description::Outcome;
+use crate::engine::settings::DeviceKind;
 use crate::evaluation::figures;
 use crate::plan::check_metric;
 use crate::run_folder::{RunFolder, runs};
 use crate::task::TrainingTask;
+
+/// The advice how to go on with the run of a program, which no command continues.
+const CONTINUE_PROGRAM: &str = "run the program again with `on_existing = OnExisting::Resume`";
 
 impl<T: TrainingTask> Trainer<T> {
     /// Trains to the end of the plan, writes the run folder, and returns the summary. With
@@ -117,13 +121,14 @@ impl<T: TrainingTask> Trainer<T> {
         }
     }
 
-    /// `error` with the command that goes on with this run, where it leaves a run to go on with.
+    /// `error` with the advice how to go on with this run, where it leaves a run to go on with.
     fn advised(&self, folder: &RunFolder, error: Error) -> Error {
         // The folder of another rank, or of a measurement, goes with its process.
         if self.purpose != Purpose::Train || !self.world.is_root() {
             return error;
         }
-        let Some(mut way) = self.way_on.clone().or_else(|| runs::way_on(folder.path())) else { return error };
+        let way = self.way_on.clone().or_else(|| runs::way_on(folder.path()));
+        let mut way = way.unwrap_or_else(|| CONTINUE_PROGRAM.into());
         if self.world.is_shared() && self.way_on.is_none() {
             way += &format!(" in {} ranks", self.world.size());
         }
@@ -181,9 +186,13 @@ impl<T: TrainingTask> Trainer<T> {
         // Some failures of a device come as panics of this thread.
         let output = catch_unwind(AssertUnwindSafe(|| self.run(folder, &mut run))).unwrap_or_else(|payload| {
             let (step, message) = (run.progress.step + 1, panics::message(&*payload));
-            Err(if run.guard.panics().is_empty() {
-                Error::panicked(format_args!("step {step}"), &message)
-                    .help(format!("what the device holds is lost; {CONTINUE}"))
+            let panicked = Error::panicked(format_args!("step {step}"), &message);
+            let is_on_host = self.session.plan().engine.device.kind == DeviceKind::Cpu;
+            Err(if is_on_host && panicked.kind() == ErrorKind::Device {
+                // No device has failed, and no memory is lost.
+                panicked.help(format!("look at the shapes and the labels of the batch, and at callbacks; {CONTINUE}"))
+            } else if run.guard.panics().is_empty() {
+                panicked.help(format!("what the device holds is lost; {CONTINUE}"))
             } else {
                 device_error(&message).at(format_args!("step {step}"))
             })
