@@ -182,8 +182,8 @@ pub(crate) fn figures<T: TrainingTask>(
     Ok(own.metrics().ok().map(|figures| figures.into_iter().map(|(name, _)| name).collect()))
 }
 
-/// The figures of `batch` by [`TrainingTask::evaluate`]. Where no evaluator takes them, the first is
-/// the `loss`, and each is one sum.
+/// The figures of `batch` by [`TrainingTask::evaluate`]. Where no evaluator takes them, the first
+/// is the `loss`, and each is one sum.
 ///
 /// # Errors
 /// Other figures, and an error of [`TrainingTask::evaluate`].

@@ -6,7 +6,7 @@ pub use kiln_core::fingerprint;
 pub use kiln_models::weights::{StateDict, load_saved};
 pub use kiln_models::{Compute, Pass};
 
-pub use crate::arguments::{EvalStrategy, OnExisting, TrainingArguments};
+pub use crate::arguments::{EvalStrategy, OnExisting, SaveStrategy, TrainingArguments};
 pub use crate::engine::settings::CompilerMode;
 pub use crate::task::{Figures, TensorBatch, TokenBatch, TrainingTask};
-pub use crate::trainer::Trainer;
+pub use crate::trainer::{StopAfter, Trainer};

@@ -98,8 +98,8 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
     /// alone. A task with an [evaluator](Self::evaluator) gives it values of any length.
     ///
     /// # Errors
-    /// A batch without labels. Without an evaluator, another first figure than the `loss` and one of
-    /// another shape are refused.
+    /// A batch without labels. Without an evaluator, another first figure than the `loss` and one
+    /// of another shape are refused.
     fn evaluate(&self, model: &Self::Model, batch: &OnDevice<Self>, pass: Pass<'_>) -> Result<Figures> {
         Ok(vec![("loss", self.loss(model, batch, pass)?)])
     }

@@ -36,8 +36,8 @@ impl<T: TrainingTask> Trainer<T> {
     /// # Errors
     /// Memory that does not suffice for a micro-batch of 1 (a larger one is halved, from the last
     /// good state on); data that cannot be read, a loss or gradient norm that is not finite, a
-    /// device or a disk that fails, a checkpoint or a model of another run; a signal that stopped the
-    /// run after a checkpoint was saved.
+    /// device or a disk that fails, a checkpoint or a model of another run; a signal that stopped
+    /// the run after a checkpoint was saved.
     pub fn train(&mut self) -> Result<TrainOutput> {
         self.check_world()?;
         self.session.plan().check_evaluation()?;
