@@ -24,7 +24,7 @@ struct Table {
 }
 impl StateDict for Table {}
 
-/// What is wrong with a [`Task`].
+/// The fault of a [`Task`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
     None,
