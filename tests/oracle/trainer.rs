@@ -102,9 +102,10 @@ fn check_mode(case: &str, kind: &str, task: &str, compiler: &str, precision: &st
         assert_eq!(&got[name].0, shape, "{name}");
         // Adding a number to all scores of a query changes no weight of its keys, so the true
         // gradient of the keys' bias is 0, and Adam makes whole steps of what rounding leaves of
-        // it. On the CPU that is PyTorch's rounding up to 1e-3.
+        // it. On the CPU in f32 that is PyTorch's rounding up to 1e-3; in bf16 none of it is
+        // alike.
         let keys = match name {
-            _ if device() == "cpu" => 0..0,
+            _ if device() == "cpu" && precision == "f32" => 0..0,
             name if name.ends_with("c_attn.bias") => values.len() / 3..2 * values.len() / 3,
             name if name.ends_with("key.bias") => 0..values.len(),
             _ => 0..0,
@@ -112,8 +113,10 @@ fn check_mode(case: &str, kind: &str, task: &str, compiler: &str, precision: &st
         let without_keys = |values: &[f32]| [&values[..keys.start], &values[keys.end..]].concat();
         let off = relative_l2(&without_keys(&got[name].1), &without_keys(values));
         assert!(off < of_weights, "{name}: off by {off}");
-        let off = relative_l2(&got[name].1[keys.clone()], &values[keys.clone()]);
-        assert!(off < 1e-2, "{name}, keys: off by {off}");
+        if precision == "f32" {
+            let off = relative_l2(&got[name].1[keys.clone()], &values[keys.clone()]);
+            assert!(off < 1e-2, "{name}, keys: off by {off}");
+        }
     }
 }
 
@@ -185,6 +188,21 @@ fn llama_lm_with_rows_over_several_steps() {
 #[test]
 fn qwen3_lm_with_rows_over_several_steps() {
     check("trainer-window-qwen3-lm", "qwen3", "clm");
+}
+
+#[test]
+fn gpt2_lm_in_bf16() {
+    check_bf16("trainer-window-gpt2-lm", "gpt2", "clm");
+}
+
+#[test]
+fn bert_mlm_in_bf16() {
+    check_bf16("trainer-window-bert-mlm", "bert", "mlm");
+}
+
+#[test]
+fn bert_classification_in_bf16() {
+    check_bf16("trainer-window-bert-classification", "bert", "sequence-classification");
 }
 
 #[test]
