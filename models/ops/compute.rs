@@ -13,8 +13,8 @@
 //! gradients are f32 and are added so. The gradient of a bias that such an operator adds is the f32
 //! sum of gradients that are rounded, as PyTorch's is. Fused products there round less: a product
 //! without a bias whose result is read in f32, and the gradient of a weight, are the f32 sums
-//! themselves. On CUDA's tensor cores a product whose result is narrow adds its bias, and those of a
-//! feed-forward block activate and differentiate, with the same roundings
+//! themselves. On CUDA's tensor cores a product whose result is narrow adds its bias, and those of
+//! a feed-forward block activate and differentiate, with the same roundings
 //! (`ops::linear::feed_forward`).
 //!
 //! Fused operators round less on the CPU. A fused product rounds its operands itself; its result,
@@ -296,6 +296,7 @@ fn left_to(norm: Operator, device: &Device, ops: Ops) -> Option<Left> {
 pub struct PostNorm(Normalised);
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // handles that live for one call
 enum Normalised {
     Rows(Tensor<2>),
     Sum { sum: Stream, weight: Tensor<1>, bias: Tensor<1>, eps: f64, ops: Ops },
@@ -456,7 +457,8 @@ impl<'a> Pass<'a> {
         Operands { dtype, packed: self.copies.filter(|_| is_packed).and_then(|copies| copies.packed(weight)) }
     }
 
-    /// `weight` as the right factor of a fused product on `device`, and how that takes its operands.
+    /// `weight` as the right factor of a fused product on `device`, and how that takes its
+    /// operands.
     fn right_factor(self, device: &Device, weight: &Param<Tensor<2>>) -> (Tensor<2>, Operands) {
         let operands = self.operands(device, weight);
         let has_copy = self.copies.is_some() && !self.compute.casts_nothing(device);

@@ -100,8 +100,8 @@ pub(in crate::ops) trait NormKernels: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// `(y, rows, sum, statistics)`: [`norm`](Self::norm) of `residual + drop(x + bias)`, of `x` of
-    /// any type, in f32; without `has_bias` that bias is not read. The rows are those of the sum, or
-    /// where it `copies` those of `y` in f32.
+    /// any type, in f32; without `has_bias` that bias is not read. The rows are those of the sum,
+    /// or where it `copies` those of `y` in f32.
     #[fusion(meta = |_x, _bias, _has_bias, residual, _seed, _p, _weight, _norm_bias, _eps, dtype, _copies| {
         let y = TensorSpec::new(residual.shape.clone(), (*dtype).into());
         (y, residual.clone(), residual.clone(), shaped(residual, [residual.shape[0], 2]))

@@ -205,8 +205,8 @@ pub(super) trait LayerNormKernel: DropoutKernel {
     /// The result, and what is saved.
     fn forward(inputs: Inputs<Self>) -> (FloatTensor<Self>, Saved<FloatTensor<Self>>);
 
-    /// The result for a sum, the rows that are handed on, and what is saved. The CPU makes a
-    /// sum before it is normalised, so that this composition is there for a backend without a kernel.
+    /// The result for a sum, the rows that are handed on, and what is saved. The CPU makes a sum
+    /// before it is normalised; this composition is for a backend without a kernel of its own.
     fn forward_of_sum(inputs: OfSum<Self>) -> (FloatTensor<Self>, FloatTensor<Self>, Saved<FloatTensor<Self>>) {
         let OfSum { sum, weight, bias, eps, dtype, hands_on, .. } = inputs;
         let x = Self::bias_drop_add(sum);

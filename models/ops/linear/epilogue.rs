@@ -1,12 +1,15 @@
 //! Products with an epilogue: the kernels are those that Burn multiplies with (`cubek`), told what
 //! to do to each vector of their result before they write it. Burn's own choice among them takes
 //! no such results, so the choice here is one of the same candidates.
+#![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use std::marker::PhantomData;
 
+use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::tensor::FloatDType;
 use burn_backend::cubecl::autotune::with_roofline_bounds;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
@@ -16,6 +19,7 @@ use cubecl::CubeTuneId;
 use cubecl::client::Client;
 use cubecl::features::Tma;
 use cubecl::frontend::barrier::BarrierExpand;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::LinearView;
 use cubecl::std::tensor::{
@@ -49,9 +53,8 @@ use cubek::matmul::tune_key::{MatmulAutotuneKey, should_tune_double_buffering};
 use cubek::std::InputBinding;
 use kiln_core::model_config::Activation;
 
-use super::cube::BiasKernels;
 use crate::ops::cube::product::ProductKernels;
-use crate::ops::cube::{addresses, dims2, element, empty, rows_of, shaped};
+use crate::ops::cube::{addresses, buffer, by_element, dims2, element, empty, empty_in, rows_of, shaped, vector};
 use crate::ops::device::multiplies;
 use crate::ops::gelu::cube::{ActivationKernels, activate, cdf, density};
 
@@ -194,16 +197,19 @@ impl Product {
         }
     }
 
-    /// The result, by one launch of the routine `A`, which takes its operands as `MA` says.
-    fn joined<MA: Loading, A: BatchMatmulRoutine<()>>(&self, args: A::Strategy) -> Result<CubeTensor, MatmulSetupError>
+    /// Writes the result, by one launch of the routine `A`, which takes its operands as `MA` says.
+    fn joined<MA: Loading, A: BatchMatmulRoutine<()>>(
+        &self,
+        out: &CubeTensor,
+        args: A::Strategy,
+    ) -> Result<(), MatmulSetupError>
     where
         InputArg<MA>: ConcreteInputsFactory<A>,
         OutputArg<MA>: ConcreteOutputFactory<A>,
     {
         let Self { x, weight, bias, u, finish } = self;
         let client = &x.client;
-        let out = empty(x, self.shape());
-        let of = MatmulGlobalElems { lhs: element(x), rhs: element(weight), out: element(&out) };
+        let of = MatmulGlobalElems { lhs: element(x), rhs: element(weight), out: element(out) };
         let problem = MatmulProblem::from_shapes_and_strides(
             x.shape(),
             weight.shape(),
@@ -212,7 +218,7 @@ impl Product {
             weight.meta.strides().clone(),
             out.meta.strides().clone(),
             of.clone(),
-            addresses([x, weight, &out]),
+            addresses([x, weight, out]),
             None,
             None,
         )?;
@@ -245,9 +251,8 @@ impl Product {
             )
         };
         let epilogue = EpilogueLaunch::new(bias.clone().into_linear_view(), *finish);
-        let results = ResultsLaunch::new(result(&out), result(u.as_ref().unwrap_or(&out)), epilogue);
-        launch_kernel::<Finished<MA>, A>(client, input, results, (), info)?;
-        Ok(out)
+        let results = ResultsLaunch::new(result(out), result(u.as_ref().unwrap_or(out)), epilogue);
+        launch_kernel::<Finished<MA>, A>(client, input, results, (), info)
     }
 }
 
@@ -377,10 +382,13 @@ where
     InputArg<MA>: ConcreteInputsFactory<A>,
     OutputArg<MA>: ConcreteOutputFactory<A>,
 {
-    let launch = move |product: Product| match product.joined::<MA, A>(args.clone()) {
-        // It may have been chosen for other sizes with the same key.
-        Err(MatmulSetupError::InvalidConfig(_)) if stages == Stages::Ordered => Ok(product.apart()),
-        result => result.map_err(|error| format!("{error:?}")),
+    let launch = move |product: Product| {
+        let out = empty(&product.x, product.shape());
+        match product.joined::<MA, A>(&out, args.clone()) {
+            // It may have been chosen for other sizes with the same key.
+            Err(MatmulSetupError::InvalidConfig(_)) if stages == Stages::Ordered => Ok(product.apart()),
+            result => result.map(|()| out).map_err(|error| format!("{error:?}")),
+        }
     };
     Tunable::new(name, launch).group(group, move |key| {
         let factors = [key.definition.lhs_stride_factor, key.definition.rhs_stride_factor];
@@ -609,7 +617,7 @@ impl<E: CubePrimitive> ViewOperationsMutExpand<E, BatchedCoords> for FinishingEx
     }
 
     fn __expand_write_checked_method(&self, scope: &Scope, at: At, value: E::ExpandType) {
-        let is_inside = self.result.__expand_is_in_bounds_method(scope, at.clone());
+        let is_inside = self.result.__expand_is_in_bounds_method(scope, at);
         if_expand(scope, is_inside, |scope| write::expand::<E>(scope, self, at, value));
     }
 
@@ -622,105 +630,69 @@ impl<E: CubePrimitive> ViewOperationsMutExpand<E, BatchedCoords> for FinishingEx
     }
 }
 
-#[cfg(test)]
-mod tests {
-    #![cfg(feature = "cuda")]
-    #![allow(clippy::unwrap_used)]
+/// The kernel that adds a bias by itself, as an operation of a backend.
+#[backend_extension(Cube, Fusion)]
+pub(in crate::ops) trait BiasKernels: Backend {
+    /// `bias [width]`, in f32, added to every row of `x [rows, width]`, of any type; the sum, which
+    /// is f32, in `dtype`.
+    #[fusion(meta = |x, _bias, dtype| TensorSpec::new(x.shape.clone(), (*dtype).into()))]
+    fn add_bias(x: FloatTensor<Self>, bias: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self>;
+}
 
-    use burn::backend::DispatchDevice;
-    use burn::tensor::{Device, TensorData};
-    use half::bf16;
-
-    use super::*;
-
-    /// Runs the routine of one candidate, and tells its name where the device has it.
-    type Run<'a> = &'a mut dyn FnMut(&str, &dyn Fn(&Product) -> Result<CubeTensor, MatmulSetupError>);
-
-    fn each<MA: Loading, A: BatchMatmulRoutine<()>>(name: &str, args: A::Strategy, run: Run<'_>)
-    where
-        InputArg<MA>: ConcreteInputsFactory<A>,
-        OutputArg<MA>: ConcreteOutputFactory<A>,
-    {
-        run(name, &|product| product.joined::<MA, A>(args.clone()));
-    }
-
-    /// The routines of the candidates, with operands on tensor cores by `tile_matmul`.
-    fn routines(tile_matmul: TileMatmulKind, run: Run<'_>) {
-        for multi_rows in [false, true] {
-            let args = SimpleArgs { multi_rows, tile_matmul };
-            each::<TensorArgs, SimpleAlgorithm>("simple", args.clone(), run);
-            each::<TensorMapArgs, SimpleTmaAlgorithm>("simple_tma", args, run);
+impl BiasKernels for CubeBackend {
+    fn add_bias(x: CubeTensor, bias: CubeTensor, dtype: FloatDType) -> CubeTensor {
+        let ((x, pitch), bias) = (rows_of(x), into_contiguous(bias));
+        let [rows, width] = dims2(&x);
+        let y = empty_in(&x, [rows, width], dtype.into());
+        let vector = vector(&x, [width, pitch]).min(vector(&y, [width]));
+        let n = rows * width / vector;
+        let (count, dim) = by_element(&x, n);
+        // SAFETY: a unit touches its own vector, if there is one, and the bias of its columns.
+        unsafe {
+            add_bias_each::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                addresses([&x, &y]),
+                vector,
+                buffer(&x),
+                buffer(&bias),
+                buffer(&y),
+                n,
+                width / vector,
+                pitch / vector,
+                element(&x),
+                element(&y),
+            );
         }
-        for rows in [4, 8] {
-            let (partition_k, row_count, rows_per_plane) = (Some(2), Some(rows), Some(2));
-            let args = OrderedSelectionArgs { tile_matmul, partition_k, row_count, rows_per_plane };
-            each::<TensorArgs, OrderedDoubleBufferingAlgorithm>("ordered", args, run);
-        }
-        for specialized in [false, true] {
-            let args = DoubleBufferingArgs { tile_matmul, specialized };
-            each::<TensorArgs, CyclicDoubleBufferingAlgorithm>("double", args, run);
-        }
-        let args = SpecializedStrategy { tile_matmul };
-        each::<TensorArgs, SpecializedCyclic>("specialized", args.clone(), run);
-        each::<TensorMapArgs, SpecializedAlgorithm>("specialized_tma", args, run);
-    }
-
-    /// Autotune runs one of the candidates, and in tests the first: here each routine that the
-    /// device has computes the same products as the kernels of the operators. Their sums are exact,
-    /// so that they do not depend on their order.
-    #[test]
-    fn every_candidate_has_the_bits_of_the_operators() {
-        if std::env::var("KILN_TEST_DEVICE").as_deref() != Ok("cuda") {
-            eprintln!("skipped: the candidates are those of CUDA devices");
-            return;
-        }
-        let device = Device::cuda(0);
-        let DispatchDevice::Cube(device) = device.as_dispatch() else { panic!("{device:?} is no device of CubeCL") };
-        let values = |n: usize, by: usize| (0..n).map(move |i| ((i * by + i / 7) % 17) as f32 / 8.0 - 1.0);
-        let mut ran = std::collections::BTreeSet::new();
-        for ([rows, d_in, width], is_tanh) in [([129, 72, 136], true), ([65, 48, 67], false), ([63, 17, 40], true)] {
-            let matrix = |rows: usize, columns: usize, by: usize| {
-                let values = values(rows * columns, by).map(bf16::from_f32).collect::<Vec<_>>();
-                CubeBackend::float_from_data(TensorData::new(values, [rows, columns]), device)
-            };
-            let (x, weight, u) = (matrix(rows, d_in, 5), matrix(d_in, width, 3), matrix(rows, width, 13));
-            let transposed = CubeBackend::float_transpose(matrix(width, d_in, 3));
-            let bias = TensorData::new(values(width, 11).collect::<Vec<_>>(), [width]);
-            let bias = CubeBackend::float_from_data(bias, device);
-            let bytes = rows * width * size_of::<bf16>();
-            let read = |x: &CubeTensor| x.client.read_one(x.handle.clone()).unwrap()[..bytes].to_vec();
-            for finish in [Finish::Bias, Finish::Gelu { is_tanh }, Finish::Derivative { is_tanh }] {
-                let product = || {
-                    let (weight, u) = match finish {
-                        Finish::Bias => (&weight, None),
-                        Finish::Gelu { .. } => (&weight, Some(empty(&x, [rows, width]))),
-                        Finish::Derivative { .. } => (&transposed, Some(into_contiguous(u.clone()))),
-                    };
-                    Product::new(x.clone(), weight.clone(), bias.clone(), u, finish)
-                };
-                let apart = product();
-                let kept = apart.u.clone();
-                let expected = read(&apart.apart());
-                let kept = kept.map(|u| read(&u));
-                for tile_matmul in [TileMatmulKind::Cmma, TileMatmulKind::Mma] {
-                    routines(tile_matmul, &mut |name, joined| {
-                        let (product, what) = (product(), format!("{name} {tile_matmul:?}, {finish:?}, {rows} rows"));
-                        match joined(&product) {
-                            Err(MatmulSetupError::Unavailable(_) | MatmulSetupError::InvalidConfig(_)) => {}
-                            Err(error) => panic!("{what}: {error:?}"),
-                            Ok(got) => {
-                                assert!(read(&got) == expected, "{what}");
-                                assert_eq!(product.u.as_ref().map(read), kept, "{what}: the product that is kept");
-                                ran.insert(format!("{name} {tile_matmul:?} {finish:?}"));
-                            }
-                        }
-                    });
-                }
-            }
-        }
-        eprintln!("{ran:#?}");
-        for name in ["simple Cmma Bias", "simple Mma Gelu", "double Mma Derivative", "ordered Mma Derivative"] {
-            assert!(ran.iter().any(|ran| ran.starts_with(name)), "{name} did not run: {ran:?}");
-        }
+        y
     }
 }
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn add_bias_each<F: Float, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    bias: &[f32],
+    y: &mut [Vector<G, N>],
+    count: usize,
+    width: usize,
+    pitch: usize,
+    #[define(F)] _of_x: ElemType,
+    #[define(G)] _of_y: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= count {
+        terminate!();
+    }
+    let lanes = N::value().comptime();
+    let column = i % width;
+    let mut sum = Vector::<f32, N>::cast_from(x[i / width * pitch + column]);
+    #[unroll]
+    for k in 0..lanes {
+        sum.insert(k, sum.extract(k) + bias[column * lanes + k]);
+    }
+    y[i] = Vector::cast_from(sum);
+}
+
+#[cfg(test)]
+mod tests;
