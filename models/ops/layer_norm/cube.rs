@@ -364,6 +364,7 @@ pub(in crate::ops) fn backward(
             strips.strips,
             threshold(p),
             scale(p),
+            1.0 / width as f32,
             rows_of_added == Some(HandsOn::Sum),
             rows_of_added == Some(HandsOn::Result),
             has_bias,
@@ -521,6 +522,7 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
     strips: usize,
     threshold: u32,
     scale: f32,
+    per_width: f32,
     #[comptime] adds: bool,
     #[comptime] adds_first: bool,
     #[comptime] has_bias: bool,
@@ -560,7 +562,6 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
         of_bias[j] = zero;
         of_term[j] = zero;
     }
-    let width = f32::cast_from(vectors * lanes);
     for round in 0..comptime!(form.rounds()) {
         let row = strip * comptime!(form.rows()) + round * form.groups + group;
         let is_row = row < rows;
@@ -603,9 +604,9 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
         let (sum_g, sum_gn) = group_sums(sum_g, sum_gn, &mut scratch, form);
         let mut mean_g = 0.0f32;
         if comptime!(has_bias) {
-            mean_g = sum_g / width;
+            mean_g = sum_g * per_width; // as in `norm_rows`, a division spills registers
         }
-        let mean_gn = sum_gn / width;
+        let mean_gn = sum_gn * per_width;
         if is_row {
             #[unroll]
             for j in 0..form.each {
