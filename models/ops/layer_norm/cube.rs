@@ -604,7 +604,7 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
         let (sum_g, sum_gn) = group_sums(sum_g, sum_gn, &mut scratch, form);
         let mut mean_g = 0.0f32;
         if comptime!(has_bias) {
-            mean_g = sum_g * per_width; // as in `norm_rows`, a division spills registers
+            mean_g = sum_g * per_width; // a division spills registers here too
         }
         let mean_gn = sum_gn * per_width;
         if is_row {
