@@ -505,7 +505,7 @@ fn norm_rows<F: Float, G: Float, N: Size>(
 /// A strip's sums over columns of `dy n`, and with a bias those of `dy` behind them, are a row of
 /// `parts`. Where the row is a sum that `has_term`, the gradient of that, dropped out where it
 /// `drops`, is written to `dterm`, if that is another than `dx`, and has the last sums. Each number
-/// is read once: a unit holds those of its row in registers.
+/// of a row is read once: a unit holds its share in registers.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_backward_strips<F: Float, G: Float, N: Size>(
     x: &[Vector<f32, N>],
@@ -544,7 +544,6 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
     let lane = UNIT_POS as usize % form.lanes;
     let group = UNIT_POS as usize / form.lanes;
     let zero = Vector::<f32, N>::new(0.0f32);
-    let mut weights = Array::<Vector<f32, N>>::new(form.each);
     let mut normalised = Array::<Vector<f32, N>>::new(form.each);
     let mut gradients = Array::<Vector<f32, N>>::new(form.each);
     let mut of_weight = Array::<Vector<f32, N>>::new(form.each);
@@ -552,12 +551,6 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
     let mut of_term = Array::<Vector<f32, N>>::new(form.each);
     #[unroll]
     for j in 0..form.each {
-        let at = lane + comptime!(j * form.lanes);
-        let mut load = zero;
-        if at < vectors {
-            load = weight[at];
-        }
-        weights[j] = load;
         of_weight[j] = zero;
         of_bias[j] = zero;
         of_term[j] = zero;
@@ -579,20 +572,21 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
             let at = lane + comptime!(j * form.lanes);
             let mut normal = zero;
             let mut g = zero;
+            let mut scaled = zero;
             if is_row && at < vectors {
                 normal = (x[start + at] - Vector::<f32, N>::new(mean)) * Vector::<f32, N>::new(rstd);
                 g = Vector::<f32, N>::cast_from(dy[start + at]);
                 if comptime!(adds_first) {
                     g = g + added[start + at];
                 }
+                scaled = g * weight[at]; // read again for each row: weights in registers are spilled
             }
             of_weight[j] = of_weight[j] + g * normal;
             of_bias[j] = of_bias[j] + g;
-            g = g * weights[j];
-            sums_g = sums_g + g;
-            sums_gn = sums_gn + g * normal;
+            sums_g = sums_g + scaled;
+            sums_gn = sums_gn + scaled * normal;
             normalised[j] = normal;
-            gradients[j] = g;
+            gradients[j] = scaled;
         }
         let mut sum_g = 0.0f32;
         let mut sum_gn = 0.0f32;
