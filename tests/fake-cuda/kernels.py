@@ -64,8 +64,9 @@ BOUNDS = {"gpt2-small-b8-bf16": (328, 27.0), "bert-base-128-bf16": (490, 14.7), 
 
 # Most registers of a thread, and most bytes that ptxas spills at 8.0 and at 9.0, in Kiln's kernels whose name begins so. Attention
 # holds tiles in registers; its blocks are two a multiprocessor at least, and ptxas spills a few bytes of some variants to have three or
-# four. It keeps `add_parts` at 56 registers by a spill.
-MOST = {"flash_": (255, 24, 24), "add_parts": (64, 0, 8), "": (128, 0, 0)}
+# four. So it does with the backward of a norm, which it gives 75 to 111 registers and no spill where two blocks are asked for
+# (`__launch_bounds__(256, 2)`, which CubeCL cannot write). It keeps `add_parts` at 56 registers by a spill.
+MOST = {"flash_": (255, 24, 24), "norm_backward": (128, 8, 8), "add_parts": (64, 0, 8), "": (128, 0, 0)}
 
 
 def model_of(case):

@@ -579,7 +579,7 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
                 if comptime!(adds_first) {
                     g = g + added[start + at];
                 }
-                scaled = g * weight[at]; // read again for each row: weights in registers are spilled
+                scaled = g * weight[at]; // read for each row: ptxas spills more where registers hold it
             }
             of_weight[j] = of_weight[j] + g * normal;
             of_bias[j] = of_bias[j] + g;
@@ -598,7 +598,7 @@ fn norm_backward_strips<F: Float, G: Float, N: Size>(
         let (sum_g, sum_gn) = group_sums(sum_g, sum_gn, &mut scratch, form);
         let mut mean_g = 0.0f32;
         if comptime!(has_bias) {
-            mean_g = sum_g * per_width; // a division spills registers here too
+            mean_g = sum_g * per_width;
         }
         let mean_gn = sum_gn * per_width;
         if is_row {
