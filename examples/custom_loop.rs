@@ -12,7 +12,7 @@ use kiln::data::{BatchLabels, PaddedBatch};
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::schedule::Schedule;
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
-use kiln::task::DeviceBatch;
+use kiln::task::{CausalLm, DeviceBatch};
 use kiln::trainer::step_closures::{StepClosures, When};
 use kiln_models::{Gpt2Config, Model, ModelConfig};
 
@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     let mut closures = StepClosures::default();
 
     for step in 0..STEPS {
-        let batch = DeviceBatch::new(Task::Clm, &batch(step as u64), &device)?;
+        let batch = DeviceBatch::new(&CausalLm, &batch(step as u64), &device)?;
         let logits = model.forward(batch.input.clone(), true);
         let loss = batch.loss(logits)?; // a sum and a count
         let grads = GradientsParams::from_grads(loss.sum.backward(), &model);

@@ -16,7 +16,7 @@ use kiln_models::weights::{NamedTensor, Parameter, StateDict, parameters, to_hf_
 use crate::config::Task;
 use crate::reads::read_values;
 use crate::session::model_folder::ModelFolder;
-use crate::task::{DeviceBatch, LossOptions, span_logits};
+use crate::task::{DeviceBatch, LossOptions, model_task};
 
 /// Runs `batch` through the model without dropout and returns, in this order:
 /// - `logits`: `[batch, seq, vocab]`, `[batch, seq, num_labels]` for token classification, `[batch,
@@ -35,26 +35,14 @@ pub fn forward(
     gradients: bool,
     device: &Device,
 ) -> Result<Vec<NamedTensor>> {
-    let (rows, seq, choices) = (batch.rows, batch.seq_len, batch.sequences());
-    let batch = DeviceBatch::new(task, batch, device)?;
+    let (task, rows) = (model_task(task), batch);
+    let batch = DeviceBatch::new(task, rows, device)?;
     let logits = folder.model.forward(batch.input.clone(), false);
-    let mut out = Vec::new();
-    let mut push = |name: &str, shape: Vec<usize>, tensor: Tensor<2>| -> Result<()> {
-        out.push(NamedTensor { name: name.into(), shape, data: read_values(tensor)? });
-        Ok(())
+    let outputs = task.outputs(logits.clone(), rows).into_iter();
+    let read = |(name, shape, tensor)| -> Result<_> {
+        Ok(NamedTensor { name: String::from(name), shape, data: read_values::<2>(tensor)? })
     };
-    let width = logits.dims()[1];
-    match task {
-        Task::QuestionAnswering => {
-            push("start_logits", vec![rows, seq], span_logits(logits.clone(), rows, 0))?;
-            push("end_logits", vec![rows, seq], span_logits(logits.clone(), rows, 1))?;
-        }
-        Task::Clm | Task::Mlm | Task::TokenClassification => push("logits", vec![rows, seq, width], logits.clone())?,
-        Task::SequenceClassification | Task::MultiLabelClassification | Task::Regression => {
-            push("logits", vec![rows, width], logits.clone())?;
-        }
-        Task::MultipleChoice => push("logits", vec![rows / choices, choices], logits.clone())?,
-    }
+    let mut out = outputs.map(read).collect::<Result<Vec<_>>>()?;
     if batch.targets.is_none() {
         if gradients {
             return Err(Error::data("--gradients needs labels, and the batch has none"));

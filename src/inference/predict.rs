@@ -27,7 +27,7 @@ use crate::reads::read_values;
 use crate::session::inputs::squad::span_options;
 use crate::session::inputs::table::{encoder, pad_id};
 use crate::session::model_folder::ModelFolder;
-use crate::task::{DeviceBatch, span_logits};
+use crate::task::{DeviceBatch, model_task, span_logits};
 
 /// The rows and the options of a prediction.
 #[derive(Debug, Clone)]
@@ -429,7 +429,7 @@ impl Predictor<'_> {
         }
         let pad_id = pad_id(&folder.config, &self.tokenizer);
         let batch = collate(examples, pad_id.unwrap_or(0), &Padding::default(), examples.len())?;
-        DeviceBatch::new(task, &batch, device)
+        DeviceBatch::new(model_task(task), &batch, device)
     }
 
     /// Answers to the questions of a file.

@@ -31,9 +31,9 @@ use super::card::card;
 use super::generation_config::{self, GENERATION_CONFIG};
 use crate::config::{DataSection, ModelSection, RunConfig, Task, TrainingArguments};
 use crate::plan::{self, Architecture, Facts, RunPlan, SamplePlan, TrainFacts, TrainPlan, model_config};
-use crate::task::evaluator::{ComputeMetrics, EvalPrediction, Predictions, WithMetrics};
+use crate::task::evaluator::{ComputeMetrics, EvalPrediction, TaskEvaluator, WithMetrics};
 use crate::task::generate::Generator;
-use crate::task::{DeviceBatch, Targets, TaskBatch, loss_options};
+use crate::task::{DeviceBatch, ModelTask, Targets, TaskBatch, loss_options, model_task};
 
 /// The file of a chat template.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
@@ -120,6 +120,11 @@ impl BuiltIn {
         }
     }
 
+    /// The labels, loss and figures of its task.
+    fn definition(&self) -> &'static dyn ModelTask {
+        model_task(self.task)
+    }
+
     /// The architecture of the model, its task and its origin.
     pub(super) fn architecture(&self) -> Architecture {
         Architecture {
@@ -177,7 +182,7 @@ impl TrainingTask for BuiltIn {
     }
 
     fn loss_options(&self, arguments: &TrainingArguments) -> Result<LossOptions> {
-        loss_options(arguments, self.task, &self.model_config)
+        loss_options(arguments, self.definition(), &self.model_config)
     }
 
     fn model(&self, compute: Compute, device: &Device) -> Result<Model> {
@@ -291,7 +296,7 @@ impl TrainingTask for BuiltIn {
             limits.check(example).map_err(|error| error.at(format_args!("row {row} of a batch")))?;
         }
         let batch = Collator { pad_id: self.pad_id, padding: self.padding.clone(), rows }.collate(examples)?;
-        Ok(TaskBatch { batch, task: self.task, loss: self.loss.clone() })
+        Ok(TaskBatch { batch, task: self.definition(), loss: self.loss.clone() })
     }
 
     fn loss(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Tensor<1>> {
@@ -307,18 +312,17 @@ impl TrainingTask for BuiltIn {
     fn evaluate(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Figures> {
         let logits = model.logits(&batch.input, pass);
         let own = self.compute_metrics.is_some().then(|| logits.clone());
-        let mut values = Predictions::values(self.task, batch, logits, &self.loss)?;
-        values.extend(own.map(|logits| {
+        let mut figures = TaskEvaluator::figures(self.definition(), batch, logits, &self.loss)?;
+        figures.extend(own.map(|logits| {
             let [rows, width] = logits.dims();
             let rows = rows / batch.input.input_ids.dims()[0] * batch.examples;
-            logits.slice([0..rows, 0..width]).reshape([rows * width])
+            ("logits", logits.slice([0..rows, 0..width]).reshape([rows * width]))
         }));
-        // The evaluator knows them by their order.
-        Ok(values.into_iter().map(|values| ("values", values)).collect())
+        Ok(figures)
     }
 
     fn metrics(&self) -> Option<&'static [&'static str]> {
-        Some(self.compute_metrics.as_ref().map_or(self.task.figures(), |(_, figures)| figures))
+        Some(self.compute_metrics.as_ref().map_or(self.definition().figures(), |(_, figures)| figures))
     }
 
     fn evaluator(&self, data: &Arc<dyn Dataset>) -> Option<Box<dyn Evaluator<TaskBatch>>> {
@@ -327,12 +331,11 @@ impl TrainingTask for BuiltIn {
         // more than their number.
         let names = || label_names(labels).unwrap_or_else(|_| vec![String::new(); labels.num_labels()]);
         let names = if self.task.has_label_names() { names() } else { Vec::new() };
-        let inner = Predictions::new(self.task, data.clone(), names);
+        let inner = TaskEvaluator::new(self.definition(), data, names);
         Some(match &self.compute_metrics {
             None => Box::new(inner) as _,
             Some((metrics, _)) => {
-                let (task, metrics, seen) = (self.task, metrics.clone(), EvalPrediction::default());
-                Box::new(WithMetrics { task, width: labels.num_labels(), inner, metrics, seen })
+                Box::new(WithMetrics { inner, metrics: metrics.clone(), seen: EvalPrediction::default() })
             }
         })
     }

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::config::{DataFormat, RunConfig, Task, Validation};
 use crate::plan::RunPlan;
+use crate::task::model_task;
 
 /// The rows of a curve, of which a longer run has more.
 const MOST_ROWS: usize = 24;
@@ -106,7 +107,7 @@ fn datasets(config: &RunConfig) -> Vec<(String, bool)> {
 fn figures(task: Task, evaluation: Option<&Record>) -> Vec<(&'static str, f64)> {
     let Some(row) = evaluation else { return Vec::new() };
     let value = |name: &'static str| Some((name, row.get(&format!("eval_{name}"))?));
-    task.figures().iter().filter_map(|name| value(name)).collect()
+    model_task(task).figures().iter().filter_map(|name| value(name)).collect()
 }
 
 /// The Hub's name of the task.

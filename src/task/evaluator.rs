@@ -4,15 +4,13 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kiln_core::error::{Error, Result};
-use kiln_data::squad::{SpanLogits, SquadData};
-use kiln_data::{BatchLabels, Dataset, IGNORED};
+use kiln_data::{BatchLabels, Dataset, IGNORED, PaddedBatch};
 
 use kiln_train::confusion::Confusion;
 use kiln_train::evaluation::{Evaluator, no_label};
+use kiln_train::task::{FigureValues, Figures};
 
-use super::scores::{self, Entities};
-use super::{DeviceBatch, LossOptions, TaskBatch};
-use crate::config::Task;
+use super::{DeviceBatch, LossOptions, ModelTask, TaskBatch};
 
 /// The logits and labels of an evaluation (`EvalPrediction` of `transformers`).
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -53,15 +51,16 @@ impl ComputeMetrics {
     /// # Errors
     /// A task whose predictions are not collected, and a name that stands in the rows of the log
     /// already, or comes twice.
-    pub(crate) fn figures(&self, task: Task) -> Result<&'static [&'static str]> {
-        if task.is_language_model() || task == Task::QuestionAnswering {
+    pub(crate) fn figures(&self, definition: &dyn ModelTask) -> Result<&'static [&'static str]> {
+        let task = definition.task();
+        if !definition.collects_logits() {
             return Err(Error::config(format!("figures of one's own: the task {task} does not collect its logits"))
                 .help("they are for tasks whose examples, words or choices have labels"));
         }
         for (index, name) in self.names.iter().enumerate() {
             let refuse =
                 |why: String| Err(Error::config(format!("figures of one's own: {why}")).help("choose another name"));
-            if task.figures().contains(name) {
+            if definition.figures().contains(name) {
                 return refuse(format!("the task {task} has the figure {name:?} already"));
             }
             if OF_EVERY_EVALUATION.contains(name) {
@@ -77,32 +76,27 @@ impl ComputeMetrics {
             }
         }
         // A program has a handful of tasks, and the names of figures are static everywhere else.
-        Ok(Vec::leak([task.figures(), &self.names].concat()))
+        Ok(Vec::leak([definition.figures(), &self.names].concat()))
     }
 }
 
 /// The names that the row of an evaluation has beside its figures.
 const OF_EVERY_EVALUATION: [&str; 4] = ["samples", "runtime", "samples_per_second", "steps_per_second"];
 
-/// [`Predictions`] with figures of one's own: their values are followed by the logits of the
-/// examples.
+/// The evaluator of Kiln's tasks with figures of one's own, beside which stand the logits of the
+/// examples, `"logits"`.
 pub(crate) struct WithMetrics {
-    pub task: Task,
-    /// Logits of an example or a word.
-    pub width: usize,
-    pub inner: Predictions,
+    pub inner: TaskEvaluator,
     pub metrics: ComputeMetrics,
     pub seen: EvalPrediction,
 }
 
 impl Evaluator<TaskBatch> for WithMetrics {
-    fn add(&mut self, of: &TaskBatch, values: &[f64]) {
+    fn add(&mut self, of: &TaskBatch, figures: &FigureValues) {
+        self.inner.add(of, figures);
         let batch = &of.batch;
-        let (choices, rows) = (batch.sequences(), batch.examples / batch.sequences());
-        let rows = if self.task == Task::TokenClassification { rows * batch.seq_len } else { rows };
-        let width = if self.task == Task::MultipleChoice { choices } else { self.width };
-        let (own, logits) = values.split_at(values.len() - rows * width);
-        self.inner.add(of, own);
+        let Some(logits) = figures.get("logits") else { return };
+        let width = logits.len() / of.task.collected_rows(batch);
         for (row, logits) in logits.chunks(width).enumerate() {
             match &batch.labels {
                 BatchLabels::Tokens(ids) | BatchLabels::Classes(ids) | BatchLabels::Choices { answers: ids, .. } => {
@@ -137,92 +131,72 @@ impl Evaluator<TaskBatch> for WithMetrics {
     }
 }
 
+/// Figures that a task has beside loss, perplexity and accuracy.
+pub trait Scores {
+    /// Takes the labels of `batch`, and what [`ModelTask::predictions`] gave for it.
+    fn add(&mut self, batch: &PaddedBatch, predicted: &[f64]);
+
+    /// The figures by name, without `eval_`.
+    fn figures(&self) -> Vec<(&'static str, f64)>;
+
+    /// Which class was predicted for which, for a classification.
+    fn confusion(&self) -> Option<Confusion> {
+        None
+    }
+}
+
 /// The evaluator of Kiln's tasks: the mean loss over all valid terms, not a mean of batch means,
-/// and what the predictions are worth. Of a batch it takes the loss sum with the label smoothing of
-/// training, the sum of negative log-likelihoods, the number of right predictions, and the
-/// predictions, where they are compared row by row.
-pub struct Predictions {
-    task: Task,
-    /// The questions behind the rows of question answering are in it.
-    dataset: Arc<dyn Dataset>,
-    label_names: Vec<String>,
+/// and what the predictions are worth.
+pub struct TaskEvaluator {
+    task: &'static dyn ModelTask,
+    scores: Option<Box<dyn Scores>>,
     loss: f64,
     nll: f64,
     correct: f64,
     count: usize,
-    expected: Expected,
-    predicted: Vec<f64>,
-    /// Examples and tokens of each batch, where predictions are span logits.
-    spans: Vec<(usize, usize)>,
-    /// The entities of token classification; none where no label is a tag of one.
-    entities: Option<Entities>,
 }
 
-impl Predictions {
-    /// For `task` on `dataset`, with the classes `label_names`.
-    pub fn new(task: Task, dataset: Arc<dyn Dataset>, label_names: Vec<String>) -> Self {
-        let entities = scores::are_tags(&label_names).then(Entities::default);
-        Self {
-            task,
-            dataset,
-            label_names,
-            loss: 0.0,
-            nll: 0.0,
-            correct: 0.0,
-            count: 0,
-            expected: Expected::default(),
-            predicted: Vec::new(),
-            spans: Vec::new(),
-            entities,
-        }
+impl TaskEvaluator {
+    /// For `task` on `data`, with the classes `label_names`.
+    pub fn new(task: &'static dyn ModelTask, data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Self {
+        Self { task, scores: task.scores(data, label_names), loss: 0.0, nll: 0.0, correct: 0.0, count: 0 }
     }
 
-    /// The values that the evaluator reads from `batch`: the sum of the loss of training under
-    /// `options`, as evaluation computes it, the sum of the plain loss, the number of correct
-    /// predictions, and for some tasks the predictions.
+    /// What the evaluator reads of `batch`: the sum of the `loss` of training under `options`, as
+    /// evaluation computes it, that of the plain loss (`nll`), the number of `correct` predictions,
+    /// and the `predictions` that the scores need; each where `task` has it.
     ///
     /// # Errors
     /// A batch without labels.
-    pub fn values(task: Task, batch: &DeviceBatch, logits: Tensor<2>, options: &LossOptions) -> Result<Vec<Tensor<1>>> {
+    pub fn figures(
+        task: &dyn ModelTask,
+        batch: &DeviceBatch,
+        logits: Tensor<2>,
+        options: &LossOptions,
+    ) -> Result<Figures> {
         let options = options.of_evaluation();
-        let right = batch.correct(logits.clone());
-        let predictions = match task {
-            Task::SequenceClassification | Task::Regression => Some(predictions(logits.clone(), batch.examples)),
-            Task::TokenClassification => {
-                Some(predictions(logits.clone(), batch.examples * batch.input.input_ids.dims()[1]))
-            }
-            Task::MultiLabelClassification => Some(applying(logits.clone(), batch.examples)),
-            Task::QuestionAnswering => Some(spans(logits.clone(), batch.input.input_ids.dims()[0], batch.examples)),
-            Task::Clm | Task::Mlm | Task::MultipleChoice => None,
-        };
+        let correct = batch.correct(logits.clone());
+        let predictions = task.predictions(logits.clone(), batch);
         // The logits of a vocabulary are what evaluation takes most memory for: no copy outlives
         // its last use.
         let smoothed = if options.is_plain() { None } else { Some(batch.training_loss(logits.clone(), &options)?.sum) };
-        let sum = batch.loss(logits)?.sum;
-        let smoothed = smoothed.unwrap_or_else(|| sum.clone());
-        let right = right.unwrap_or_else(|| sum.zeros_like());
-        Ok([smoothed, sum, right].into_iter().chain(predictions).collect())
+        let nll = batch.loss(logits)?.sum;
+        let loss = smoothed.unwrap_or_else(|| nll.clone());
+        let others = [("correct", correct), ("predictions", predictions)];
+        let others = others.into_iter().filter_map(|(name, values)| Some((name, values?)));
+        Ok([("loss", loss), ("nll", nll)].into_iter().chain(others).collect())
     }
 }
 
-impl Evaluator<TaskBatch> for Predictions {
-    fn add(&mut self, TaskBatch { batch, .. }: &TaskBatch, values: &[f64]) {
-        self.loss += values[0];
-        self.nll += values[1];
-        self.correct += values[2];
+impl Evaluator<TaskBatch> for TaskEvaluator {
+    fn add(&mut self, TaskBatch { batch, .. }: &TaskBatch, figures: &FigureValues) {
+        self.loss += figures.sum("loss");
+        self.nll += figures.sum("nll");
+        self.correct += figures.sum("correct");
         self.count += self.task.num_terms(batch);
-        self.expected.add(&batch.labels, batch.rows, batch.examples);
-        match (&batch.labels, self.task) {
-            (BatchLabels::Tokens(labels), Task::TokenClassification) => {
-                let rows = labels.chunks(batch.seq_len).zip(values[3..].chunks(batch.seq_len));
-                if let Some(entities) = &mut self.entities {
-                    rows.for_each(|(expected, predicted)| entities.add(&self.label_names, expected, predicted));
-                }
-            }
-            (_, Task::QuestionAnswering) if SquadData::of(&*self.dataset).is_none() => {}
-            _ => self.predicted.extend_from_slice(&values[3..]),
+        if let (Some(scores), Some(predicted)) = (&mut self.scores, figures.get("predictions")) {
+            scores.add(batch, predicted);
         }
-        self.spans.push((batch.examples, batch.seq_len));
     }
 
     fn metrics(&self) -> Result<Vec<(&'static str, f64)>> {
@@ -232,110 +206,13 @@ impl Evaluator<TaskBatch> for Predictions {
         let mean = |sum: f64| sum / self.count as f64;
         let mut metrics = vec![("loss", mean(self.loss))];
         // Of the mean negative log-likelihood, which label smoothing leaves as it is.
-        metrics.extend(self.task.has_perplexity().then(|| ("perplexity", mean(self.nll).exp())));
-        metrics.extend(self.task.has_accuracy().then(|| ("accuracy", mean(self.correct))));
-        metrics.extend(match (SquadData::of(&*self.dataset), self.confusion()) {
-            (Some(squad), _) => squad.scores(&span_logits_of(&self.predicted, &self.spans)).named(),
-            (None, Some(confusion)) => {
-                vec![("f1", confusion.f1()), ("matthews_correlation", confusion.matthews_correlation())]
-            }
-            (None, None) if self.task == Task::TokenClassification => {
-                self.entities.as_ref().map_or_else(Vec::new, Entities::scores)
-            }
-            (None, None) => self.expected.scores(&self.predicted, self.label_names.len()),
-        });
+        metrics.extend(self.task.task().is_language_model().then(|| ("perplexity", mean(self.nll).exp())));
+        metrics.extend(self.task.predicts_classes().then(|| ("accuracy", mean(self.correct))));
+        metrics.extend(self.scores.iter().flat_map(|scores| scores.figures()));
         Ok(metrics)
     }
 
     fn confusion(&self) -> Option<Confusion> {
-        self.expected.confusion(&self.predicted, self.label_names.len())
+        self.scores.as_ref().and_then(|scores| scores.confusion())
     }
-}
-
-/// The labels of a dataset whose predictions are compared row by row.
-#[derive(Default)]
-struct Expected {
-    classes: Vec<i32>,
-    values: Vec<f64>,
-    /// For each label of each row, whether it applies.
-    applying: Vec<bool>,
-}
-
-impl Expected {
-    /// Keeps the labels of the first `examples` rows of a batch.
-    fn add(&mut self, labels: &BatchLabels, batch_rows: usize, examples: usize) {
-        match labels {
-            BatchLabels::Classes(classes) => self.classes.extend(&classes[..examples]),
-            BatchLabels::Values(values) => self.values.extend(values[..examples].iter().copied().map(f64::from)),
-            BatchLabels::Multi(values) => {
-                let of_examples = values.len() / batch_rows * examples;
-                self.applying.extend(values[..of_examples].iter().map(|value| *value > 0.5));
-            }
-            BatchLabels::None | BatchLabels::Tokens(_) | BatchLabels::Choices { .. } | BatchLabels::Spans { .. } => {}
-        }
-    }
-
-    fn confusion(&self, predicted: &[f64], num_labels: usize) -> Option<Confusion> {
-        let pairs = self.classes.iter().zip(predicted).filter(|(expected, _)| **expected != IGNORED);
-        let pairs = pairs.map(|(expected, predicted)| (*expected as usize, *predicted as usize));
-        (!self.classes.is_empty()).then(|| Confusion::new(num_labels, pairs))
-    }
-
-    fn scores(&self, predicted: &[f64], num_labels: usize) -> Vec<(&'static str, f64)> {
-        if !self.applying.is_empty() {
-            let predicted = predicted.iter().map(|value| *value > 0.5).collect::<Vec<_>>();
-            return scores::several_labels(&self.applying, &predicted, num_labels);
-        }
-        let expected = &self.values;
-        if expected.is_empty() {
-            return Vec::new();
-        }
-        vec![
-            ("mse", scores::mean_squared_error(expected, predicted)),
-            ("pearson", scores::pearson(expected, predicted)),
-            ("spearmanr", scores::spearman(expected, predicted)),
-        ]
-    }
-}
-
-/// `[rows, labels]` -> `[examples]`: the most likely class of each example, or the value of a head
-/// with one output.
-fn predictions(logits: Tensor<2>, examples: usize) -> Tensor<1> {
-    let labels = logits.dims()[1];
-    let logits = logits.slice([0..examples, 0..labels]);
-    match labels {
-        1 => logits.reshape([examples]),
-        _ => logits.argmax(1).reshape([examples]).float(),
-    }
-}
-
-/// `[rows, labels]` -> `[examples * labels]`: 1 for a label whose probability is above one half,
-/// else 0.
-fn applying(logits: Tensor<2>, examples: usize) -> Tensor<1> {
-    let labels = logits.dims()[1];
-    logits.slice([0..examples, 0..labels]).greater_scalar(0.0).float().reshape([examples * labels])
-}
-
-/// `[rows * tokens, 2]` -> `[examples * 2 * tokens]`: of each example its start logits, then its
-/// end logits.
-fn spans(logits: Tensor<2>, rows: usize, examples: usize) -> Tensor<1> {
-    let tokens = logits.dims()[0] / rows;
-    let by_example: Tensor<3> = logits.reshape([rows, tokens, 2]).swap_dims(1, 2);
-    by_example.slice([0..examples, 0..2, 0..tokens]).reshape([examples * 2 * tokens])
-}
-
-/// The values that [`spans`] gave for batches of so many examples and tokens, by example.
-fn span_logits_of(values: &[f64], batches: &[(usize, usize)]) -> Vec<SpanLogits> {
-    let mut rest = values;
-    let mut found = Vec::new();
-    for (examples, tokens) in batches {
-        for _ in 0..*examples {
-            let (start, after) = rest.split_at(*tokens);
-            let (end, after) = after.split_at(*tokens);
-            let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect();
-            found.push(SpanLogits { start: narrow(start), end: narrow(end) });
-            rest = after;
-        }
-    }
-    found
 }

@@ -14,18 +14,23 @@ use kiln_models::ops::cross_entropy::{self, CrossEntropy};
 use kiln_models::ops::embedding::TiedTable;
 use kiln_models::{Model, ModelConfig, ModelType, Operator, Ops, Pass, Rows};
 
-use super::{DeviceBatch, LossSum, Targets, by_target, in_f32};
+use super::{DeviceBatch, LossSum, ModelTask, Targets, by_target, in_f32};
 use crate::config::{Accumulation, ClassWeights, Task, TrainingArguments};
 use crate::optim::loss::{LossOptions, Reduction};
 
-/// The options of `[trainer]`, for `model` with a `task`.
+/// The options of `[trainer]`, for `model` with `definition` as its task.
 ///
 /// # Errors
 /// A task whose loss is no cross-entropy over classes, another number of weights than classes,
 /// and weights of labels that the model does not have.
-pub fn loss_options(trainer: &TrainingArguments, task: Task, model: &ModelConfig) -> Result<LossOptions> {
+pub fn loss_options(
+    trainer: &TrainingArguments,
+    definition: &dyn ModelTask,
+    model: &ModelConfig,
+) -> Result<LossOptions> {
+    let task = definition.task();
     let label_smoothing = trainer.label_smoothing_factor;
-    if label_smoothing > 0.0 && !task.has_accuracy() {
+    if label_smoothing > 0.0 && !definition.predicts_classes() {
         return Err(Error::config(format!(
             "trainer.label_smoothing_factor = {label_smoothing}: the task {task} has no labels that could be smoothed"
         ))
@@ -33,7 +38,7 @@ pub fn loss_options(trainer: &TrainingArguments, task: Task, model: &ModelConfig
     }
     let class_weights = match &trainer.class_weights {
         None => None,
-        Some(_) if task != Task::SequenceClassification => {
+        Some(_) if !definition.weighs_classes() => {
             return Err(Error::config(format!(
                 "trainer.class_weights: Kiln has no weights of classes for the task {task}"
             ))
@@ -42,7 +47,10 @@ pub fn loss_options(trainer: &TrainingArguments, task: Task, model: &ModelConfig
         Some(weights) => Some(in_order(weights, model.labels())?),
     };
     let as_in_transformers = trainer.accumulation == Accumulation::Transformers;
-    let reduction = if as_in_transformers { of_transformers(task, label_smoothing) } else { Reduction::Exact };
+    let reduction = match trainer.accumulation {
+        Accumulation::Transformers => definition.reduction_of_transformers(label_smoothing),
+        _ => Reduction::Exact,
+    };
     // `GPT2LMHeadModel` has no `loss_type` by which the Trainer would know that its labels are
     // shifted; GPT-Neo's has.
     let counts_first_labels = as_in_transformers && task == Task::Clm && model.model_type() == ModelType::Gpt2;
@@ -51,7 +59,7 @@ pub fn loss_options(trainer: &TrainingArguments, task: Task, model: &ModelConfig
 
 /// The divisor of the loss sum of `batch` in training under `options`: the sum of the weights of
 /// the terms, where without weights each counts 1.
-pub fn total_weight(options: &LossOptions, task: Task, batch: &PaddedBatch) -> f64 {
+pub fn total_weight(options: &LossOptions, task: &dyn ModelTask, batch: &PaddedBatch) -> f64 {
     match (&options.class_weights, &batch.labels) {
         (Some(weights), BatchLabels::Classes(labels)) => {
             let valid = labels.iter().filter(|&&label| label != IGNORED);
@@ -59,26 +67,6 @@ pub fn total_weight(options: &LossOptions, task: Task, batch: &PaddedBatch) -> f
         }
         _ if options.counts_first_labels => batch.num_labels() as f64,
         _ => task.num_terms(batch) as f64,
-    }
-}
-
-/// The reduction of the Trainer of `transformers` 5.24 (`Trainer.training_step`). It counts the
-/// labels of a step (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's
-/// language model does that, and so does label smoothing; the other models take the mean of
-/// each micro-batch all the same, and these means are added up. The labels of question
-/// answering have other names, so that the Trainer counts none and divides by the number of
-/// micro-batches.
-fn of_transformers(task: Task, label_smoothing: f64) -> Reduction {
-    match task {
-        Task::QuestionAnswering => Reduction::MeanOfMeans,
-        Task::Clm => Reduction::Exact,
-        _ if label_smoothing > 0.0 => Reduction::Exact,
-        Task::Mlm
-        | Task::SequenceClassification
-        | Task::MultiLabelClassification
-        | Task::Regression
-        | Task::TokenClassification
-        | Task::MultipleChoice => Reduction::SumOfMeans,
     }
 }
 
@@ -207,6 +195,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::reads::{read_scalars, read_values};
+    use crate::task::{SequenceClassification, model_task};
 
     #[derive(serde::Deserialize)]
     struct Fixture {
@@ -250,11 +239,11 @@ mod tests {
             };
             let (label_smoothing, class_weights) = (case.label_smoothing, case.class_weights);
             let options = LossOptions { label_smoothing, class_weights, ..Default::default() };
-            let on_device = DeviceBatch::new(case.task, &batch, &device).unwrap();
+            let on_device = DeviceBatch::new(model_task(case.task), &batch, &device).unwrap();
             let logits = TensorData::new(case.logits.concat(), [rows, classes]);
             let logits = Tensor::<2>::from_data(logits, &device).require_grad();
             let loss = on_device.training_loss(logits.clone(), &options).unwrap();
-            let mean = loss.sum * (1.0 / total_weight(&options, case.task, &batch));
+            let mean = loss.sum * (1.0 / total_weight(&options, model_task(case.task), &batch));
             let value = read_scalars(vec![mean.clone()]).unwrap()[0];
             // f32 against f64: a dozen roundings of numbers of order 1.
             assert!((value - case.loss).abs() < 2e-6 * case.loss.abs().max(1.0), "{value} is not {}", case.loss);
@@ -281,7 +270,7 @@ mod tests {
                 labels: BatchLabels::Classes(vec![0, 1]),
                 num_tokens: 2,
             };
-            let on_device = DeviceBatch::new(Task::SequenceClassification, &batch, &device).unwrap();
+            let on_device = DeviceBatch::new(&SequenceClassification, &batch, &device).unwrap();
             let logits = Tensor::<2>::from_floats([[1e5f32, -1e5], [1e5, -1e5]], &device).require_grad();
             let options = LossOptions { label_smoothing, ..Default::default() };
             let loss = on_device.training_loss(logits.clone(), &options).unwrap().sum;
@@ -321,8 +310,8 @@ mod tests {
         ] {
             let model = ModelConfig::from_fields(kind, &serde_json::Map::new()).unwrap();
             let trainer = toml::from_str(&format!("accumulation = {accumulation:?}")).unwrap();
-            let options = loss_options(&trainer, task, &model).unwrap();
-            assert_eq!(total_weight(&options, task, &batch), divisor, "{kind}, {accumulation}");
+            let options = loss_options(&trainer, model_task(task), &model).unwrap();
+            assert_eq!(total_weight(&options, model_task(task), &batch), divisor, "{kind}, {accumulation}");
         }
     }
 
@@ -332,7 +321,7 @@ mod tests {
             let labels = LabelNames::new(["bad", "fair", "good"].map(String::from).to_vec()).unwrap();
             let mut model = ModelConfig::from_fields(ModelType::Gpt2, &serde_json::Map::new()).unwrap();
             *model.labels_mut() = labels.to_model(task);
-            loss_options(&toml::from_str(lines).unwrap(), task, &model).map_err(|error| error.to_string())
+            loss_options(&toml::from_str(lines).unwrap(), model_task(task), &model).map_err(|error| error.to_string())
         };
         assert!(of("", Task::Regression).unwrap().is_plain());
         let weights = of("class_weights = [1, 2.5, 1]", Task::SequenceClassification).unwrap();
@@ -347,7 +336,7 @@ mod tests {
             labels: BatchLabels::Classes(vec![0, 1, IGNORED, 1]),
             num_tokens: 4,
         };
-        assert_eq!(total_weight(&weights, Task::SequenceClassification, &batch), 6.0);
+        assert_eq!(total_weight(&weights, &SequenceClassification, &batch), 6.0);
         let named = of("class_weights = { good = 1, fair = 2.5, bad = 1 }", Task::SequenceClassification).unwrap();
         assert_eq!(named, weights);
         for (lines, task, part) in [

@@ -1,30 +1,136 @@
-//! Tasks: which head a run needs, and how logits and labels become a loss. A loss is a sum and a
-//! count, divided once by whoever has collected all of an optimizer step; never a mean of means.
+//! Tasks: which head a run needs, how logits and labels become a loss, and what predictions are
+//! worth. Each task implements [`ModelTask`] in a file of its own. A loss is a sum and a count,
+//! divided once by whoever has collected all of an optimizer step; never a mean of means.
 
 pub mod evaluator;
 pub mod generate;
 pub mod scores;
+mod causal_lm;
 mod loss;
+mod masked_lm;
+mod multi_label_classification;
+mod multiple_choice;
+mod question_answering;
+mod regression;
+mod sequence_classification;
+mod token_classification;
+
+use std::sync::Arc;
 
 use burn::tensor::activation::log_sigmoid;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+pub use causal_lm::CausalLm;
 use kiln_core::error::{Error, Result};
-use kiln_data::{BatchLabels, IGNORED, PaddedBatch, shifted, valid_labels};
+use kiln_data::{BatchLabels, Dataset, IGNORED, PaddedBatch, valid_labels};
 use kiln_models::ModelInput;
 use kiln_models::ops::cross_entropy;
 pub use kiln_train::optim::loss::{LossOptions, Reduction};
 pub use loss::{loss_options, total_weight};
+pub use masked_lm::MaskedLm;
+pub use multi_label_classification::MultiLabelClassification;
+pub use multiple_choice::MultipleChoice;
+pub use question_answering::QuestionAnswering;
+pub use regression::Regression;
+pub use sequence_classification::SequenceClassification;
+pub use token_classification::TokenClassification;
 
 use kiln_train::task::BatchSize;
 
 use crate::config::Task;
+use evaluator::Scores;
+
+/// A task of Kiln's models: its labels, its loss and its figures.
+pub trait ModelTask: Send + Sync + 'static {
+    /// Its name in configs, which says what its rows and its head are.
+    fn task(&self) -> Task;
+
+    /// The names of the figures of an evaluation, without their `eval_`, in their order: the
+    /// `loss`, the `perplexity` of a language model, the `accuracy` where predictions are classes,
+    /// and those of its [scores](Self::scores).
+    fn figures(&self) -> &'static [&'static str];
+
+    /// The labels of `batch` on `device`, where they are of the kind that the task has.
+    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice>;
+
+    /// How many terms the loss sum of `batch` has: predicted tokens, rows or spans.
+    fn num_terms(&self, batch: &PaddedBatch) -> usize {
+        batch.num_labels()
+    }
+
+    /// Whether each prediction is one class, right or wrong: it has an accuracy, and its labels can
+    /// be smoothed.
+    fn predicts_classes(&self) -> bool {
+        true
+    }
+
+    /// Whether the classes may have weights in the loss of training.
+    fn weighs_classes(&self) -> bool {
+        false
+    }
+
+    /// The reduction of the Trainer of `transformers` 5.24 (`Trainer.training_step`). It counts the
+    /// labels of a step (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's
+    /// language model does that, and so does label smoothing; the other models take the mean of
+    /// each micro-batch all the same, and these means are added up.
+    fn reduction_of_transformers(&self, label_smoothing: f64) -> Reduction {
+        if label_smoothing > 0.0 { Reduction::Exact } else { Reduction::SumOfMeans }
+    }
+
+    /// What the [scores](Self::scores) need of the `logits` of `batch`, of its examples alone, row
+    /// by row: `[n]`.
+    fn predictions(&self, logits: Tensor<2>, batch: &DeviceBatch) -> Option<Tensor<1>> {
+        let (_, _) = (logits, batch);
+        None
+    }
+
+    /// The figures of the predictions on `data`, whose classes are called `label_names`, beside
+    /// loss, perplexity and accuracy.
+    fn scores(&self, data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Option<Box<dyn Scores>> {
+        let (_, _) = (data, label_names);
+        None
+    }
+
+    /// Whether [figures of one's own](evaluator::ComputeMetrics) get its logits.
+    fn collects_logits(&self) -> bool {
+        true
+    }
+
+    /// How many rows of logits these get of the examples of `batch`.
+    fn collected_rows(&self, batch: &PaddedBatch) -> usize {
+        batch.examples
+    }
+
+    /// The `logits [n, width]` of `batch` as the model of `transformers` returns them: name, shape,
+    /// values.
+    fn outputs(&self, logits: Tensor<2>, batch: &PaddedBatch) -> Vec<(&'static str, Vec<usize>, Tensor<2>)> {
+        let [_, width] = logits.dims();
+        vec![("logits", vec![batch.rows, width], logits)]
+    }
+}
+
+/// The task that a config calls `task`.
+pub fn model_task(task: Task) -> &'static dyn ModelTask {
+    match task {
+        Task::Clm => &CausalLm,
+        Task::Mlm => &MaskedLm,
+        Task::SequenceClassification => &SequenceClassification,
+        Task::Regression => &Regression,
+        Task::QuestionAnswering => &QuestionAnswering,
+        Task::TokenClassification => &TokenClassification,
+        Task::MultiLabelClassification => &MultiLabelClassification,
+        Task::MultipleChoice => &MultipleChoice,
+    }
+}
+
+/// The targets of a loss, and how many terms its sum has.
+pub type LabelsOnDevice = (Option<Targets>, usize);
 
 /// A batch of a task of Kiln's.
 pub struct TaskBatch {
     /// Its rows.
     pub batch: PaddedBatch,
     /// The task.
-    pub task: Task,
+    pub task: &'static dyn ModelTask,
     /// Its loss.
     pub loss: LossOptions,
 }
@@ -112,40 +218,19 @@ pub struct LossSum {
 }
 
 impl DeviceBatch {
-    /// Moves `batch` to `device`. For `clm` the labels are shifted here, on the host: position `i`
-    /// predicts label `i + 1`.
+    /// Moves `batch` to `device`, with its labels as `task` compares with them.
     ///
     /// # Errors
     /// Labels of another kind than the task has.
-    pub fn new(task: Task, batch: &PaddedBatch, device: &Device) -> Result<Self> {
+    pub fn new(task: &dyn ModelTask, batch: &PaddedBatch, device: &Device) -> Result<Self> {
         let shape = [batch.rows, batch.seq_len];
         let ids = |values: &[i32]| Tensor::<2, Int>::from_data(TensorData::new(values.to_vec(), shape), device);
         let attention_mask = batch.attention_mask.as_ref();
-        let row_weight = || {
-            let weight = (0..batch.rows).map(|row| f32::from(row < batch.examples)).collect::<Vec<_>>();
-            (batch.examples < batch.rows).then(|| Tensor::from_data(TensorData::new(weight, [batch.rows]), device))
-        };
-        let (targets, count) = match (&batch.labels, task) {
+        let (targets, count) = match (&batch.labels, task.labels(batch, device)) {
             (BatchLabels::None, _) => (None, 0),
-            (BatchLabels::Tokens(labels), Task::Clm) => classes(&shifted(labels, batch.seq_len), device),
-            (BatchLabels::Tokens(labels), Task::Mlm | Task::TokenClassification) => classes(labels, device),
-            (BatchLabels::Classes(labels), Task::SequenceClassification) => classes(labels, device),
-            (BatchLabels::Choices { answers, .. }, Task::MultipleChoice) if valid_labels(answers) == 0 => (None, 0),
-            (BatchLabels::Choices { answers, .. }, Task::MultipleChoice) => classes(answers, device),
-            (BatchLabels::Multi(values), Task::MultiLabelClassification) => {
-                let shape = [batch.rows, values.len() / batch.rows];
-                let values = Tensor::from_data(TensorData::new(values.clone(), shape), device);
-                (Some(Targets::Multi { values, weight: row_weight() }), batch.num_labels())
-            }
-            (BatchLabels::Values(values), Task::Regression) => {
-                let values = Tensor::from_data(TensorData::new(values.clone(), [batch.rows]), device);
-                (Some(Targets::Values { values, weight: row_weight() }), batch.examples)
-            }
-            (BatchLabels::Spans { start, end }, Task::QuestionAnswering) => {
-                let ints = |values: &[i32]| Tensor::from_data(TensorData::new(values.to_vec(), [batch.rows]), device);
-                (Some(Targets::Spans { start: ints(start), end: ints(end), weight: row_weight() }), batch.examples)
-            }
-            (_, task) => {
+            (_, Some(labels)) => labels,
+            (_, None) => {
+                let task = task.task();
                 return Err(Error::data(format!("the labels of this batch are not those of the task {task}")));
             }
         };
@@ -240,7 +325,8 @@ fn in_f32(logits: Tensor<2>) -> Tensor<2> {
     if FloatDType::from(logits.dtype()) == FloatDType::F32 { logits } else { logits.cast(FloatDType::F32) }
 }
 
-fn classes(labels: &[i32], device: &Device) -> (Option<Targets>, usize) {
+/// One class a row, [`IGNORED`] where there is none.
+fn classes(labels: &[i32], device: &Device) -> LabelsOnDevice {
     let rows = labels.len();
     let count = valid_labels(labels);
     let index = labels.iter().map(|&label| if label == IGNORED { 0 } else { label }).collect::<Vec<_>>();
@@ -249,4 +335,30 @@ fn classes(labels: &[i32], device: &Device) -> (Option<Targets>, usize) {
         Tensor::from_data(TensorData::new(weight, [rows]), device)
     });
     (Some(Targets::Classes { index: Tensor::from_data(TensorData::new(index, [rows]), device), weight }), count)
+}
+
+/// `values` of a row each, `[rows, width]` with a width, on `device`.
+fn numbers<const D: usize>(values: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values.to_vec(), shape), device)
+}
+
+/// 1 for the rows of `batch` that are examples and 0 for those that fill it up, `[rows]`; none where
+/// all are examples.
+fn row_weight(batch: &PaddedBatch, device: &Device) -> Option<Tensor<1>> {
+    let weight = (0..batch.rows).map(|row| f32::from(row < batch.examples)).collect::<Vec<_>>();
+    (batch.examples < batch.rows).then(|| numbers(&weight, [batch.rows], device))
+}
+
+/// `[rows, labels]` -> `[rows]`: the most likely class of each of the first `rows`.
+fn most_likely(logits: Tensor<2>, rows: usize) -> Tensor<1> {
+    let labels = logits.dims()[1];
+    let logits = logits.slice([0..rows, 0..labels]);
+    // With one class there is nothing to compare.
+    if labels == 1 { logits.reshape([rows]) } else { logits.argmax(1).reshape([rows]).float() }
+}
+
+/// The logits of every token of `batch`: `[rows, seq, width]`.
+fn of_tokens(logits: Tensor<2>, batch: &PaddedBatch) -> Vec<(&'static str, Vec<usize>, Tensor<2>)> {
+    let [_, width] = logits.dims();
+    vec![("logits", vec![batch.rows, batch.seq_len, width], logits)]
 }

@@ -4,9 +4,8 @@
 //! predictions are sums of the tensors that each operator has to keep.
 
 use burn::tensor::{Device, FloatDType};
-use kiln::config::Task;
 use kiln::data::{BatchLabels, PaddedBatch};
-use kiln::task::{DeviceBatch, LossOptions};
+use kiln::task::{CausalLm, DeviceBatch, LossOptions};
 use kiln_models::{Compute, Head, Model, ModelConfig, ModelType, Ops};
 
 use crate::counting::live;
@@ -74,7 +73,7 @@ fn live_after_forward_of(
         labels: BatchLabels::Tokens(ids),
         num_tokens: batch * seq,
     };
-    let batch = DeviceBatch::new(Task::Clm, &batch, &device).unwrap();
+    let batch = DeviceBatch::new(&CausalLm, &batch, &device).unwrap();
     let loss = || batch.loss_of(&model, model.pass(true), &LossOptions::default()).unwrap();
     // A thread keeps the buffers of an operator from the first part that it is given, so a busy
     // machine gives out some of them late: the pass that counts leaves nothing behind.

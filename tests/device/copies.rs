@@ -12,7 +12,7 @@ use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::reads::read_values;
 use kiln::session::{BuiltIn, TrainingTask};
-use kiln::task::DeviceBatch;
+use kiln::task::{CausalLm, DeviceBatch};
 use kiln::trainer::gradients::gradients;
 use kiln_core::model_config::ModelType;
 use kiln_models::ops::dropout::DropoutRng;
@@ -90,7 +90,7 @@ fn train(dtype: FloatDType, event: Event, keeps: bool) -> (Vec<Vec<f32>>, u64) {
         labels: BatchLabels::Tokens(ids),
         num_tokens: 24,
     };
-    let batch = DeviceBatch::new(Task::Clm, &batch, &device).unwrap();
+    let batch = DeviceBatch::new(&CausalLm, &batch, &device).unwrap();
     let mut values = Vec::new();
     for step in 0..STEPS {
         if step == 2 && event == Event::Loaded {

@@ -11,7 +11,7 @@ use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::reads::read_values;
 use kiln::session::{BuiltIn, TrainingTask};
-use kiln::task::DeviceBatch;
+use kiln::task::{DeviceBatch, model_task};
 use kiln::trainer::gradients::gradients;
 use kiln_core::model_config::ModelType;
 use kiln_models::ops::copies::{Copies, Counts};
@@ -59,7 +59,7 @@ fn batch(case: Case, device: &Device) -> DeviceBatch {
         labels,
         num_tokens: 24,
     };
-    DeviceBatch::new(case.task, &batch, device).unwrap()
+    DeviceBatch::new(model_task(case.task), &batch, device).unwrap()
 }
 
 struct Read(Vec<Vec<f32>>);

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use kiln_core::dataset::{BatchLabels, PaddedBatch, shifted, valid_labels};
 use kiln_core::error::{Error, Result, nearest};
 use kiln_core::model_config::Head;
 use kiln_core::schema::{Schema, Value};
@@ -65,14 +64,6 @@ impl Task {
         }
     }
 
-    /// How many terms the loss sum of `batch` has: predicted tokens, rows or spans.
-    pub fn num_terms(self, batch: &PaddedBatch) -> usize {
-        match (&batch.labels, self) {
-            (BatchLabels::Tokens(labels), Self::Clm) => valid_labels(&shifted(labels, batch.seq_len)),
-            _ => batch.num_labels(),
-        }
-    }
-
     /// The head that the task needs.
     pub fn head(self) -> Head {
         match self {
@@ -85,32 +76,6 @@ impl Task {
             Self::TokenClassification => Head::TokenClassification,
             Self::MultipleChoice => Head::MultipleChoice,
         }
-    }
-
-    /// Whether the loss is a mean negative log-likelihood of tokens, whose exponential is the
-    /// perplexity.
-    pub fn has_perplexity(self) -> bool {
-        self.is_language_model()
-    }
-
-    /// The figures of an evaluation that can say which model is best, without their `eval_`.
-    pub fn figures(self) -> &'static [&'static str] {
-        match self {
-            Self::Clm | Self::Mlm => &["loss", "perplexity", "accuracy"],
-            Self::SequenceClassification => &["loss", "accuracy", "f1", "matthews_correlation"],
-            Self::Regression => &["loss", "mse", "pearson", "spearmanr"],
-            Self::QuestionAnswering => {
-                &["loss", "exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"]
-            }
-            Self::TokenClassification => &["loss", "accuracy", "precision", "recall", "f1"],
-            Self::MultiLabelClassification => &["loss", "accuracy", "f1", "f1_macro"],
-            Self::MultipleChoice => &["loss", "accuracy"],
-        }
-    }
-
-    /// Whether each prediction is one class, right or wrong.
-    pub fn has_accuracy(self) -> bool {
-        !matches!(self, Self::Regression | Self::QuestionAnswering | Self::MultiLabelClassification)
     }
 
     /// Whether the model is a language model, which reads documents and not labelled rows.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use kiln_core::dataset::Dataset;
 use kiln_core::dataset::loader::{Loader, LoaderOptions, Share};
 use kiln_core::dataset::sampler::Order;
@@ -18,20 +18,22 @@ use crate::confusion::Confusion;
 use crate::distributed::World;
 use crate::reads::read_scalars;
 pub use crate::task::Evaluator;
-use crate::task::{Batch, Figures, OnDevice, TrainingTask};
+use crate::task::{Batch, FigureValues, Figures, OnDevice, TrainingTask};
 
 /// Means over all labels of a dataset, from the sums of batches.
 #[derive(Default)]
 struct Means {
-    names: Vec<&'static str>,
-    sums: Vec<f64>,
+    sums: Vec<(&'static str, f64)>,
     labels: f64,
 }
 
-impl Means {
-    fn add(&mut self, batch: &impl Batch, values: &[f64]) {
-        self.sums.resize(values.len(), 0.0);
-        self.sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+impl<B: Batch> Evaluator<B> for Means {
+    fn add(&mut self, batch: &B, figures: &FigureValues) {
+        let names = figures.0.iter().map(|(name, _)| *name);
+        if self.sums.is_empty() {
+            self.sums = names.map(|name| (name, 0.0)).collect();
+        }
+        self.sums.iter_mut().for_each(|(name, sum)| *sum += figures.sum(name));
         self.labels += batch.size().labels;
     }
 
@@ -39,7 +41,7 @@ impl Means {
         if self.labels == 0.0 {
             return Err(no_label());
         }
-        Ok(self.names.iter().zip(&self.sums).map(|(name, sum)| (*name, sum / self.labels)).collect())
+        Ok(self.sums.iter().map(|(name, sum)| (*name, sum / self.labels)).collect())
     }
 }
 
@@ -104,14 +106,17 @@ pub fn evaluate<T: TrainingTask>(
         share: Share::ALL,
     };
     let collator = task.clone();
-    let mut own = task.evaluator(validation);
-    let mut means = Means::default();
+    let own = task.evaluator(validation);
+    let has_evaluator = own.is_some();
+    let mut evaluator = own.unwrap_or_else(|| Box::new(Means::default()));
     let mut loader = Loader::new(validation.clone(), move |examples| collator.batch(examples, batch_size), options)?;
     let model = model.valid();
     let copies = Copies::default();
     let pass = Pass { compute, rng: DropoutRng::Off, copies: Some(&copies), ..Pass::default() };
-    // Batches and their values.
-    let mut pending: Vec<(T::Batch, Vec<Tensor<1>>)> = Vec::new();
+    let figures_of = |batch: &T::Batch| batch_figures(task, &model, &batch.to_device(device)?, pass, has_evaluator);
+    let mut names: Option<Vec<&'static str>> = None;
+    // Batches and their figures; none where another rank computes them.
+    let mut pending: Vec<(T::Batch, Option<Figures>)> = Vec::new();
     let (mut samples, mut batches) = (0, 0);
     loop {
         told(batches, planned);
@@ -123,41 +128,43 @@ pub fn evaluate<T: TrainingTask>(
         let is_done = loaded.is_none();
         if let Some(loaded) = loaded {
             let is_own = batches % world.size() as u64 == world.rank() as u64;
-            // The first batch names the figures on every rank, where no evaluator does.
-            let values = if is_own || (own.is_none() && means.names.is_empty()) {
-                batch_figures(task, &model, &loaded.batch.to_device(device)?, pass, own.is_some())?
-            } else {
-                Vec::new()
-            };
-            let (names, values): (Vec<_>, Vec<_>) = values.into_iter().unzip();
-            if means.names.is_empty() {
-                means.names = names;
-            }
-            pending.push((loaded.batch, if is_own { values } else { Vec::new() }));
+            let figures = if is_own { Some(figures_of(&loaded.batch)?) } else { None };
+            pending.push((loaded.batch, figures));
             samples += loaded.examples as u64;
             batches += 1;
         }
-        if pending.len() >= READ_EVERY || is_done {
-            let lengths = |tensors: &[Tensor<1>]| tensors.iter().map(|tensor| tensor.dims()[0]).sum::<usize>();
-            let (of_batches, tensors): (Vec<_>, Vec<_>) =
-                pending.drain(..).map(|(batch, tensors)| ((batch, lengths(&tensors)), tensors)).unzip();
-            let values = read_scalars(tensors.into_iter().flatten().collect())?;
-            for (batch, values) in in_order(world, of_batches, values)? {
-                match &mut own {
-                    Some(own) => own.add(&batch, &values),
-                    None => means.add(&batch, &values),
+        if pending.len() >= READ_EVERY || (is_done && !pending.is_empty()) {
+            let names = match &mut names {
+                Some(names) => names,
+                // A rank of more than there are batches computes one, for the names alone.
+                None => names.insert(match pending.iter().find_map(|(_, figures)| figures.as_ref()) {
+                    Some(figures) => names_of(figures),
+                    None => names_of(&figures_of(&pending[0].0)?),
+                }),
+            };
+            let (mut of_batches, mut tensors) = (Vec::new(), Vec::new());
+            for (batch, figures) in pending.drain(..) {
+                let mut lengths = vec![0; names.len()];
+                if let Some(figures) = figures {
+                    if names_of(&figures) != *names {
+                        let (expected, got) = (names.join(", "), names_of(&figures).join(", "));
+                        return Err(refused(task, format!("expected the figures {expected}, got {got}"))
+                            .help("return the same figures, in the same order, for every batch"));
+                    }
+                    lengths = figures.iter().map(|(_, values)| values.dims()[0]).collect();
+                    tensors.extend(figures.into_iter().map(|(_, values)| values));
                 }
+                of_batches.push((batch, lengths));
+            }
+            for (batch, figures) in in_order(world, names, of_batches, read_scalars(tensors)?)? {
+                evaluator.add(&batch, &figures);
             }
         }
         if is_done {
             break;
         }
     }
-    let (metrics, confusion) = match own {
-        Some(own) => (own.metrics()?, own.confusion()),
-        None => (means.metrics()?, None),
-    };
-    Ok(Evaluation { metrics, confusion, samples, batches })
+    Ok(Evaluation { metrics: evaluator.metrics()?, confusion: evaluator.confusion(), samples, batches })
 }
 
 /// The names of the figures that an evaluation of `model` in `session` has, from two examples of
@@ -175,10 +182,10 @@ pub(crate) fn figures<T: TrainingTask>(
     let examples = (0..validation.len().min(2)).map(|index| validation.get(index, 0)).collect::<Result<Vec<_>>>()?;
     let batch = task.batch(&examples, examples.len())?;
     let own = task.evaluator(validation);
-    let values = batch_figures(task, &model.valid(), &batch.to_device(device)?, pass, own.is_some())?;
-    let (names, values): (Vec<_>, Vec<_>) = values.into_iter().unzip();
-    let Some(mut own) = own else { return Ok(Some(names)) };
-    own.add(&batch, &read_scalars(values)?);
+    let figures = batch_figures(task, &model.valid(), &batch.to_device(device)?, pass, own.is_some())?;
+    let Some(mut own) = own else { return Ok(Some(names_of(&figures))) };
+    let values = figures.into_iter().map(|(name, values)| Ok((name, read_scalars(vec![values])?)));
+    own.add(&batch, &FigureValues(values.collect::<Result<_>>()?));
     Ok(own.metrics().ok().map(|figures| figures.into_iter().map(|(name, _)| name).collect()))
 }
 
@@ -198,36 +205,52 @@ fn batch_figures<T: TrainingTask>(
     if has_evaluator {
         return Ok(figures);
     }
-    let refused = |problem: String| Error::config(format!("`evaluate` of `{}`: {problem}", task.name()));
     let first = figures.first().map(|(name, _)| *name);
     if first != Some("loss") {
         let got = first.map_or("no figure".to_owned(), |name| format!("`{name}`"));
-        return Err(refused(format!("the first figure must be `loss`, got {got}"))
+        return Err(refused(task, format!("the first figure must be `loss`, got {got}"))
             .help("return the loss first, or give the task an `evaluator`, whose figures begin with `loss`"));
     }
     match figures.iter().map(|(name, values)| (name, values.dims()[0])).find(|(_, length)| *length != 1) {
         Some((name, length)) => {
-            Err(refused(format!("`{name}` has {length} values, expected 1: the sum over the batch"))
+            Err(refused(task, format!("`{name}` has {length} values, expected 1: the sum over the batch"))
                 .help("end the figure in `.sum()`, or give the task an `evaluator`, which takes values of any length"))
         }
         None => Ok(figures),
     }
 }
 
-/// Batches with their values, which lie one after the other in `values`: those that other ranks
-/// have computed, and of which this one has none, are theirs.
-fn in_order<B>(world: &World, batches: Vec<(B, usize)>, values: Vec<f64>) -> Result<Vec<(B, Vec<f64>)>> {
-    let lengths = batches.iter().map(|(_, length)| *length as f64).collect();
+fn names_of(figures: &Figures) -> Vec<&'static str> {
+    figures.iter().map(|(name, _)| *name).collect()
+}
+
+/// The error of figures that [`TrainingTask::evaluate`] must not return.
+fn refused(task: &impl TrainingTask, problem: String) -> Error {
+    Error::config(format!("`evaluate` of `{}`: {problem}", task.name()))
+}
+
+/// Batches, each with the lengths of its figures, and these figures, called `names`, whose values
+/// lie one after the other in `values`: those that other ranks have computed, and of which this one
+/// has none, are theirs.
+fn in_order<B>(
+    world: &World,
+    names: &[&'static str],
+    batches: Vec<(B, Vec<usize>)>,
+    values: Vec<f64>,
+) -> Result<Vec<(B, FigureValues)>> {
+    let lengths = batches.iter().flat_map(|(_, lengths)| lengths).map(|length| *length as f64).collect();
     let (lengths, values) = (world.gather_lists(lengths)?, world.gather_lists(values)?);
     let mut rests = values.iter().map(Vec::as_slice).collect::<Vec<_>>();
-    let of_batch = |(at, (batch, _)): (usize, (B, usize))| {
-        let mut own = Vec::new();
+    let of_batch = |(at, (batch, _)): (usize, (B, Vec<usize>))| {
+        let mut figures = names.iter().map(|name| (*name, Vec::new())).collect::<Vec<_>>();
         for (rest, lengths) in rests.iter_mut().zip(&lengths) {
-            let (part, after) = rest.split_at(lengths[at] as usize);
-            own.extend_from_slice(part);
-            *rest = after;
+            for ((_, own), length) in figures.iter_mut().zip(&lengths[at * names.len()..]) {
+                let (part, after) = rest.split_at(*length as usize);
+                own.extend_from_slice(part);
+                *rest = after;
+            }
         }
-        (batch, own)
+        (batch, FigureValues(figures))
     };
     Ok(batches.into_iter().enumerate().map(of_batch).collect())
 }

@@ -95,7 +95,8 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
 
     /// The sums over `batch` whose means over all labels are the figures of an evaluation, each
     /// with its name, `[1]`, f32, without autodiff; the first is the `loss`. By default the loss
-    /// alone. A task with an [evaluator](Self::evaluator) gives it values of any length.
+    /// alone. A task with an [evaluator](Self::evaluator) gives it values of any length. Every batch
+    /// has figures of the same names, in the same order.
     ///
     /// # Errors
     /// A batch without labels. Without an evaluator, another first figure than the `loss` and one
@@ -247,8 +248,8 @@ pub fn model_facts<T: TrainingTask>(task: &T) -> Result<ModelFacts> {
 
 /// Collects the values that an evaluation reads from the device, and makes figures of them.
 pub trait Evaluator<B> {
-    /// Takes the values of `batch`, one tensor's after the other's, in the order of the data.
-    fn add(&mut self, batch: &B, values: &[f64]);
+    /// Takes the figures of `batch`, in the order of the data.
+    fn add(&mut self, batch: &B, figures: &FigureValues);
 
     /// The figures by name, without `eval_`; the first is the `loss`.
     ///
@@ -264,6 +265,22 @@ pub trait Evaluator<B> {
 
 /// Values of a batch for an evaluation, each with its name.
 pub type Figures = Vec<(&'static str, Tensor<1>)>;
+
+/// The [`Figures`] of a batch, read from the device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FigureValues(pub(crate) Vec<(&'static str, Vec<f64>)>);
+
+impl FigureValues {
+    /// The values of the figure `name`; none where the batch has no such figure.
+    pub fn get(&self, name: &str) -> Option<&[f64]> {
+        self.0.iter().find(|(known, _)| *known == name).map(|(_, values)| values.as_slice())
+    }
+
+    /// The sum of the values of the figure `name`; 0 where the batch has no such figure.
+    pub fn sum(&self, name: &str) -> f64 {
+        self.get(name).map_or(0.0, |values| values.iter().sum())
+    }
+}
 
 /// A micro-batch of the task `T` on the device.
 pub type OnDevice<T> = <<T as TrainingTask>::Batch as Batch>::OnDevice;

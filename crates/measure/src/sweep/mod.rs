@@ -16,6 +16,7 @@ use halving::Standing;
 use kiln::config::toml_words::toml_error;
 use kiln::config::{CompilerMode, RunConfig, SaveStrategy, movable};
 use kiln::run_folder::{RunStatus, Status};
+use kiln::task::model_task;
 use kiln_core::error::{Error, ErrorKind, Result, nearest};
 use kiln_core::files::{read_json, read_regular_text, write_json, write_whole};
 use kiln_core::process::{Kind, OnSignal, scratch};
@@ -435,7 +436,8 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
 /// # Errors
 /// They have none, or none without an evaluation.
 fn check_metric(metric: &str, config: &RunConfig) -> Result<()> {
-    let of_evaluation = config.data.task.figures().iter().chain(OF_EVERY_EVALUATION).map(|name| format!("eval_{name}"));
+    let of_evaluation =
+        model_task(config.data.task).figures().iter().chain(OF_EVERY_EVALUATION).map(|name| format!("eval_{name}"));
     let of_evaluation = of_evaluation.collect::<Vec<_>>();
     // Whether a dataset of the Hub has a split for validation is known once it is opened.
     let has_data = config.data.validation.is_some() || config.data.dataset_name.is_some();
@@ -452,7 +454,8 @@ fn check_metric(metric: &str, config: &RunConfig) -> Result<()> {
     }
     let known = of_evaluation.iter().filter(|_| evaluates).map(String::as_str).chain(OF_TRAINING.iter().copied());
     let near = nearest(metric, known).map_or_else(String::new, |near| format!("did you mean `{near}`? "));
-    let of_task = config.data.task.figures().iter().filter(|_| evaluates).map(|name| format!("eval_{name}, "));
+    let of_task =
+        model_task(config.data.task).figures().iter().filter(|_| evaluates).map(|name| format!("eval_{name}, "));
     let of_task = of_task.collect::<String>();
     Err(Error::config(format!("expected a figure of the rows of a trial, got {metric:?}"))
         .help(format!("{near}they have {of_task}loss, train_loss and the other figures of metrics.jsonl")))

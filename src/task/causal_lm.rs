@@ -1,0 +1,46 @@
+//! Causal language modelling: each token predicts the next one.
+
+use burn::tensor::{Device, Tensor};
+use kiln_data::{BatchLabels, PaddedBatch, shifted, valid_labels};
+
+use super::{LabelsOnDevice, ModelTask, Reduction, classes};
+use crate::config::Task;
+
+/// Predict the next token (`ForCausalLMLoss` of `transformers`).
+#[derive(Debug, Clone, Copy)]
+pub struct CausalLm;
+
+impl ModelTask for CausalLm {
+    fn task(&self) -> Task {
+        Task::Clm
+    }
+
+    fn figures(&self) -> &'static [&'static str] {
+        &["loss", "perplexity", "accuracy"]
+    }
+
+    /// The labels are shifted here, on the host: position `i` predicts label `i + 1`.
+    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
+        let BatchLabels::Tokens(labels) = &batch.labels else { return None };
+        Some(classes(&shifted(labels, batch.seq_len), device))
+    }
+
+    fn num_terms(&self, batch: &PaddedBatch) -> usize {
+        match &batch.labels {
+            BatchLabels::Tokens(labels) => valid_labels(&shifted(labels, batch.seq_len)),
+            _ => batch.num_labels(),
+        }
+    }
+
+    fn reduction_of_transformers(&self, _label_smoothing: f64) -> Reduction {
+        Reduction::Exact
+    }
+
+    fn collects_logits(&self) -> bool {
+        false
+    }
+
+    fn outputs(&self, logits: Tensor<2>, batch: &PaddedBatch) -> Vec<(&'static str, Vec<usize>, Tensor<2>)> {
+        super::of_tokens(logits, batch)
+    }
+}

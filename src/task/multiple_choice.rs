@@ -1,0 +1,35 @@
+//! Multiple choice: one of several continuations of a text is the right one.
+
+use burn::tensor::{Device, Tensor};
+use kiln_data::{BatchLabels, PaddedBatch, valid_labels};
+
+use super::{LabelsOnDevice, ModelTask, classes};
+use crate::config::Task;
+
+/// Predict which of several continuations of a text is the right one (`BertForMultipleChoice` of
+/// `transformers`).
+#[derive(Debug, Clone, Copy)]
+pub struct MultipleChoice;
+
+impl ModelTask for MultipleChoice {
+    fn task(&self) -> Task {
+        Task::MultipleChoice
+    }
+
+    fn figures(&self) -> &'static [&'static str] {
+        &["loss", "accuracy"]
+    }
+
+    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
+        let BatchLabels::Choices { answers, .. } = &batch.labels else { return None };
+        Some(if valid_labels(answers) == 0 { (None, 0) } else { classes(answers, device) })
+    }
+
+    fn collected_rows(&self, batch: &PaddedBatch) -> usize {
+        batch.examples / batch.sequences()
+    }
+
+    fn outputs(&self, logits: Tensor<2>, batch: &PaddedBatch) -> Vec<(&'static str, Vec<usize>, Tensor<2>)> {
+        vec![("logits", vec![batch.rows / batch.sequences(), batch.sequences()], logits)]
+    }
+}

@@ -1,0 +1,64 @@
+//! Token classification: each word of a text has a label, such as the tag of an entity.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor};
+use kiln_data::{BatchLabels, Dataset, PaddedBatch};
+
+use super::evaluator::Scores;
+use super::scores::{Entities, are_tags};
+use super::{DeviceBatch, LabelsOnDevice, ModelTask, classes, most_likely, of_tokens};
+use crate::config::Task;
+
+/// Predict a label for every word of a text (`ForTokenClassification` of `transformers`).
+#[derive(Debug, Clone, Copy)]
+pub struct TokenClassification;
+
+impl ModelTask for TokenClassification {
+    fn task(&self) -> Task {
+        Task::TokenClassification
+    }
+
+    fn figures(&self) -> &'static [&'static str] {
+        &["loss", "accuracy", "precision", "recall", "f1"]
+    }
+
+    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
+        let BatchLabels::Tokens(labels) = &batch.labels else { return None };
+        Some(classes(labels, device))
+    }
+
+    fn predictions(&self, logits: Tensor<2>, batch: &DeviceBatch) -> Option<Tensor<1>> {
+        Some(most_likely(logits, batch.examples * batch.input.input_ids.dims()[1]))
+    }
+
+    /// None where no label is the tag of an entity.
+    fn scores(&self, _data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Option<Box<dyn Scores>> {
+        are_tags(&label_names).then(|| Box::new(Tags { label_names, entities: Entities::default() }) as _)
+    }
+
+    fn collected_rows(&self, batch: &PaddedBatch) -> usize {
+        batch.examples * batch.seq_len
+    }
+
+    fn outputs(&self, logits: Tensor<2>, batch: &PaddedBatch) -> Vec<(&'static str, Vec<usize>, Tensor<2>)> {
+        of_tokens(logits, batch)
+    }
+}
+
+struct Tags {
+    label_names: Vec<String>,
+    entities: Entities,
+}
+
+impl Scores for Tags {
+    fn add(&mut self, batch: &PaddedBatch, predicted: &[f64]) {
+        let BatchLabels::Tokens(expected) = &batch.labels else { return };
+        let rows = expected.chunks(batch.seq_len).zip(predicted.chunks(batch.seq_len));
+        rows.for_each(|(expected, predicted)| self.entities.add(&self.label_names, expected, predicted));
+    }
+
+    fn figures(&self) -> Vec<(&'static str, f64)> {
+        self.entities.scores()
+    }
+}
