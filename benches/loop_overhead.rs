@@ -81,7 +81,7 @@ fn bare_step_ms(session: &Session) -> f64 {
     let plan = session.plan();
     let device = Device::flex().autodiff();
     let run_plan = session.run_plan().unwrap();
-    let (config, task) = run_plan.built_in().unwrap();
+    let (config, task) = run_plan.model_and_task().unwrap();
     let mut model = Model::new(config, task.head(), &device).unwrap();
     let mut optimizer = Optimizer::new(OptimizerConfig::default(), &ParameterGroups::new(0.0), &model);
     let options = LoaderOptions {

@@ -6,7 +6,7 @@ use kiln_core::error::Result;
 use kiln_train::trainer::PrinterCallback;
 
 use crate::config::RunConfig;
-use crate::session::{BuiltIn, OpenSession, Session};
+use crate::session::{OpenSession, Session, TransformerTask};
 use crate::{mlflow, push};
 
 /// A trainer of the run that a config file describes.
@@ -18,7 +18,7 @@ pub trait FromConfig: Sized {
     fn from_config(path: impl AsRef<Path>) -> Result<Self>;
 }
 
-impl FromConfig for kiln_train::Trainer<BuiltIn> {
+impl FromConfig for kiln_train::Trainer<TransformerTask> {
     fn from_config(path: impl AsRef<Path>) -> Result<Self> {
         let trainer = Self::from_session(Session::open(RunConfig::load(path)?)?)?;
         push::with_push(mlflow::with_reporters(trainer.with_callback(PrinterCallback::default()))?)

@@ -57,7 +57,7 @@ pub use plan::RunPlan;
 pub use session::{OpenSession, Session};
 
 /// The Trainer, by default of a task of Kiln's.
-pub type Trainer<T = session::BuiltIn> = trainer::Trainer<T>;
+pub type Trainer<T = session::TransformerTask> = trainer::Trainer<T>;
 
 #[cfg(test)]
 #[path = "../tests/common/messages.rs"]

@@ -122,7 +122,7 @@ impl RunPlan {
     ///
     /// # Errors
     /// Another model.
-    pub fn built_in(&self) -> Result<(&ModelConfig, Task)> {
+    pub fn model_and_task(&self) -> Result<(&ModelConfig, Task)> {
         let architecture = self.architecture.as_ref().ok_or_else(|| {
             Error::config(format!(
                 "expected one of Kiln's models, got a model of its own kind, {}",
@@ -191,7 +191,7 @@ impl RunPlan {
     }
 
     fn estimated_memory(&self) -> Option<MemoryEstimate> {
-        let ((model, task), train) = (self.built_in().ok()?, &self.train);
+        let ((model, task), train) = (self.model_and_task().ok()?, &self.train);
         let examples = train.data.validation_examples.filter(|_| train.evaluation.is_on()).unwrap_or(0);
         let saves = match train.saving.strategy {
             SaveStrategy::No => false,

@@ -52,7 +52,7 @@ impl Key {
     /// # Errors
     /// A model that is not Kiln's.
     pub fn of(config: &RunConfig, plan: &RunPlan) -> Result<Self> {
-        let (mode, (model_config, task)) = (config.trainer.compiler_mode(), plan.built_in()?);
+        let (mode, (model_config, task)) = (config.trainer.compiler_mode(), plan.model_and_task()?);
         let TrainPlan { model, batch, optimizer, engine, .. } = &plan.train;
         let operators = match (mode, engine.ops) {
             (CompilerMode::Compiled, Ops::Plain) => ", without Kiln's operators",

@@ -45,7 +45,7 @@ pub(super) fn card(config: &RunConfig, plan: &RunPlan, model: &ModelConfig, run:
         card,
         "\n# {}\n\n{what} {kind} model for {}, {origin} by Kiln {}.\n",
         plain(&name),
-        pipeline_tag(task).replace('-', " "),
+        model_task(task).pipeline_tag().replace('-', " "),
         env!("CARGO_PKG_VERSION")
     );
     evaluation(&mut card, config, plan, run, &figures);
@@ -110,18 +110,6 @@ fn figures(task: Task, evaluation: Option<&Record>) -> Vec<(&'static str, f64)> 
     model_task(task).figures().iter().filter_map(|name| value(name)).collect()
 }
 
-/// The Hub's name of the task.
-fn pipeline_tag(task: Task) -> &'static str {
-    match task {
-        Task::Clm => "text-generation",
-        Task::Mlm => "fill-mask",
-        Task::SequenceClassification | Task::MultiLabelClassification | Task::Regression => "text-classification",
-        Task::TokenClassification => "token-classification",
-        Task::QuestionAnswering => "question-answering",
-        Task::MultipleChoice => "multiple-choice",
-    }
-}
-
 /// A text in JSON's quotes, which are YAML's too but for the control characters that JSON leaves.
 fn quoted(text: &str) -> String {
     let is_left = |c: char| c.is_control();
@@ -148,7 +136,7 @@ fn front_matter(
         line(format_args!("base_model: {}", quoted(base)));
         line(format_args!("base_model_relation: {}", if is_adapter { "adapter" } else { "finetune" }));
     }
-    line(format_args!("pipeline_tag: {}\ntags:\n- kiln", pipeline_tag(task)));
+    line(format_args!("pipeline_tag: {}\ntags:\n- kiln", model_task(task).pipeline_tag()));
     if is_adapter {
         line(format_args!("- lora"));
     }
@@ -174,7 +162,7 @@ fn front_matter(
         line(format_args!(
             "model-index:\n- name: {}\n  results:\n  - task:\n      type: {}\n    dataset:\n      name: {}\n      type: {}\n    metrics:",
             quoted(name),
-            pipeline_tag(task),
+            model_task(task).pipeline_tag(),
             quoted(&data),
             quoted(&kind)
         ));
@@ -270,25 +258,20 @@ fn curves(card: &mut String, rows: &[Record], figures: &[(&str, f64)]) {
 }
 
 fn usage(card: &mut String, config: &RunConfig, task: Task, is_adapter: bool) {
-    let tag = pipeline_tag(task);
+    let definition = model_task(task);
     // PEFT has no class for every head, and transformers no pipeline for every task.
-    let loads = match task {
-        Task::Mlm | Task::MultipleChoice if is_adapter => {
-            "from peft import PeftModel  # PeftModel.from_pretrained(base, folder)".to_owned()
-        }
-        Task::MultipleChoice => "from transformers import AutoModelForMultipleChoice\n\n\
-             model = AutoModelForMultipleChoice.from_pretrained(\"model\")  # this folder"
-            .to_owned(),
-        _ if is_adapter => {
-            let class = match task {
-                Task::Clm => "AutoPeftModelForCausalLM",
-                Task::TokenClassification => "AutoPeftModelForTokenClassification",
-                Task::QuestionAnswering => "AutoPeftModelForQuestionAnswering",
-                _ => "AutoPeftModelForSequenceClassification",
-            };
+    let loads = match (is_adapter, definition.peft_class()) {
+        (true, None) => "from peft import PeftModel  # PeftModel.from_pretrained(base, folder)".to_owned(),
+        (true, Some(class)) => {
             format!("from peft import {class}\n\nmodel = {class}.from_pretrained(\"model\")  # this folder")
         }
-        _ => format!("from transformers import pipeline\n\npipe = pipeline(\"{tag}\", model=\"model\")  # this folder"),
+        (false, _) if task == Task::MultipleChoice => "from transformers import AutoModelForMultipleChoice\n\n\
+             model = AutoModelForMultipleChoice.from_pretrained(\"model\")  # this folder"
+            .to_owned(),
+        (false, _) => {
+            let tag = definition.pipeline_tag();
+            format!("from transformers import pipeline\n\npipe = pipeline(\"{tag}\", model=\"model\")  # this folder")
+        }
     };
     let rows = match config.data.format {
         DataFormat::Csv | DataFormat::Tsv | DataFormat::Parquet => config.data.format.to_string(),

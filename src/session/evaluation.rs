@@ -9,7 +9,7 @@ use kiln_data::sampler::Order;
 use kiln_data::store::Preparation;
 pub use kiln_train::evaluation::no_validation;
 
-use super::BuiltIn;
+use super::TransformerTask;
 use super::inputs::{Inputs, Use};
 use crate::config::RunConfig;
 use crate::engine::{device, handover};
@@ -17,7 +17,7 @@ use crate::plan::{EnginePlan, check_positions};
 use crate::task::{loss_options, model_task};
 
 /// An evaluation that can begin, by default of a task of Kiln's.
-pub type EvaluationSession<T = BuiltIn> = kiln_train::evaluation::EvaluationSession<T>;
+pub type EvaluationSession<T = TransformerTask> = kiln_train::evaluation::EvaluationSession<T>;
 
 /// Opens what an evaluation of `config` needs: `data.train` only where validation data is a
 /// share of it. `progress` is told how far tokenising has come and may interrupt it.
@@ -40,6 +40,6 @@ pub fn open(config: &RunConfig, progress: &mut dyn FnMut(Preparation) -> Control
     let padding = Padding::new(config.data.padding_rule(), longest, &survey(&*validation, drawn));
     check_positions(&padding, longest, &inputs.task.model_config)?;
     let loss = loss_options(&config.trainer, model_task(config.data.task), &inputs.task.model_config)?;
-    let task = BuiltIn { loss, padding, ..inputs.task };
+    let task = TransformerTask { loss, padding, ..inputs.task };
     Ok(EvaluationSession { device: found.device, compute: engine.compute(), task, validation, batch_size })
 }

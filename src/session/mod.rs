@@ -14,14 +14,13 @@ pub mod merge;
 pub mod model_folder;
 pub mod samples;
 pub mod shortage;
-mod built_in;
+mod transformer_task;
 mod card;
 
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use built_in::{BuiltIn, Described};
 use inputs::{Inputs, Use};
 use kiln_core::error::Result;
 use kiln_core::files::{malformed, read_json_if_there};
@@ -29,6 +28,7 @@ use kiln_data::store::Preparation;
 pub use kiln_train::description::{Planned, Weights};
 pub use kiln_train::provenance;
 pub use kiln_train::task::{Batch, BatchSize, TensorMapper, TensorTree, TrainingTask};
+pub use transformer_task::{Described, TransformerTask};
 
 use crate::config::RunConfig;
 use crate::engine::{device, handover};
@@ -37,7 +37,7 @@ use crate::task::evaluator::ComputeMetrics;
 use crate::task::model_task;
 
 /// A run that can begin, by default of a task of Kiln's.
-pub type Session<T = BuiltIn> = kiln_train::Session<T>;
+pub type Session<T = TransformerTask> = kiln_train::Session<T>;
 
 /// A session of a run that a config file describes.
 pub trait OpenSession: Sized {
@@ -120,7 +120,8 @@ impl OpenSession for Session {
         let (train, validation, facts) = inputs.facts(&config, &arguments, facts, batch)?;
         let generation = sample_plan(&config, &facts)?;
         let training = facts.train.clone();
-        let task = BuiltIn { described: Some(Arc::new(Described { config, facts, generation })), ..inputs.task };
+        let task =
+            TransformerTask { described: Some(Arc::new(Described { config, facts, generation })), ..inputs.task };
         let session = Self::opened(arguments, training, task, found.device, train, validation)?;
         session.plan().check_evaluation()?;
         Ok(session)

@@ -20,8 +20,9 @@ use crate::config::Task;
 pub fn samples(session: &Session, count: usize) -> Result<String> {
     let (task, train) = (&session.task, session.train());
     let labels = task.model_config.labels();
-    let names = if task.task.has_label_names() { label_names(labels)? } else { Vec::new() };
-    let shown = Shown { task: task.task, names: &names, tokenizer: task.tokenizer.as_deref() };
+    let kind = task.task.task();
+    let names = if kind.has_label_names() { label_names(labels)? } else { Vec::new() };
+    let shown = Shown { task: kind, names: &names, tokenizer: task.tokenizer.as_deref() };
     let count = count.min(train.len());
     let mut text = String::new();
     for index in 0..count {

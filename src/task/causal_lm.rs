@@ -19,6 +19,14 @@ impl ModelTask for CausalLm {
         &["loss", "perplexity", "accuracy"]
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "text-generation"
+    }
+
+    fn peft_class(&self) -> Option<&'static str> {
+        Some("AutoPeftModelForCausalLM")
+    }
+
     /// The labels are shifted here, on the host: position `i` predicts label `i + 1`.
     fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
         let BatchLabels::Tokens(labels) = &batch.labels else { return None };

@@ -92,10 +92,10 @@ pub(crate) struct WithMetrics {
 }
 
 impl Evaluator<TaskBatch> for WithMetrics {
-    fn add(&mut self, of: &TaskBatch, figures: &FigureValues) {
-        self.inner.add(of, figures);
+    fn add(&mut self, of: &TaskBatch, figures: &FigureValues) -> Result<()> {
+        self.inner.add(of, figures)?;
         let batch = &of.batch;
-        let Some(logits) = figures.get("logits") else { return };
+        let logits = figures.get("logits")?;
         let width = logits.len() / of.task.collected_rows(batch);
         for (row, logits) in logits.chunks(width).enumerate() {
             match &batch.labels {
@@ -113,6 +113,7 @@ impl Evaluator<TaskBatch> for WithMetrics {
             }
             self.seen.predictions.push(logits.iter().map(|logit| *logit as f32).collect());
         }
+        Ok(())
     }
 
     fn metrics(&self) -> Result<Vec<(&'static str, f64)>> {
@@ -189,14 +190,17 @@ impl TaskEvaluator {
 }
 
 impl Evaluator<TaskBatch> for TaskEvaluator {
-    fn add(&mut self, TaskBatch { batch, .. }: &TaskBatch, figures: &FigureValues) {
-        self.loss += figures.sum("loss");
-        self.nll += figures.sum("nll");
-        self.correct += figures.sum("correct");
-        self.count += self.task.num_terms(batch);
-        if let (Some(scores), Some(predicted)) = (&mut self.scores, figures.get("predictions")) {
-            scores.add(batch, predicted);
+    fn add(&mut self, TaskBatch { batch, .. }: &TaskBatch, figures: &FigureValues) -> Result<()> {
+        self.loss += figures.sum("loss")?;
+        self.nll += figures.sum("nll")?;
+        if self.task.predicts_classes() {
+            self.correct += figures.sum("correct")?;
         }
+        self.count += self.task.num_terms(batch);
+        if let Some(scores) = &mut self.scores {
+            scores.add(batch, figures.get("predictions")?);
+        }
+        Ok(())
     }
 
     fn metrics(&self) -> Result<Vec<(&'static str, f64)>> {

@@ -19,6 +19,14 @@ impl ModelTask for MaskedLm {
         &["loss", "perplexity", "accuracy"]
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "fill-mask"
+    }
+
+    fn peft_class(&self) -> Option<&'static str> {
+        None
+    }
+
     fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
         let BatchLabels::Tokens(labels) = &batch.labels else { return None };
         Some(classes(labels, device))

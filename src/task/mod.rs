@@ -49,6 +49,12 @@ pub trait ModelTask: Send + Sync + 'static {
     /// and those of its [scores](Self::scores).
     fn figures(&self) -> &'static [&'static str];
 
+    /// The name that the Hub has for the task (`pipeline_tag` of a model card).
+    fn pipeline_tag(&self) -> &'static str;
+
+    /// The class of PEFT that loads a model for the task with its adapter, where PEFT has one.
+    fn peft_class(&self) -> Option<&'static str>;
+
     /// The labels of `batch` on `device`, where they are of the kind that the task has.
     fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice>;
 

@@ -23,6 +23,14 @@ impl ModelTask for MultiLabelClassification {
         &["loss", "accuracy", "f1", "f1_macro"]
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "text-classification"
+    }
+
+    fn peft_class(&self) -> Option<&'static str> {
+        Some("AutoPeftModelForSequenceClassification")
+    }
+
     fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
         let BatchLabels::Multi(values) = &batch.labels else { return None };
         let values = numbers(values, [batch.rows, values.len() / batch.rows], device);

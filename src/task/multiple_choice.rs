@@ -20,6 +20,14 @@ impl ModelTask for MultipleChoice {
         &["loss", "accuracy"]
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "multiple-choice"
+    }
+
+    fn peft_class(&self) -> Option<&'static str> {
+        None
+    }
+
     fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
         let BatchLabels::Choices { answers, .. } = &batch.labels else { return None };
         Some(if valid_labels(answers) == 0 { (None, 0) } else { classes(answers, device) })

@@ -24,6 +24,14 @@ impl ModelTask for QuestionAnswering {
         &["loss", "exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"]
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "question-answering"
+    }
+
+    fn peft_class(&self) -> Option<&'static str> {
+        Some("AutoPeftModelForQuestionAnswering")
+    }
+
     fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
         let BatchLabels::Spans { start, end } = &batch.labels else { return None };
         let ints = |values: &[i32]| Tensor::from_data(TensorData::new(values.to_vec(), [batch.rows]), device);

@@ -23,6 +23,14 @@ impl ModelTask for Regression {
         &["loss", "mse", "pearson", "spearmanr"]
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "text-classification"
+    }
+
+    fn peft_class(&self) -> Option<&'static str> {
+        Some("AutoPeftModelForSequenceClassification")
+    }
+
     fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
         let BatchLabels::Values(values) = &batch.labels else { return None };
         let values = numbers(values, [batch.rows], device);

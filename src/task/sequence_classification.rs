@@ -24,6 +24,14 @@ impl ModelTask for SequenceClassification {
         &["loss", "accuracy", "f1", "matthews_correlation"]
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "text-classification"
+    }
+
+    fn peft_class(&self) -> Option<&'static str> {
+        Some("AutoPeftModelForSequenceClassification")
+    }
+
     fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
         let BatchLabels::Classes(labels) = &batch.labels else { return None };
         Some(classes(labels, device))

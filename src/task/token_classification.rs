@@ -23,6 +23,14 @@ impl ModelTask for TokenClassification {
         &["loss", "accuracy", "precision", "recall", "f1"]
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "token-classification"
+    }
+
+    fn peft_class(&self) -> Option<&'static str> {
+        Some("AutoPeftModelForTokenClassification")
+    }
+
     fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
         let BatchLabels::Tokens(labels) = &batch.labels else { return None };
         Some(classes(labels, device))

@@ -10,7 +10,7 @@ use kiln::optim::backward::GradientPass;
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::reads::read_values;
-use kiln::session::{BuiltIn, TrainingTask};
+use kiln::session::{TrainingTask, TransformerTask};
 use kiln::task::{DeviceBatch, model_task};
 use kiln::trainer::gradients::gradients;
 use kiln_core::model_config::ModelType;
@@ -32,13 +32,16 @@ struct Case {
     checkpointing: ActivationCheckpointing,
 }
 
-fn task(case: Case) -> BuiltIn {
+fn task(case: Case) -> TransformerTask {
     let fields = match case.kind {
         ModelType::Gpt2 => json!({"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 8}),
         _ => json!({"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 32,
             "intermediate_size": 32, "max_position_embeddings": 8}),
     };
-    BuiltIn::new(case.task, ModelConfig::from_fields(case.kind, fields.as_object().unwrap()).unwrap())
+    TransformerTask::new(
+        model_task(case.task),
+        ModelConfig::from_fields(case.kind, fields.as_object().unwrap()).unwrap(),
+    )
 }
 
 fn batch(case: Case, device: &Device) -> DeviceBatch {

@@ -28,13 +28,16 @@ struct Means {
 }
 
 impl<B: Batch> Evaluator<B> for Means {
-    fn add(&mut self, batch: &B, figures: &FigureValues) {
+    fn add(&mut self, batch: &B, figures: &FigureValues) -> Result<()> {
         let names = figures.0.iter().map(|(name, _)| *name);
         if self.sums.is_empty() {
             self.sums = names.map(|name| (name, 0.0)).collect();
         }
-        self.sums.iter_mut().for_each(|(name, sum)| *sum += figures.sum(name));
+        for (name, sum) in &mut self.sums {
+            *sum += figures.sum(name)?;
+        }
         self.labels += batch.size().labels;
+        Ok(())
     }
 
     fn metrics(&self) -> Result<Vec<(&'static str, f64)>> {
@@ -157,7 +160,7 @@ pub fn evaluate<T: TrainingTask>(
                 of_batches.push((batch, lengths));
             }
             for (batch, figures) in in_order(world, names, of_batches, read_scalars(tensors)?)? {
-                evaluator.add(&batch, &figures);
+                evaluator.add(&batch, &figures)?;
             }
         }
         if is_done {
@@ -185,7 +188,7 @@ pub(crate) fn figures<T: TrainingTask>(
     let figures = batch_figures(task, &model.valid(), &batch.to_device(device)?, pass, own.is_some())?;
     let Some(mut own) = own else { return Ok(Some(names_of(&figures))) };
     let values = figures.into_iter().map(|(name, values)| Ok((name, read_scalars(vec![values])?)));
-    own.add(&batch, &FigureValues(values.collect::<Result<_>>()?));
+    own.add(&batch, &FigureValues(values.collect::<Result<_>>()?))?;
     Ok(own.metrics().ok().map(|figures| figures.into_iter().map(|(name, _)| name).collect()))
 }
 

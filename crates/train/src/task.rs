@@ -249,7 +249,10 @@ pub fn model_facts<T: TrainingTask>(task: &T) -> Result<ModelFacts> {
 /// Collects the values that an evaluation reads from the device, and makes figures of them.
 pub trait Evaluator<B> {
     /// Takes the figures of `batch`, in the order of the data.
-    fn add(&mut self, batch: &B, figures: &FigureValues);
+    ///
+    /// # Errors
+    /// A figure that [`TrainingTask::evaluate`] does not return.
+    fn add(&mut self, batch: &B, figures: &FigureValues) -> Result<()>;
 
     /// The figures by name, without `eval_`; the first is the `loss`.
     ///
@@ -271,14 +274,25 @@ pub type Figures = Vec<(&'static str, Tensor<1>)>;
 pub struct FigureValues(pub(crate) Vec<(&'static str, Vec<f64>)>);
 
 impl FigureValues {
-    /// The values of the figure `name`; none where the batch has no such figure.
-    pub fn get(&self, name: &str) -> Option<&[f64]> {
-        self.0.iter().find(|(known, _)| *known == name).map(|(_, values)| values.as_slice())
+    /// The values of the figure `name`.
+    ///
+    /// # Errors
+    /// A figure that [`TrainingTask::evaluate`] does not return.
+    pub fn get(&self, name: &str) -> Result<&[f64]> {
+        let found = self.0.iter().find(|(known, _)| *known == name).map(|(_, values)| values.as_slice());
+        found.ok_or_else(|| {
+            let known = self.0.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
+            Error::config(format!("the evaluator asks for the figure `{name}`, and `evaluate` returns {known}"))
+                .help("return it under that name, or ask for one of these")
+        })
     }
 
-    /// The sum of the values of the figure `name`; 0 where the batch has no such figure.
-    pub fn sum(&self, name: &str) -> f64 {
-        self.get(name).map_or(0.0, |values| values.iter().sum())
+    /// The sum of the values of the figure `name`.
+    ///
+    /// # Errors
+    /// A figure that [`TrainingTask::evaluate`] does not return.
+    pub fn sum(&self, name: &str) -> Result<f64> {
+        Ok(self.get(name)?.iter().sum())
     }
 }
 

@@ -11,8 +11,9 @@ use super::opening::{optional_tokenizer, with_dataset};
 use super::splits::Use;
 use crate::config::{RunConfig, Task, Validation};
 use crate::plan::{Architecture, Found};
-use crate::session::BuiltIn;
+use crate::session::TransformerTask;
 use crate::session::adapter::Adapters;
+use crate::task::model_task;
 
 /// Finds the inputs of `config` that exist, without opening the data.
 pub fn found(config: &RunConfig) -> Found {
@@ -64,7 +65,8 @@ pub fn found(config: &RunConfig) -> Found {
         _ => {}
     }
     let Ok(adapters) = Adapters::of(config, &model) else { return found };
-    let task = BuiltIn { model_from: from, ..BuiltIn::new(task, model) }.with_adapters(adapters);
+    let task =
+        TransformerTask { model_from: from, ..TransformerTask::new(model_task(task), model) }.with_adapters(adapters);
     let architecture = Architecture { unknown_fields, ..task.architecture() };
     found.model = model_facts(&task).ok().map(|facts| (facts, architecture));
     found

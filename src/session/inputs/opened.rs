@@ -19,7 +19,7 @@ use crate::engine::device::DeviceFacts;
 use crate::plan::{
     Architecture, BatchPlan, DataFacts, ExampleFacts, Facts, FoundBatch, LabelledRows, TokenizerFacts, TrainFacts,
 };
-use crate::session::BuiltIn;
+use crate::session::TransformerTask;
 
 /// Examples of Kiln's tasks.
 type Data = Arc<dyn Dataset>;
@@ -29,7 +29,7 @@ type Data = Arc<dyn Dataset>;
 pub struct Inputs {
     /// The model with its task, vocabulary and labels settled, its tokenizer, and the files that
     /// are kept.
-    pub task: BuiltIn,
+    pub task: TransformerTask,
     /// Fields of a pretrained model's `config.json` that Kiln does not know.
     pub unknown_model_fields: Vec<String>,
     /// Block size of packed text; none for data that is tokenised already.

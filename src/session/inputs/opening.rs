@@ -18,7 +18,8 @@ use super::model::{model_config, with_vocabulary};
 use super::opened::Inputs;
 use super::splits::{Splits, Use};
 use crate::config::{RunConfig, Sampler, Validation};
-use crate::session::BuiltIn;
+use crate::session::TransformerTask;
+use crate::task::model_task;
 
 /// Opens the inputs of one form of data; each module of a form makes [`Inputs`] of it.
 pub(super) struct Opening<'a> {
@@ -78,9 +79,9 @@ impl<'a> Opening<'a> {
 
     /// The inputs with `data`, which have no length of their own yet.
     pub fn inputs(self, tokenizer: Option<Arc<Tokenizer>>, pad_id: u32, data: Splits<Arc<dyn Dataset>>) -> Inputs {
-        let task = BuiltIn::new(self.config.data.task, self.model);
+        let task = TransformerTask::new(model_task(self.config.data.task), self.model);
         Inputs {
-            task: BuiltIn { pad_id, tokenizer, model_from: self.model_from, ..task },
+            task: TransformerTask { pad_id, tokenizer, model_from: self.model_from, ..task },
             unknown_model_fields: self.unknown_model_fields,
             block_size: None,
             max_length: None,

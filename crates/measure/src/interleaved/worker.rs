@@ -60,7 +60,7 @@ pub fn serve_steps(session: Session, writes_model: bool) -> Result<()> {
 pub fn serve_operators(session: &Session) -> Result<()> {
     let plan = session.plan();
     let run_plan = session.run_plan()?;
-    let (config, task) = run_plan.built_in()?;
+    let (config, task) = run_plan.model_and_task()?;
     let shapes = Shapes::new(config, task, plan.batch.micro, plan.batch.seq_len);
     let device = &session.device;
     say(&hello(&Provenance::of(session)?, plan))?;

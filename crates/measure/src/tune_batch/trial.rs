@@ -60,7 +60,7 @@ pub fn trial_config(
         let learned = folder.join("tokenizer");
         if !learned.exists() {
             std::fs::create_dir(&learned).map_err(|error| Error::io(format!("make {}", learned.display()), &error))?;
-            write_files(&learned, &tokenizer.files(session.run_plan()?.built_in()?.0, None)?)?;
+            write_files(&learned, &tokenizer.files(session.run_plan()?.model_and_task()?.0, None)?)?;
         }
         config.tokenizer = TokenizerSection::from_pretrained(learned.to_string_lossy());
     }

@@ -29,20 +29,20 @@ use sha2::{Digest, Sha256};
 use super::adapter::{ADAPTER_CONFIG, Adapters, lacks_pooler};
 use super::card::card;
 use super::generation_config::{self, GENERATION_CONFIG};
-use crate::config::{DataSection, ModelSection, RunConfig, Task, TrainingArguments};
+use crate::config::{DataSection, ModelSection, RunConfig, TrainingArguments};
 use crate::plan::{self, Architecture, Facts, RunPlan, SamplePlan, TrainFacts, TrainPlan, model_config};
 use crate::task::evaluator::{ComputeMetrics, EvalPrediction, TaskEvaluator, WithMetrics};
 use crate::task::generate::Generator;
-use crate::task::{DeviceBatch, ModelTask, Targets, TaskBatch, loss_options, model_task};
+use crate::task::{DeviceBatch, ModelTask, Targets, TaskBatch, loss_options};
 
 /// The file of a chat template.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
-/// A model of Kiln's with a task.
+/// A model of Kiln's that learns a [`ModelTask`].
 #[derive(Clone)]
-pub struct BuiltIn {
+pub struct TransformerTask {
     /// The task.
-    pub task: Task,
+    pub task: &'static dyn ModelTask,
     /// The model.
     pub model_config: ModelConfig,
     /// The loss of training.
@@ -98,10 +98,10 @@ impl Described {
     }
 }
 
-impl BuiltIn {
+impl TransformerTask {
     /// A model of `model_config` for `task`, with nothing beside it, as it is before there is a
     /// plan.
-    pub fn new(task: Task, model_config: ModelConfig) -> Self {
+    pub fn new(task: &'static dyn ModelTask, model_config: ModelConfig) -> Self {
         Self {
             task,
             model_config,
@@ -120,15 +120,10 @@ impl BuiltIn {
         }
     }
 
-    /// The labels, loss and figures of its task.
-    fn definition(&self) -> &'static dyn ModelTask {
-        model_task(self.task)
-    }
-
     /// The architecture of the model, its task and its origin.
     pub(super) fn architecture(&self) -> Architecture {
         Architecture {
-            task: self.task,
+            task: self.task.task(),
             config: self.model_config.clone(),
             from: self.model_from.clone(),
             lora: self.lora.clone(),
@@ -152,7 +147,7 @@ impl BuiltIn {
     }
 }
 
-impl TrainingTask for BuiltIn {
+impl TrainingTask for TransformerTask {
     type Model = Model;
     type Example = Example;
     type Batch = TaskBatch;
@@ -174,7 +169,7 @@ impl TrainingTask for BuiltIn {
     }
 
     fn task_name(&self) -> Option<&str> {
-        Some(self.task.name())
+        Some(self.task.task().name())
     }
 
     fn drops(&self) -> bool {
@@ -182,11 +177,11 @@ impl TrainingTask for BuiltIn {
     }
 
     fn loss_options(&self, arguments: &TrainingArguments) -> Result<LossOptions> {
-        loss_options(arguments, self.definition(), &self.model_config)
+        loss_options(arguments, self.task, &self.model_config)
     }
 
     fn model(&self, compute: Compute, device: &Device) -> Result<Model> {
-        let model = Model::new(&self.model_config, self.task.head(), device)?;
+        let model = Model::new(&self.model_config, self.task.task().head(), device)?;
         let model = model.with_compute(compute).with_embedding_noise(self.noise);
         Ok(match &self.lora {
             Some(lora) => model.with_lora(lora)?,
@@ -291,12 +286,12 @@ impl TrainingTask for BuiltIn {
 
     fn batch(&self, examples: &[Example], rows: usize) -> Result<TaskBatch> {
         // Files are checked when they are opened; a dataset of the user's own is not.
-        let limits = Limits::of(&self.model_config, self.task);
+        let limits = Limits::of(&self.model_config, self.task.task());
         for (row, example) in examples.iter().enumerate() {
             limits.check(example).map_err(|error| error.at(format_args!("row {row} of a batch")))?;
         }
         let batch = Collator { pad_id: self.pad_id, padding: self.padding.clone(), rows }.collate(examples)?;
-        Ok(TaskBatch { batch, task: self.definition(), loss: self.loss.clone() })
+        Ok(TaskBatch { batch, task: self.task, loss: self.loss.clone() })
     }
 
     fn loss(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Tensor<1>> {
@@ -312,7 +307,7 @@ impl TrainingTask for BuiltIn {
     fn evaluate(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Figures> {
         let logits = model.logits(&batch.input, pass);
         let own = self.compute_metrics.is_some().then(|| logits.clone());
-        let mut figures = TaskEvaluator::figures(self.definition(), batch, logits, &self.loss)?;
+        let mut figures = TaskEvaluator::figures(self.task, batch, logits, &self.loss)?;
         figures.extend(own.map(|logits| {
             let [rows, width] = logits.dims();
             let rows = rows / batch.input.input_ids.dims()[0] * batch.examples;
@@ -322,7 +317,7 @@ impl TrainingTask for BuiltIn {
     }
 
     fn metrics(&self) -> Option<&'static [&'static str]> {
-        Some(self.compute_metrics.as_ref().map_or(self.definition().figures(), |(_, figures)| figures))
+        Some(self.compute_metrics.as_ref().map_or(self.task.figures(), |(_, figures)| figures))
     }
 
     fn evaluator(&self, data: &Arc<dyn Dataset>) -> Option<Box<dyn Evaluator<TaskBatch>>> {
@@ -330,8 +325,8 @@ impl TrainingTask for BuiltIn {
         // Where there are names that cannot be read, the data were refused; the figures need no
         // more than their number.
         let names = || label_names(labels).unwrap_or_else(|_| vec![String::new(); labels.num_labels()]);
-        let names = if self.task.has_label_names() { names() } else { Vec::new() };
-        let inner = TaskEvaluator::new(self.definition(), data, names);
+        let names = if self.task.task().has_label_names() { names() } else { Vec::new() };
+        let inner = TaskEvaluator::new(self.task, data, names);
         Some(match &self.compute_metrics {
             None => Box::new(inner) as _,
             Some((metrics, _)) => {
@@ -466,12 +461,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::task::CausalLm;
 
     #[test]
     fn an_id_that_a_table_does_not_have_is_refused_before_it_reaches_the_device() {
         let fields = json!({"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 8});
         let model = ModelConfig::from_fields(ModelType::Gpt2, fields.as_object().unwrap()).unwrap();
-        let task = BuiltIn::new(Task::Clm, model);
+        let task = TransformerTask::new(&CausalLm, model);
         let example = |ids: [i32; 3], positions: [i32; 3]| Example {
             input_ids: ids.to_vec(),
             attention_mask: None,
