@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_core::dataset::Dataset;
 use kiln_core::error::{ErrorKind, Result};
 use kiln_models::layers::Embedding;
 use kiln_models::weights::StateDict;
@@ -15,7 +16,7 @@ use kiln_models::{Compute, Pass};
 use super::{Trainer, setup::TrainOutput};
 use crate::arguments::{EvalStrategy, OnExisting, SaveStrategy, TrainingArguments};
 use crate::evaluation::Evaluation;
-use crate::task::{Figures, TensorBatch, TrainingTask};
+use crate::task::{Evaluator, FigureValues, Figures, TensorBatch, TrainingTask};
 
 /// Numbers of 3 values, each with one that it shall come to.
 #[derive(Module, Debug)]
@@ -34,6 +35,10 @@ enum Fault {
     RowsOfFigure,
     /// The first figure is another one.
     NoLoss,
+    /// The last batch has fewer figures.
+    OtherFigures,
+    /// The evaluator asks for a figure that there is not.
+    NoFigure,
     /// A training example has an index that the table does not have.
     Index,
 }
@@ -66,8 +71,24 @@ impl TrainingTask for Task {
         Ok(match self.0 {
             Fault::RowsOfFigure => vec![("loss", loss), ("accuracy", rows)],
             Fault::NoLoss => vec![("accuracy", rows.sum()), ("loss", loss)],
+            Fault::OtherFigures if ids.dims()[0] == 2 => vec![("loss", loss)],
             _ => vec![("loss", loss), ("accuracy", rows.sum())],
         })
+    }
+    fn evaluator(&self, _: &Arc<dyn Dataset<Vec<i32>>>) -> Option<Box<dyn Evaluator<Self::Batch>>> {
+        (self.0 == Fault::NoFigure).then(|| Box::new(Asking) as _)
+    }
+}
+
+struct Asking;
+
+impl<B> Evaluator<B> for Asking {
+    fn add(&mut self, _: &B, figures: &FigureValues) -> Result<()> {
+        assert!(figures.sum("loss")? > 0.0 && figures.get("accuracy")? == [8.0]);
+        figures.sum("f1").map(drop)
+    }
+    fn metrics(&self) -> Result<Vec<(&'static str, f64)>> {
+        Ok(Vec::new())
     }
 }
 
@@ -130,6 +151,21 @@ fn losses_and_figures_that_are_no_sums_are_refused() {
     // So does an evaluation by itself.
     let error = trainer(arguments(&folder.path().join("untrained")), Fault::RowsOfFigure).evaluate().unwrap_err();
     assert!(error.to_string().contains("`accuracy` has 8 values, expected 1"), "{error}");
+}
+
+#[test]
+fn figures_are_known_by_their_names() {
+    let _alone = TRAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = |rows: usize| TrainingArguments { per_device_eval_batch_size: rows, ..arguments(folder.path()) };
+    let expected = [
+        (3, Fault::OtherFigures, "`evaluate` of `Table`: expected the figures loss, accuracy, got loss"),
+        (8, Fault::NoFigure, "the evaluator asks for the figure `f1`, and `evaluate` returns loss, accuracy"),
+    ];
+    for (rows, fault, message) in expected {
+        let error = trainer(arguments(rows), fault).evaluate().unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
 }
 
 #[test]
