@@ -1,6 +1,5 @@
 //! The names that a program needs to train a model of its own: `use kiln_train::prelude::*`.
 
-pub use kiln_core::dataset::Dataset;
 pub use kiln_core::error::Result;
 pub use kiln_core::fingerprint;
 pub use kiln_models::weights::{StateDict, load_saved};

@@ -196,7 +196,12 @@ impl Guard {
             (false, true) => format!("step {step}: {now}; it began at step {first}; expected finite numbers"),
             (false, false) => format!("step {step}: {now}; expected finite numbers"),
         })
-        .help("lower trainer.learning_rate, raise trainer.warmup_steps, or set trainer.max_grad_norm"))
+        .help(if first == 1 {
+            "no weight had changed yet: look for numbers that are not finite in the data and in the weights that training \
+             begins with; with precision = \"f16\", try \"f32\""
+        } else {
+            "lower trainer.learning_rate, raise trainer.warmup_steps, or set trainer.max_grad_norm"
+        }))
     }
 
     /// A run that goes through the motions.
@@ -312,6 +317,9 @@ mod tests {
         let reading = Reading { bad_steps: 3.0, moved: None };
         let error = guard.check_finite(&at(6), f64::NAN, 1.0, reading).unwrap_err().to_string();
         assert!(error.starts_with("step 6: the loss is NaN and the gradient norm 1; it began at step 4;"), "{error}");
+        // Before the first update no learning rate is to blame.
+        let error = guard.check_finite(&at(1), f64::NAN, 1.0, Reading { bad_steps: 1.0, moved: None }).unwrap_err();
+        assert!(error.help_line().is_some_and(|help| help.contains("in the data")), "{error}");
         let mut guard = Guard::with(true, 0.0);
         (0..7).for_each(|_| guard.step(&value(2.0), &value(3.0)));
         let reading = Guard::reading(&read_scalars(guard.values(None::<&Param<Tensor<1>>>)).unwrap());
