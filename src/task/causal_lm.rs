@@ -3,8 +3,10 @@
 use burn::tensor::{Device, Tensor};
 use kiln_data::{BatchLabels, PaddedBatch, shifted, valid_labels};
 
-use super::{LabelsOnDevice, ModelTask, Reduction, classes};
+use super::batch::{LabelsOnDevice, classes, of_tokens};
+use super::model_task::ModelTask;
 use crate::config::Task;
+use kiln_train::optim::loss::Reduction;
 
 /// Predict the next token (`ForCausalLMLoss` of `transformers`).
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +51,6 @@ impl ModelTask for CausalLm {
     }
 
     fn outputs(&self, logits: Tensor<2>, batch: &PaddedBatch) -> Vec<(&'static str, Vec<usize>, Tensor<2>)> {
-        super::of_tokens(logits, batch)
+        of_tokens(logits, batch)
     }
 }

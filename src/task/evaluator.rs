@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kiln_core::error::{Error, Result};
-use kiln_data::{BatchLabels, Dataset, IGNORED, PaddedBatch};
+use kiln_data::{BatchLabels, Dataset, IGNORED};
 
 use kiln_train::confusion::Confusion;
 use kiln_train::evaluation::{Evaluator, no_label};
+use kiln_train::optim::loss::LossOptions;
 use kiln_train::task::{FigureValues, Figures};
 
-use super::{DeviceBatch, LossOptions, ModelTask, TaskBatch};
+use super::batch::DeviceBatch;
+use super::model_task::{ModelTask, Scores, TaskBatch};
 
 /// The logits and labels of an evaluation (`EvalPrediction` of `transformers`).
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -132,20 +134,6 @@ impl Evaluator<TaskBatch> for WithMetrics {
     }
 }
 
-/// Figures that a task has beside loss, perplexity and accuracy.
-pub trait Scores {
-    /// Takes the labels of `batch`, and what [`ModelTask::predictions`] gave for it.
-    fn add(&mut self, batch: &PaddedBatch, predicted: &[f64]);
-
-    /// The figures by name, without `eval_`.
-    fn figures(&self) -> Vec<(&'static str, f64)>;
-
-    /// Which class was predicted for which, for a classification.
-    fn confusion(&self) -> Option<Confusion> {
-        None
-    }
-}
-
 /// The evaluator of Kiln's tasks: the mean loss over all valid terms, not a mean of batch means,
 /// and what the predictions are worth.
 pub struct TaskEvaluator {
@@ -163,7 +151,7 @@ impl TaskEvaluator {
         Self { task, scores: task.scores(data, label_names), loss: 0.0, nll: 0.0, correct: 0.0, count: 0 }
     }
 
-    /// What the evaluator reads of `batch`: the sum of the `loss` of training under `options`, as
+    /// The figures of `batch` for the evaluator: the sum of the `loss` of training under `options`, as
     /// evaluation computes it, that of the plain loss (`nll`), the number of `correct` predictions,
     /// and the `predictions` that the scores need; each where `task` has it.
     ///

@@ -8,13 +8,13 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::error::{Error, Result};
 use kiln_core::model_config::Labels;
 use kiln_data::labels::LabelNames;
-use kiln_data::{BatchLabels, IGNORED, PaddedBatch};
 use kiln_models::ops::Form;
 use kiln_models::ops::cross_entropy::{self, CrossEntropy};
 use kiln_models::ops::embedding::TiedTable;
 use kiln_models::{Model, ModelConfig, ModelType, Operator, Ops, Pass, Rows};
 
-use super::{DeviceBatch, LossSum, ModelTask, Targets, by_target, in_f32};
+use super::batch::{DeviceBatch, LossSum, Targets, by_target, in_f32};
+use super::model_task::ModelTask;
 use crate::config::{Accumulation, ClassWeights, Task, TrainingArguments};
 use crate::optim::loss::{LossOptions, Reduction};
 
@@ -55,19 +55,6 @@ pub fn loss_options(
     // shifted; GPT-Neo's has.
     let counts_first_labels = as_in_transformers && task == Task::Clm && model.model_type() == ModelType::Gpt2;
     Ok(LossOptions { label_smoothing, class_weights, reduction, counts_first_labels })
-}
-
-/// The divisor of the loss sum of `batch` in training under `options`: the sum of the weights of
-/// the terms, where without weights each counts 1.
-pub fn total_weight(options: &LossOptions, task: &dyn ModelTask, batch: &PaddedBatch) -> f64 {
-    match (&options.class_weights, &batch.labels) {
-        (Some(weights), BatchLabels::Classes(labels)) => {
-            let valid = labels.iter().filter(|&&label| label != IGNORED);
-            valid.filter_map(|&label| weights.get(label as usize)).sum()
-        }
-        _ if options.counts_first_labels => batch.num_labels() as f64,
-        _ => task.num_terms(batch) as f64,
-    }
 }
 
 /// The weights in the order of the label ids.
@@ -193,9 +180,11 @@ fn on_device(weights: &[f64], device: &Device) -> Tensor<1> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use kiln_data::{BatchLabels, IGNORED, PaddedBatch};
+
     use super::*;
     use crate::reads::{read_scalars, read_values};
-    use crate::task::{SequenceClassification, model_task};
+    use crate::task::{SequenceClassification, model_task, total_weight};
 
     #[derive(serde::Deserialize)]
     struct Fixture {

@@ -3,7 +3,8 @@
 use burn::tensor::{Device, Tensor};
 use kiln_data::{BatchLabels, PaddedBatch};
 
-use super::{LabelsOnDevice, ModelTask, classes};
+use super::batch::{LabelsOnDevice, classes, of_tokens};
+use super::model_task::ModelTask;
 use crate::config::Task;
 
 /// Predict masked tokens (`ForMaskedLMLoss` of `transformers`).
@@ -37,6 +38,6 @@ impl ModelTask for MaskedLm {
     }
 
     fn outputs(&self, logits: Tensor<2>, batch: &PaddedBatch) -> Vec<(&'static str, Vec<usize>, Tensor<2>)> {
-        super::of_tokens(logits, batch)
+        of_tokens(logits, batch)
     }
 }

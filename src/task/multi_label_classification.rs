@@ -5,8 +5,9 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use kiln_data::{BatchLabels, Dataset, PaddedBatch};
 
-use super::evaluator::Scores;
-use super::{DeviceBatch, LabelsOnDevice, ModelTask, Targets, numbers, row_weight, scores};
+use super::batch::{DeviceBatch, LabelsOnDevice, Targets, numbers, row_weight};
+use super::model_task::{ModelTask, Scores};
+use super::scores;
 use crate::config::Task;
 
 /// Predict which of several labels apply to a sequence (`ForSequenceClassificationLoss` of

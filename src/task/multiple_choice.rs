@@ -3,7 +3,8 @@
 use burn::tensor::{Device, Tensor};
 use kiln_data::{BatchLabels, PaddedBatch, valid_labels};
 
-use super::{LabelsOnDevice, ModelTask, classes};
+use super::batch::{LabelsOnDevice, classes};
+use super::model_task::ModelTask;
 use crate::config::Task;
 
 /// Predict which of several continuations of a text is the right one (`BertForMultipleChoice` of

@@ -6,9 +6,10 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln_data::squad::{SpanLogits, SquadData};
 use kiln_data::{BatchLabels, Dataset, PaddedBatch};
 
-use super::evaluator::Scores;
-use super::{DeviceBatch, LabelsOnDevice, ModelTask, Reduction, Targets, row_weight, span_logits};
+use super::batch::{DeviceBatch, LabelsOnDevice, Targets, row_weight, span_logits};
+use super::model_task::{ModelTask, Scores};
 use crate::config::Task;
+use kiln_train::optim::loss::Reduction;
 
 /// Predict where in a text the answer starts and ends (`ForQuestionAnsweringLoss` of
 /// `transformers`).

@@ -6,8 +6,8 @@ use burn::tensor::{Device, Tensor};
 use kiln_data::{BatchLabels, Dataset, IGNORED, PaddedBatch};
 use kiln_train::confusion::Confusion;
 
-use super::evaluator::Scores;
-use super::{DeviceBatch, LabelsOnDevice, ModelTask, classes, most_likely};
+use super::batch::{DeviceBatch, LabelsOnDevice, classes, most_likely};
+use super::model_task::{ModelTask, Scores};
 use crate::config::Task;
 
 /// Predict one label for a sequence (`ForSequenceClassificationLoss` of `transformers` with

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use kiln_data::{BatchLabels, Dataset, PaddedBatch};
 
-use super::evaluator::Scores;
+use super::batch::{DeviceBatch, LabelsOnDevice, classes, most_likely, of_tokens};
+use super::model_task::{ModelTask, Scores};
 use super::scores::{Entities, are_tags};
-use super::{DeviceBatch, LabelsOnDevice, ModelTask, classes, most_likely, of_tokens};
 use crate::config::Task;
 
 /// Predict a label for every word of a text (`ForTokenClassification` of `transformers`).
