@@ -97,7 +97,7 @@ fn bare_step_ms(session: &Session) -> f64 {
         Loader::new(Arc::clone(session.train()), move |examples| collator.collate(examples), options).unwrap();
     let batches = (0..STEPS).map(|_| {
         let batch = loader.next_batch().unwrap().unwrap().batch;
-        DeviceBatch::new(model_task(task), &batch, &device).unwrap()
+        DeviceBatch::new(&*model_task(task), &batch, &device).unwrap()
     });
     let batches = batches.collect::<Vec<_>>();
     let start = Instant::now();

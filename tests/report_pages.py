@@ -161,7 +161,6 @@ def main():
     out, pages = pathlib.Path(sys.argv[1]), [pathlib.Path(page) for page in sys.argv[2:]]
     program = os.environ.get("KILN_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if not program:
-        print("no Chromium (KILN_BROWSER names one)", file=sys.stderr)
         sys.exit(3)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:

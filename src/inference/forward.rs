@@ -35,10 +35,10 @@ pub fn forward(
     gradients: bool,
     device: &Device,
 ) -> Result<Vec<NamedTensor>> {
-    let (task, rows) = (model_task(task), batch);
-    let batch = DeviceBatch::new(task, rows, device)?;
+    let (task, padded) = (model_task(task), batch);
+    let batch = DeviceBatch::new(&*task, padded, device)?;
     let logits = folder.model.forward(batch.input.clone(), false);
-    let outputs = task.outputs(logits.clone(), rows).into_iter();
+    let outputs = task.outputs(logits.clone(), padded).into_iter();
     let read = |(name, shape, tensor)| -> Result<_> {
         Ok(NamedTensor { name: String::from(name), shape, data: read_values::<2>(tensor)? })
     };

@@ -429,7 +429,7 @@ impl Predictor<'_> {
         }
         let pad_id = pad_id(&folder.config, &self.tokenizer);
         let batch = collate(examples, pad_id.unwrap_or(0), &Padding::default(), examples.len())?;
-        DeviceBatch::new(model_task(task), &batch, device)
+        DeviceBatch::new(&*model_task(task), &batch, device)
     }
 
     /// Answers to the questions of a file.

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::config::{DataFormat, RunConfig, Task, Validation};
 use crate::plan::RunPlan;
-use crate::task::model_task;
+use crate::task::ModelTask;
 
 /// The rows of a curve, of which a longer run has more.
 const MOST_ROWS: usize = 24;
@@ -24,8 +24,13 @@ const MOST_ROWS: usize = 24;
 const MOST_NAMES: usize = 8;
 
 /// The card of the run of `config` with the plan `plan`.
-pub(super) fn card(config: &RunConfig, plan: &RunPlan, model: &ModelConfig, run: &Outcome<'_>) -> String {
-    let task = plan.architecture.as_ref().map_or(config.data.task, |architecture| architecture.task);
+pub(super) fn card(
+    config: &RunConfig,
+    plan: &RunPlan,
+    task: &dyn ModelTask,
+    model: &ModelConfig,
+    run: &Outcome<'_>,
+) -> String {
     let is_adapter = plan.architecture.as_ref().is_some_and(|architecture| architecture.lora.is_some());
     let name = plan.train.run.name.clone().unwrap_or_else(|| last_part(&plan.train.run.output_dir));
     let from = plan.architecture.as_ref().and_then(|architecture| architecture.from.as_deref());
@@ -45,7 +50,7 @@ pub(super) fn card(config: &RunConfig, plan: &RunPlan, model: &ModelConfig, run:
         card,
         "\n# {}\n\n{what} {kind} model for {}, {origin} by Kiln {}.\n",
         plain(&name),
-        model_task(task).pipeline_tag().replace('-', " "),
+        task.pipeline_tag().replace('-', " "),
         env!("CARGO_PKG_VERSION")
     );
     evaluation(&mut card, config, plan, run, &figures);
@@ -104,10 +109,10 @@ fn datasets(config: &RunConfig) -> Vec<(String, bool)> {
 }
 
 /// The figures of the evaluation without their `eval_`, in the task's order.
-fn figures(task: Task, evaluation: Option<&Record>) -> Vec<(&'static str, f64)> {
+fn figures(task: &dyn ModelTask, evaluation: Option<&Record>) -> Vec<(&'static str, f64)> {
     let Some(row) = evaluation else { return Vec::new() };
     let value = |name: &'static str| Some((name, row.get(&format!("eval_{name}"))?));
-    model_task(task).figures().iter().filter_map(|name| value(name)).collect()
+    task.figures().iter().filter_map(|name| value(name)).collect()
 }
 
 /// A text in JSON's quotes, which are YAML's too but for the control characters that JSON leaves.
@@ -123,7 +128,7 @@ fn quoted(text: &str) -> String {
 fn front_matter(
     card: &mut String,
     config: &RunConfig,
-    task: Task,
+    task: &dyn ModelTask,
     is_adapter: bool,
     name: &str,
     base: Option<&str>,
@@ -136,7 +141,7 @@ fn front_matter(
         line(format_args!("base_model: {}", quoted(base)));
         line(format_args!("base_model_relation: {}", if is_adapter { "adapter" } else { "finetune" }));
     }
-    line(format_args!("pipeline_tag: {}\ntags:\n- kiln", model_task(task).pipeline_tag()));
+    line(format_args!("pipeline_tag: {}\ntags:\n- kiln", task.pipeline_tag()));
     if is_adapter {
         line(format_args!("- lora"));
     }
@@ -162,7 +167,7 @@ fn front_matter(
         line(format_args!(
             "model-index:\n- name: {}\n  results:\n  - task:\n      type: {}\n    dataset:\n      name: {}\n      type: {}\n    metrics:",
             quoted(name),
-            model_task(task).pipeline_tag(),
+            task.pipeline_tag(),
             quoted(&data),
             quoted(&kind)
         ));
@@ -257,19 +262,18 @@ fn curves(card: &mut String, rows: &[Record], figures: &[(&str, f64)]) {
     }
 }
 
-fn usage(card: &mut String, config: &RunConfig, task: Task, is_adapter: bool) {
-    let definition = model_task(task);
+fn usage(card: &mut String, config: &RunConfig, task: &dyn ModelTask, is_adapter: bool) {
     // PEFT has no class for every head, and transformers no pipeline for every task.
-    let loads = match (is_adapter, definition.peft_class()) {
+    let loads = match (is_adapter, task.peft_class()) {
         (true, None) => "from peft import PeftModel  # PeftModel.from_pretrained(base, folder)".to_owned(),
         (true, Some(class)) => {
             format!("from peft import {class}\n\nmodel = {class}.from_pretrained(\"model\")  # this folder")
         }
-        (false, _) if task == Task::MultipleChoice => "from transformers import AutoModelForMultipleChoice\n\n\
+        (false, _) if task.kind() == Task::MultipleChoice => "from transformers import AutoModelForMultipleChoice\n\n\
              model = AutoModelForMultipleChoice.from_pretrained(\"model\")  # this folder"
             .to_owned(),
         (false, _) => {
-            let tag = definition.pipeline_tag();
+            let tag = task.pipeline_tag();
             format!("from transformers import pipeline\n\npipe = pipeline(\"{tag}\", model=\"model\")  # this folder")
         }
     };
@@ -277,7 +281,7 @@ fn usage(card: &mut String, config: &RunConfig, task: Task, is_adapter: bool) {
         DataFormat::Csv | DataFormat::Tsv | DataFormat::Parquet => config.data.format.to_string(),
         _ => "jsonl".into(),
     };
-    let command = match task {
+    let command = match task.kind() {
         Task::Clm => "kiln generate model --prompt \"Once upon a time\"".to_owned(),
         _ => format!("kiln predict model --input rows.{rows}"),
     };

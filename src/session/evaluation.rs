@@ -14,7 +14,7 @@ use super::inputs::{Inputs, Use};
 use crate::config::RunConfig;
 use crate::engine::{device, handover};
 use crate::plan::{EnginePlan, check_positions};
-use crate::task::{loss_options, model_task};
+use crate::task::loss_options;
 
 /// An evaluation that can begin, by default of a task of Kiln's.
 pub type EvaluationSession<T = TransformerTask> = kiln_train::evaluation::EvaluationSession<T>;
@@ -39,7 +39,7 @@ pub fn open(config: &RunConfig, progress: &mut dyn FnMut(Preparation) -> Control
     let longest = inputs.max_length.unwrap_or(validation.max_len());
     let padding = Padding::new(config.data.padding_rule(), longest, &survey(&*validation, drawn));
     check_positions(&padding, longest, &inputs.task.model_config)?;
-    let loss = loss_options(&config.trainer, model_task(config.data.task), &inputs.task.model_config)?;
+    let loss = loss_options(&config.trainer, &*inputs.task.task, &inputs.task.model_config)?;
     let task = TransformerTask { loss, padding, ..inputs.task };
     Ok(EvaluationSession { device: found.device, compute: engine.compute(), task, validation, batch_size })
 }

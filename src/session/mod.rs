@@ -14,8 +14,8 @@ pub mod merge;
 pub mod model_folder;
 pub mod samples;
 pub mod shortage;
-mod transformer_task;
 mod card;
+mod transformer_task;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -34,7 +34,6 @@ use crate::config::RunConfig;
 use crate::engine::{device, handover};
 use crate::plan::{self, Facts, Found, RunPlan, sample_plan};
 use crate::task::evaluator::ComputeMetrics;
-use crate::task::model_task;
 
 /// A run that can begin, by default of a task of Kiln's.
 pub type Session<T = TransformerTask> = kiln_train::Session<T>;
@@ -112,7 +111,7 @@ impl OpenSession for Session {
         let found = device::select(config.trainer.device.kind, config.trainer.device.index)?;
         let mut inputs = Inputs::open(&config, Use::Training, progress)?;
         if let Some(metrics) = metrics {
-            let figures = metrics.figures(model_task(config.data.task))?;
+            let figures = metrics.figures(&*inputs.task.task)?;
             inputs.task.compute_metrics = Some((metrics, figures));
         }
         let facts = found.facts();

@@ -20,7 +20,7 @@ use crate::config::Task;
 pub fn samples(session: &Session, count: usize) -> Result<String> {
     let (task, train) = (&session.task, session.train());
     let labels = task.model_config.labels();
-    let kind = task.task.task();
+    let kind = task.task.kind();
     let names = if kind.has_label_names() { label_names(labels)? } else { Vec::new() };
     let shown = Shown { task: kind, names: &names, tokenizer: task.tokenizer.as_deref() };
     let count = count.min(train.len());

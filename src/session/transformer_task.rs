@@ -42,7 +42,7 @@ const CHAT_TEMPLATE: &str = "chat_template.jinja";
 #[derive(Clone)]
 pub struct TransformerTask {
     /// The task.
-    pub task: &'static dyn ModelTask,
+    pub task: Arc<dyn ModelTask>,
     /// The model.
     pub model_config: ModelConfig,
     /// The loss of training.
@@ -101,7 +101,7 @@ impl Described {
 impl TransformerTask {
     /// A model of `model_config` for `task`, with nothing beside it, as it is before there is a
     /// plan.
-    pub fn new(task: &'static dyn ModelTask, model_config: ModelConfig) -> Self {
+    pub fn new(task: Arc<dyn ModelTask>, model_config: ModelConfig) -> Self {
         Self {
             task,
             model_config,
@@ -123,7 +123,7 @@ impl TransformerTask {
     /// The architecture of the model, its task and its origin.
     pub(super) fn architecture(&self) -> Architecture {
         Architecture {
-            task: self.task.task(),
+            task: self.task.kind(),
             config: self.model_config.clone(),
             from: self.model_from.clone(),
             lora: self.lora.clone(),
@@ -169,7 +169,7 @@ impl TrainingTask for TransformerTask {
     }
 
     fn task_name(&self) -> Option<&str> {
-        Some(self.task.task().name())
+        Some(self.task.kind().name())
     }
 
     fn drops(&self) -> bool {
@@ -177,11 +177,11 @@ impl TrainingTask for TransformerTask {
     }
 
     fn loss_options(&self, arguments: &TrainingArguments) -> Result<LossOptions> {
-        loss_options(arguments, self.task, &self.model_config)
+        loss_options(arguments, &*self.task, &self.model_config)
     }
 
     fn model(&self, compute: Compute, device: &Device) -> Result<Model> {
-        let model = Model::new(&self.model_config, self.task.task().head(), device)?;
+        let model = Model::new(&self.model_config, self.task.kind().head(), device)?;
         let model = model.with_compute(compute).with_embedding_noise(self.noise);
         Ok(match &self.lora {
             Some(lora) => model.with_lora(lora)?,
@@ -286,12 +286,12 @@ impl TrainingTask for TransformerTask {
 
     fn batch(&self, examples: &[Example], rows: usize) -> Result<TaskBatch> {
         // Files are checked when they are opened; a dataset of the user's own is not.
-        let limits = Limits::of(&self.model_config, self.task.task());
+        let limits = Limits::of(&self.model_config, self.task.kind());
         for (row, example) in examples.iter().enumerate() {
             limits.check(example).map_err(|error| error.at(format_args!("row {row} of a batch")))?;
         }
         let batch = Collator { pad_id: self.pad_id, padding: self.padding.clone(), rows }.collate(examples)?;
-        Ok(TaskBatch { batch, task: self.task, loss: self.loss.clone() })
+        Ok(TaskBatch { batch, task: self.task.clone(), loss: self.loss.clone() })
     }
 
     fn loss(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Tensor<1>> {
@@ -307,7 +307,7 @@ impl TrainingTask for TransformerTask {
     fn evaluate(&self, model: &Model, batch: &DeviceBatch, pass: Pass<'_>) -> Result<Figures> {
         let logits = model.logits(&batch.input, pass);
         let own = self.compute_metrics.is_some().then(|| logits.clone());
-        let mut figures = TaskEvaluator::figures(self.task, batch, logits, &self.loss)?;
+        let mut figures = TaskEvaluator::figures(&*self.task, batch, logits, &self.loss)?;
         figures.extend(own.map(|logits| {
             let [rows, width] = logits.dims();
             let rows = rows / batch.input.input_ids.dims()[0] * batch.examples;
@@ -325,8 +325,8 @@ impl TrainingTask for TransformerTask {
         // Where there are names that cannot be read, the data were refused; the figures need no
         // more than their number.
         let names = || label_names(labels).unwrap_or_else(|_| vec![String::new(); labels.num_labels()]);
-        let names = if self.task.task().has_label_names() { names() } else { Vec::new() };
-        let inner = TaskEvaluator::new(self.task, data, names);
+        let names = if self.task.kind().has_label_names() { names() } else { Vec::new() };
+        let inner = TaskEvaluator::new(self.task.clone(), data, names);
         Some(match &self.compute_metrics {
             None => Box::new(inner) as _,
             Some((metrics, _)) => {
@@ -373,7 +373,7 @@ impl TrainingTask for TransformerTask {
     fn card(&self, run: Planned<'_>, outcome: &Outcome<'_>) -> Result<Option<String>> {
         let Some(described) = &self.described else { return Ok(None) };
         let (plan, config) = (described.plan(run), described.config.with_arguments(run.arguments));
-        Ok(Some(card(&config, &plan, &self.model_config, outcome)))
+        Ok(Some(card(&config, &plan, &*self.task, &self.model_config, outcome)))
     }
 
     fn samples(&self, model: &Model, device: &Device) -> Result<Vec<(String, String)>> {
@@ -457,17 +457,18 @@ impl TensorTree for DeviceBatch {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use kiln_core::model_config::ModelType;
-    use kiln_data::Label;
+    use kiln_data::{Label, PaddedBatch};
     use serde_json::json;
 
     use super::*;
-    use crate::task::CausalLm;
+    use crate::config::Task;
+    use crate::task::{CausalLm, SequenceClassification, TaskScores};
 
     #[test]
     fn an_id_that_a_table_does_not_have_is_refused_before_it_reaches_the_device() {
         let fields = json!({"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "n_positions": 8});
         let model = ModelConfig::from_fields(ModelType::Gpt2, fields.as_object().unwrap()).unwrap();
-        let task = TransformerTask::new(&CausalLm, model);
+        let task = TransformerTask::new(Arc::new(CausalLm), model);
         let example = |ids: [i32; 3], positions: [i32; 3]| Example {
             input_ids: ids.to_vec(),
             attention_mask: None,
@@ -485,5 +486,84 @@ mod tests {
             let error = task.batch(&[fine.clone(), bad], 2).err().unwrap().to_string();
             assert!(error.starts_with(message), "{error}");
         }
+    }
+
+    /// Sequence classification whose figure is the share of rows of which the first class is
+    /// predicted.
+    struct FirstClass;
+
+    impl ModelTask for FirstClass {
+        fn kind(&self) -> Task {
+            Task::SequenceClassification
+        }
+        fn figures(&self) -> &'static [&'static str] {
+            &["loss", "accuracy", "first_class"]
+        }
+        fn predicts_classes(&self) -> bool {
+            true
+        }
+        fn pipeline_tag(&self) -> &'static str {
+            "text-classification"
+        }
+        fn peft_class(&self) -> Option<&'static str> {
+            None
+        }
+        fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
+            SequenceClassification.targets(batch, device)
+        }
+        fn predictions(&self, logits: Tensor<2>, batch: &DeviceBatch) -> Option<Tensor<1>> {
+            SequenceClassification.predictions(logits, batch)
+        }
+        fn scores(&self, _: &Arc<dyn Dataset>, _: Vec<String>) -> Option<Box<dyn TaskScores>> {
+            Some(Box::new(FirstClasses::default()))
+        }
+    }
+
+    #[derive(Default)]
+    struct FirstClasses(Vec<bool>);
+
+    impl TaskScores for FirstClasses {
+        fn add(&mut self, _: &PaddedBatch, predicted: &[f64]) {
+            self.0.extend(predicted.iter().map(|class| *class == 0.0));
+        }
+        fn figures(&self) -> Vec<(&'static str, f64)> {
+            let first = self.0.iter().filter(|first| **first).count();
+            vec![("first_class", first as f64 / self.0.len() as f64)]
+        }
+    }
+
+    #[test]
+    fn a_task_of_ones_own_trains_a_model_of_kilns() {
+        let fields = json!({
+            "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 32,
+            "max_position_embeddings": 8, "num_labels": 2
+        });
+        let model = ModelConfig::from_fields(ModelType::Bert, fields.as_object().unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let arguments = TrainingArguments {
+            max_steps: Some(40),
+            per_device_train_batch_size: 3.into(),
+            per_device_eval_batch_size: 3,
+            learning_rate: 5e-3,
+            ..TrainingArguments::new(folder.path().join("run"))
+        };
+        // Three rows of four have the first class, which their first token tells.
+        let rows = (0..8).map(|row| Example {
+            input_ids: vec![if row % 4 == 0 { 9 } else { 4 }, row, 5],
+            attention_mask: None,
+            token_type_ids: None,
+            position_ids: None,
+            label: Label::Class(i32::from(row % 4 == 0)),
+        });
+        let rows = rows.collect::<Vec<_>>();
+        let task = TransformerTask::new(Arc::new(FirstClass), model);
+        let trainer = kiln_train::Trainer::new(arguments, task, rows.clone()).unwrap();
+        let mut trainer = trainer.with_validation(rows).unwrap();
+        let output = trainer.train().unwrap();
+        let evaluation = trainer.evaluate().unwrap();
+        let names = evaluation.metrics.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+        assert_eq!((output.step, names), (40, vec!["loss", "accuracy", "first_class"]));
+        assert_eq!(evaluation.metric("accuracy"), Some(1.0), "{evaluation:?}");
+        assert_eq!(evaluation.metric("first_class"), Some(0.75));
     }
 }

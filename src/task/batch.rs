@@ -70,9 +70,6 @@ pub struct LossSum {
     pub count: usize,
 }
 
-/// The targets of a loss, and how many terms its sum has.
-pub type LabelsOnDevice = (Option<Targets>, usize);
-
 impl DeviceBatch {
     /// The loss sum of `logits` against this batch's targets.
     ///
@@ -153,35 +150,32 @@ pub(super) fn in_f32(logits: Tensor<2>) -> Tensor<2> {
 }
 
 /// One class a row, [`IGNORED`] where there is none.
-pub(super) fn classes(labels: &[i32], device: &Device) -> LabelsOnDevice {
+pub(super) fn classes(labels: &[i32], device: &Device) -> Targets {
     let rows = labels.len();
-    let count = valid_labels(labels);
     let index = labels.iter().map(|&label| if label == IGNORED { 0 } else { label }).collect::<Vec<_>>();
-    let weight = (count < rows).then(|| {
+    let weight = (valid_labels(labels) < rows).then(|| {
         let weight = labels.iter().map(|&label| f32::from(label != IGNORED)).collect::<Vec<f32>>();
         Tensor::from_data(TensorData::new(weight, [rows]), device)
     });
-    (Some(Targets::Classes { index: Tensor::from_data(TensorData::new(index, [rows]), device), weight }), count)
+    Targets::Classes { index: Tensor::from_data(TensorData::new(index, [rows]), device), weight }
 }
 
-/// `values` of a row each, `[rows, width]` with a width, on `device`.
+/// `values` as a tensor of `shape` on `device`.
 pub(super) fn numbers<const D: usize>(values: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values.to_vec(), shape), device)
 }
 
-/// 1 for the rows of `batch` that are examples and 0 for those that fill it up, `[rows]`; none where
-/// all are examples.
+/// The weight of each row of `batch`, `[rows]`: 1 for an example, 0 for a row that only fills the
+/// batch up; none where all are examples.
 pub(super) fn row_weight(batch: &PaddedBatch, device: &Device) -> Option<Tensor<1>> {
     let weight = (0..batch.rows).map(|row| f32::from(row < batch.examples)).collect::<Vec<_>>();
     (batch.examples < batch.rows).then(|| numbers(&weight, [batch.rows], device))
 }
 
-/// `[rows, labels]` -> `[rows]`: the most likely class of each of the first `rows`.
+/// `[n, labels]` -> `[rows]`: the most likely class of each of the first `rows`.
 pub(super) fn most_likely(logits: Tensor<2>, rows: usize) -> Tensor<1> {
     let labels = logits.dims()[1];
-    let logits = logits.slice([0..rows, 0..labels]);
-    // With one class there is nothing to compare.
-    if labels == 1 { logits.reshape([rows]) } else { logits.argmax(1).reshape([rows]).float() }
+    logits.slice([0..rows, 0..labels]).argmax(1).reshape([rows]).float()
 }
 
 /// The logits of every token of `batch`: `[rows, seq, width]`.

@@ -1,9 +1,10 @@
 //! Causal language modelling: each token predicts the next one.
 
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
 use kiln_data::{BatchLabels, PaddedBatch, shifted, valid_labels};
 
-use super::batch::{LabelsOnDevice, classes, of_tokens};
+use super::batch::{Targets, classes, of_tokens};
 use super::model_task::ModelTask;
 use crate::config::Task;
 use kiln_train::optim::loss::Reduction;
@@ -13,12 +14,16 @@ use kiln_train::optim::loss::Reduction;
 pub struct CausalLm;
 
 impl ModelTask for CausalLm {
-    fn task(&self) -> Task {
+    fn kind(&self) -> Task {
         Task::Clm
     }
 
     fn figures(&self) -> &'static [&'static str] {
         &["loss", "perplexity", "accuracy"]
+    }
+
+    fn predicts_classes(&self) -> bool {
+        true
     }
 
     fn pipeline_tag(&self) -> &'static str {
@@ -30,9 +35,9 @@ impl ModelTask for CausalLm {
     }
 
     /// The labels are shifted here, on the host: position `i` predicts label `i + 1`.
-    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
-        let BatchLabels::Tokens(labels) = &batch.labels else { return None };
-        Some(classes(&shifted(labels, batch.seq_len), device))
+    fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
+        let BatchLabels::Tokens(labels) = &batch.labels else { return Err(self.other_labels()) };
+        Ok(Some(classes(&shifted(labels, batch.seq_len), device)))
     }
 
     fn num_terms(&self, batch: &PaddedBatch) -> usize {

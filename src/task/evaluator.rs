@@ -12,7 +12,7 @@ use kiln_train::optim::loss::LossOptions;
 use kiln_train::task::{FigureValues, Figures};
 
 use super::batch::DeviceBatch;
-use super::model_task::{ModelTask, Scores, TaskBatch};
+use super::model_task::{ModelTask, TaskBatch, TaskScores};
 
 /// The logits and labels of an evaluation (`EvalPrediction` of `transformers`).
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -53,17 +53,17 @@ impl ComputeMetrics {
     /// # Errors
     /// A task whose predictions are not collected, and a name that stands in the rows of the log
     /// already, or comes twice.
-    pub(crate) fn figures(&self, definition: &dyn ModelTask) -> Result<&'static [&'static str]> {
-        let task = definition.task();
-        if !definition.collects_logits() {
-            return Err(Error::config(format!("figures of one's own: the task {task} does not collect its logits"))
+    pub(crate) fn figures(&self, task: &dyn ModelTask) -> Result<&'static [&'static str]> {
+        let (figures, kind) = (task.figures(), task.kind());
+        if !task.collects_logits() {
+            return Err(Error::config(format!("figures of one's own: the task {kind} does not collect its logits"))
                 .help("they are for tasks whose examples, words or choices have labels"));
         }
         for (index, name) in self.names.iter().enumerate() {
             let refuse =
                 |why: String| Err(Error::config(format!("figures of one's own: {why}")).help("choose another name"));
-            if definition.figures().contains(name) {
-                return refuse(format!("the task {task} has the figure {name:?} already"));
+            if figures.contains(name) {
+                return refuse(format!("the task {kind} has the figure {name:?} already"));
             }
             if OF_EVERY_EVALUATION.contains(name) {
                 return refuse(format!("the row of every evaluation has \"eval_{name}\" already"));
@@ -78,15 +78,15 @@ impl ComputeMetrics {
             }
         }
         // A program has a handful of tasks, and the names of figures are static everywhere else.
-        Ok(Vec::leak([definition.figures(), &self.names].concat()))
+        Ok(Vec::leak([figures, &self.names].concat()))
     }
 }
 
 /// The names that the row of an evaluation has beside its figures.
 const OF_EVERY_EVALUATION: [&str; 4] = ["samples", "runtime", "samples_per_second", "steps_per_second"];
 
-/// The evaluator of Kiln's tasks with figures of one's own, beside which stand the logits of the
-/// examples, `"logits"`.
+/// The evaluator of Kiln's tasks with figures of one's own, which are computed from the figure
+/// `logits` of each batch.
 pub(crate) struct WithMetrics {
     pub inner: TaskEvaluator,
     pub metrics: ComputeMetrics,
@@ -98,8 +98,8 @@ impl Evaluator<TaskBatch> for WithMetrics {
         self.inner.add(of, figures)?;
         let batch = &of.batch;
         let logits = figures.get("logits")?;
-        let width = logits.len() / of.task.collected_rows(batch);
-        for (row, logits) in logits.chunks(width).enumerate() {
+        let width = logits.len() / of.task.collected_rows(batch).max(1);
+        for (row, logits) in logits.chunks(width.max(1)).enumerate() {
             match &batch.labels {
                 BatchLabels::Tokens(ids) | BatchLabels::Classes(ids) | BatchLabels::Choices { answers: ids, .. } => {
                     match ids[row] {
@@ -137,8 +137,8 @@ impl Evaluator<TaskBatch> for WithMetrics {
 /// The evaluator of Kiln's tasks: the mean loss over all valid terms, not a mean of batch means,
 /// and what the predictions are worth.
 pub struct TaskEvaluator {
-    task: &'static dyn ModelTask,
-    scores: Option<Box<dyn Scores>>,
+    task: Arc<dyn ModelTask>,
+    scores: Option<Box<dyn TaskScores>>,
     loss: f64,
     nll: f64,
     correct: f64,
@@ -147,8 +147,8 @@ pub struct TaskEvaluator {
 
 impl TaskEvaluator {
     /// For `task` on `data`, with the classes `label_names`.
-    pub fn new(task: &'static dyn ModelTask, data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Self {
-        Self { task, scores: task.scores(data, label_names), loss: 0.0, nll: 0.0, correct: 0.0, count: 0 }
+    pub fn new(task: Arc<dyn ModelTask>, data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Self {
+        Self { scores: task.scores(data, label_names), task, loss: 0.0, nll: 0.0, correct: 0.0, count: 0 }
     }
 
     /// The figures of `batch` for the evaluator: the sum of the `loss` of training under `options`, as
@@ -197,8 +197,8 @@ impl Evaluator<TaskBatch> for TaskEvaluator {
         }
         let mean = |sum: f64| sum / self.count as f64;
         let mut metrics = vec![("loss", mean(self.loss))];
-        // Of the mean negative log-likelihood, which label smoothing leaves as it is.
-        metrics.extend(self.task.task().is_language_model().then(|| ("perplexity", mean(self.nll).exp())));
+        // Label smoothing leaves the mean negative log-likelihood as it is.
+        metrics.extend(self.task.kind().is_language_model().then(|| ("perplexity", mean(self.nll).exp())));
         metrics.extend(self.task.predicts_classes().then(|| ("accuracy", mean(self.correct))));
         metrics.extend(self.scores.iter().flat_map(|scores| scores.figures()));
         Ok(metrics)

@@ -18,42 +18,35 @@ use super::model_task::ModelTask;
 use crate::config::{Accumulation, ClassWeights, Task, TrainingArguments};
 use crate::optim::loss::{LossOptions, Reduction};
 
-/// The options of `[trainer]`, for `model` with `definition` as its task.
+/// The options of `[trainer]`, for `model` with a `task`.
 ///
 /// # Errors
 /// A task whose loss is no cross-entropy over classes, another number of weights than classes,
 /// and weights of labels that the model does not have.
-pub fn loss_options(
-    trainer: &TrainingArguments,
-    definition: &dyn ModelTask,
-    model: &ModelConfig,
-) -> Result<LossOptions> {
-    let task = definition.task();
+pub fn loss_options(trainer: &TrainingArguments, task: &dyn ModelTask, model: &ModelConfig) -> Result<LossOptions> {
+    let kind = task.kind();
     let label_smoothing = trainer.label_smoothing_factor;
-    if label_smoothing > 0.0 && !definition.predicts_classes() {
+    if label_smoothing > 0.0 && !task.predicts_classes() {
         return Err(Error::config(format!(
-            "trainer.label_smoothing_factor = {label_smoothing}: the task {task} has no labels that could be smoothed"
+            "trainer.label_smoothing_factor = {label_smoothing}: the task {kind} has no labels that could be smoothed"
         ))
         .help("it is for clm, mlm, sequence-classification, token-classification and multiple-choice; remove it"));
     }
     let class_weights = match &trainer.class_weights {
         None => None,
-        Some(_) if !definition.weighs_classes() => {
+        Some(_) if !task.weighs_classes() => {
             return Err(Error::config(format!(
-                "trainer.class_weights: Kiln has no weights of classes for the task {task}"
+                "trainer.class_weights: Kiln has no weights of classes for the task {kind}"
             ))
             .help("it is for sequence-classification; remove it"));
         }
         Some(weights) => Some(in_order(weights, model.labels())?),
     };
     let as_in_transformers = trainer.accumulation == Accumulation::Transformers;
-    let reduction = match trainer.accumulation {
-        Accumulation::Transformers => definition.reduction_of_transformers(label_smoothing),
-        _ => Reduction::Exact,
-    };
+    let reduction = if as_in_transformers { task.reduction_of_transformers(label_smoothing) } else { Reduction::Exact };
     // `GPT2LMHeadModel` has no `loss_type` by which the Trainer would know that its labels are
     // shifted; GPT-Neo's has.
-    let counts_first_labels = as_in_transformers && task == Task::Clm && model.model_type() == ModelType::Gpt2;
+    let counts_first_labels = as_in_transformers && kind == Task::Clm && model.model_type() == ModelType::Gpt2;
     Ok(LossOptions { label_smoothing, class_weights, reduction, counts_first_labels })
 }
 
@@ -228,11 +221,11 @@ mod tests {
             };
             let (label_smoothing, class_weights) = (case.label_smoothing, case.class_weights);
             let options = LossOptions { label_smoothing, class_weights, ..Default::default() };
-            let on_device = DeviceBatch::new(model_task(case.task), &batch, &device).unwrap();
+            let on_device = DeviceBatch::new(&*model_task(case.task), &batch, &device).unwrap();
             let logits = TensorData::new(case.logits.concat(), [rows, classes]);
             let logits = Tensor::<2>::from_data(logits, &device).require_grad();
             let loss = on_device.training_loss(logits.clone(), &options).unwrap();
-            let mean = loss.sum * (1.0 / total_weight(&options, model_task(case.task), &batch));
+            let mean = loss.sum * (1.0 / total_weight(&options, &*model_task(case.task), &batch));
             let value = read_scalars(vec![mean.clone()]).unwrap()[0];
             // f32 against f64: a dozen roundings of numbers of order 1.
             assert!((value - case.loss).abs() < 2e-6 * case.loss.abs().max(1.0), "{value} is not {}", case.loss);
@@ -299,8 +292,8 @@ mod tests {
         ] {
             let model = ModelConfig::from_fields(kind, &serde_json::Map::new()).unwrap();
             let trainer = toml::from_str(&format!("accumulation = {accumulation:?}")).unwrap();
-            let options = loss_options(&trainer, model_task(task), &model).unwrap();
-            assert_eq!(total_weight(&options, model_task(task), &batch), divisor, "{kind}, {accumulation}");
+            let options = loss_options(&trainer, &*model_task(task), &model).unwrap();
+            assert_eq!(total_weight(&options, &*model_task(task), &batch), divisor, "{kind}, {accumulation}");
         }
     }
 
@@ -310,7 +303,7 @@ mod tests {
             let labels = LabelNames::new(["bad", "fair", "good"].map(String::from).to_vec()).unwrap();
             let mut model = ModelConfig::from_fields(ModelType::Gpt2, &serde_json::Map::new()).unwrap();
             *model.labels_mut() = labels.to_model(task);
-            loss_options(&toml::from_str(lines).unwrap(), model_task(task), &model).map_err(|error| error.to_string())
+            loss_options(&toml::from_str(lines).unwrap(), &*model_task(task), &model).map_err(|error| error.to_string())
         };
         assert!(of("", Task::Regression).unwrap().is_plain());
         let weights = of("class_weights = [1, 2.5, 1]", Task::SequenceClassification).unwrap();

@@ -1,9 +1,10 @@
 //! Masked language modelling: masked tokens are predicted from those around them.
 
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
 use kiln_data::{BatchLabels, PaddedBatch};
 
-use super::batch::{LabelsOnDevice, classes, of_tokens};
+use super::batch::{Targets, classes, of_tokens};
 use super::model_task::ModelTask;
 use crate::config::Task;
 
@@ -12,12 +13,16 @@ use crate::config::Task;
 pub struct MaskedLm;
 
 impl ModelTask for MaskedLm {
-    fn task(&self) -> Task {
+    fn kind(&self) -> Task {
         Task::Mlm
     }
 
     fn figures(&self) -> &'static [&'static str] {
         &["loss", "perplexity", "accuracy"]
+    }
+
+    fn predicts_classes(&self) -> bool {
+        true
     }
 
     fn pipeline_tag(&self) -> &'static str {
@@ -28,9 +33,9 @@ impl ModelTask for MaskedLm {
         None
     }
 
-    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
-        let BatchLabels::Tokens(labels) = &batch.labels else { return None };
-        Some(classes(labels, device))
+    fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
+        let BatchLabels::Tokens(labels) = &batch.labels else { return Err(self.other_labels()) };
+        Ok(Some(classes(labels, device)))
     }
 
     fn collects_logits(&self) -> bool {

@@ -17,12 +17,14 @@ mod regression;
 mod sequence_classification;
 mod token_classification;
 
-pub use batch::{DeviceBatch, LabelsOnDevice, LossSum, Targets, span_logits};
+use std::sync::Arc;
+
+pub use batch::{DeviceBatch, LossSum, Targets, span_logits};
 pub use causal_lm::CausalLm;
 pub use kiln_train::optim::loss::{LossOptions, Reduction};
 pub use loss::loss_options;
 pub use masked_lm::MaskedLm;
-pub use model_task::{ModelTask, Scores, TaskBatch, total_weight};
+pub use model_task::{ModelTask, TaskBatch, TaskScores, total_weight};
 pub use multi_label_classification::MultiLabelClassification;
 pub use multiple_choice::MultipleChoice;
 pub use question_answering::QuestionAnswering;
@@ -32,16 +34,16 @@ pub use token_classification::TokenClassification;
 
 use crate::config::Task;
 
-/// The task that a config calls `task`.
-pub fn model_task(task: Task) -> &'static dyn ModelTask {
-    match task {
-        Task::Clm => &CausalLm,
-        Task::Mlm => &MaskedLm,
-        Task::SequenceClassification => &SequenceClassification,
-        Task::Regression => &Regression,
-        Task::QuestionAnswering => &QuestionAnswering,
-        Task::TokenClassification => &TokenClassification,
-        Task::MultiLabelClassification => &MultiLabelClassification,
-        Task::MultipleChoice => &MultipleChoice,
+/// The task that a config calls `kind`.
+pub fn model_task(kind: Task) -> Arc<dyn ModelTask> {
+    match kind {
+        Task::Clm => Arc::new(CausalLm),
+        Task::Mlm => Arc::new(MaskedLm),
+        Task::SequenceClassification => Arc::new(SequenceClassification),
+        Task::Regression => Arc::new(Regression),
+        Task::QuestionAnswering => Arc::new(QuestionAnswering),
+        Task::TokenClassification => Arc::new(TokenClassification),
+        Task::MultiLabelClassification => Arc::new(MultiLabelClassification),
+        Task::MultipleChoice => Arc::new(MultipleChoice),
     }
 }

@@ -10,13 +10,13 @@ use kiln_train::confusion::Confusion;
 use kiln_train::optim::loss::{LossOptions, Reduction};
 use kiln_train::task::BatchSize;
 
-use super::batch::{DeviceBatch, LabelsOnDevice};
+use super::batch::{DeviceBatch, Targets};
 use crate::config::Task;
 
-/// A task of Kiln's models: its labels, its loss and its figures.
+/// A task of Kiln's models: its labels, and the figures of its predictions.
 pub trait ModelTask: Send + Sync + 'static {
     /// Its name in configs, which says what its rows and its head are.
-    fn task(&self) -> Task;
+    fn kind(&self) -> Task;
 
     /// The names of the figures of an evaluation, without their `eval_`, in their order: the
     /// `loss`, the `perplexity` of a language model, the `accuracy` where predictions are classes,
@@ -29,19 +29,27 @@ pub trait ModelTask: Send + Sync + 'static {
     /// The class of PEFT that loads a model for the task with its adapter, where PEFT has one.
     fn peft_class(&self) -> Option<&'static str>;
 
-    /// The labels of `batch` on `device`, where they are of the kind that the task has.
-    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice>;
+    /// The labels of `batch` on `device`, as the loss compares with them; none where there is no
+    /// label.
+    ///
+    /// # Errors
+    /// Labels of another kind than the task has ([`other_labels`](Self::other_labels)).
+    fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>>;
+
+    /// The error of labels of another kind than the task has.
+    fn other_labels(&self) -> Error {
+        let kind = self.kind();
+        Error::data(format!("the labels of this batch are not those of the task {kind}"))
+    }
 
     /// How many terms the loss sum of `batch` has: predicted tokens, rows or spans.
     fn num_terms(&self, batch: &PaddedBatch) -> usize {
         batch.num_labels()
     }
 
-    /// Whether each prediction is one class, right or wrong: it has an accuracy, and its labels can
-    /// be smoothed.
-    fn predicts_classes(&self) -> bool {
-        true
-    }
+    /// Whether each prediction is one class, right or wrong: its [targets](Self::targets) are
+    /// [classes](Targets::Classes), it has an accuracy, and its labels can be smoothed.
+    fn predicts_classes(&self) -> bool;
 
     /// Whether the classes may have weights in the loss of training.
     fn weighs_classes(&self) -> bool {
@@ -56,8 +64,8 @@ pub trait ModelTask: Send + Sync + 'static {
         if label_smoothing > 0.0 { Reduction::Exact } else { Reduction::SumOfMeans }
     }
 
-    /// What the [scores](Self::scores) need of the `logits` of `batch`, of its examples alone, row
-    /// by row: `[n]`.
+    /// The values that the [scores](Self::scores) take, from the `logits` of the examples of
+    /// `batch`, row by row: `[n]`. A task with scores has them.
     fn predictions(&self, logits: Tensor<2>, batch: &DeviceBatch) -> Option<Tensor<1>> {
         let (_, _) = (logits, batch);
         None
@@ -65,7 +73,7 @@ pub trait ModelTask: Send + Sync + 'static {
 
     /// The figures of the predictions on `data`, whose classes are called `label_names`, beside
     /// loss, perplexity and accuracy.
-    fn scores(&self, data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Option<Box<dyn Scores>> {
+    fn scores(&self, data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Option<Box<dyn TaskScores>> {
         let (_, _) = (data, label_names);
         None
     }
@@ -75,7 +83,7 @@ pub trait ModelTask: Send + Sync + 'static {
         true
     }
 
-    /// How many rows of logits these get of the examples of `batch`.
+    /// How many rows of logits these get of the examples of `batch`, one for each label; at least 1.
     fn collected_rows(&self, batch: &PaddedBatch) -> usize {
         batch.examples
     }
@@ -89,7 +97,7 @@ pub trait ModelTask: Send + Sync + 'static {
 }
 
 /// Figures that a task has beside loss, perplexity and accuracy.
-pub trait Scores {
+pub trait TaskScores {
     /// Takes the labels of `batch`, and what [`ModelTask::predictions`] gave for it.
     fn add(&mut self, batch: &PaddedBatch, predicted: &[f64]);
 
@@ -107,7 +115,7 @@ pub struct TaskBatch {
     /// Its rows.
     pub batch: PaddedBatch,
     /// The task.
-    pub task: &'static dyn ModelTask,
+    pub task: Arc<dyn ModelTask>,
     /// Its loss.
     pub loss: LossOptions,
 }
@@ -122,12 +130,12 @@ impl kiln_train::task::Batch for TaskBatch {
             seq_len: batch.seq_len,
             padded: batch.attention_mask.is_some(),
             tokens: batch.num_tokens as u64,
-            labels: total_weight(&self.loss, self.task, batch),
+            labels: total_weight(&self.loss, &*self.task, batch),
         }
     }
 
     fn to_device(&self, device: &Device) -> Result<DeviceBatch> {
-        Ok(DeviceBatch::new(self.task, &self.batch, device)?.with_class_weights(&self.loss, device))
+        Ok(DeviceBatch::new(&*self.task, &self.batch, device)?.with_class_weights(&self.loss, device))
     }
 }
 
@@ -137,7 +145,7 @@ pub fn total_weight(options: &LossOptions, task: &dyn ModelTask, batch: &PaddedB
     match (&options.class_weights, &batch.labels) {
         (Some(weights), BatchLabels::Classes(labels)) => {
             let valid = labels.iter().filter(|&&label| label != IGNORED);
-            valid.filter_map(|&label| weights.get(label as usize)).sum()
+            valid.filter_map(|&label| weights.as_slice().get(label as usize)).sum()
         }
         _ if options.counts_first_labels => batch.num_labels() as f64,
         _ => task.num_terms(batch) as f64,
@@ -153,14 +161,8 @@ impl DeviceBatch {
         let shape = [batch.rows, batch.seq_len];
         let ids = |values: &[i32]| Tensor::<2, Int>::from_data(TensorData::new(values.to_vec(), shape), device);
         let attention_mask = batch.attention_mask.as_ref();
-        let (targets, count) = match (&batch.labels, task.labels(batch, device)) {
-            (BatchLabels::None, _) => (None, 0),
-            (_, Some(labels)) => labels,
-            (_, None) => {
-                let task = task.task();
-                return Err(Error::data(format!("the labels of this batch are not those of the task {task}")));
-            }
-        };
+        let targets = if batch.labels == BatchLabels::None { None } else { task.targets(batch, device)? };
+        let count = if targets.is_some() { task.num_terms(batch) } else { 0 };
         // Rows whose own mask hides their first token, which padding on the right does not.
         let is_left_padded = attention_mask.is_some_and(|mask| mask.iter().step_by(batch.seq_len).any(|shown| !shown));
         let one_document = || (0..batch.rows).flat_map(|_| 0..batch.seq_len as i32).collect::<Vec<_>>();

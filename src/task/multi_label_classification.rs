@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
 use kiln_data::{BatchLabels, Dataset, PaddedBatch};
 
-use super::batch::{DeviceBatch, LabelsOnDevice, Targets, numbers, row_weight};
-use super::model_task::{ModelTask, Scores};
+use super::batch::{DeviceBatch, Targets, numbers, row_weight};
+use super::model_task::{ModelTask, TaskScores};
 use super::scores;
 use crate::config::Task;
 
@@ -16,7 +17,7 @@ use crate::config::Task;
 pub struct MultiLabelClassification;
 
 impl ModelTask for MultiLabelClassification {
-    fn task(&self) -> Task {
+    fn kind(&self) -> Task {
         Task::MultiLabelClassification
     }
 
@@ -32,10 +33,10 @@ impl ModelTask for MultiLabelClassification {
         Some("AutoPeftModelForSequenceClassification")
     }
 
-    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
-        let BatchLabels::Multi(values) = &batch.labels else { return None };
+    fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
+        let BatchLabels::Multi(values) = &batch.labels else { return Err(self.other_labels()) };
         let values = numbers(values, [batch.rows, values.len() / batch.rows], device);
-        Some((Some(Targets::Multi { values, weight: row_weight(batch, device) }), batch.num_labels()))
+        Ok(Some(Targets::Multi { values, weight: row_weight(batch, device) }))
     }
 
     fn predicts_classes(&self) -> bool {
@@ -49,7 +50,7 @@ impl ModelTask for MultiLabelClassification {
         Some(logits.greater_scalar(0.0).float().reshape([examples * labels]))
     }
 
-    fn scores(&self, _data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Option<Box<dyn Scores>> {
+    fn scores(&self, _data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Option<Box<dyn TaskScores>> {
         Some(Box::new(Applying { num_labels: label_names.len(), ..Applying::default() }))
     }
 }
@@ -62,7 +63,7 @@ struct Applying {
     predicted: Vec<bool>,
 }
 
-impl Scores for Applying {
+impl TaskScores for Applying {
     fn add(&mut self, batch: &PaddedBatch, predicted: &[f64]) {
         let BatchLabels::Multi(expected) = &batch.labels else { return };
         self.expected.extend(expected.iter().take(predicted.len()).map(|value| *value > 0.5));

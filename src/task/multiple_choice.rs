@@ -1,9 +1,10 @@
 //! Multiple choice: one of several continuations of a text is the right one.
 
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
 use kiln_data::{BatchLabels, PaddedBatch, valid_labels};
 
-use super::batch::{LabelsOnDevice, classes};
+use super::batch::{Targets, classes};
 use super::model_task::ModelTask;
 use crate::config::Task;
 
@@ -13,12 +14,16 @@ use crate::config::Task;
 pub struct MultipleChoice;
 
 impl ModelTask for MultipleChoice {
-    fn task(&self) -> Task {
+    fn kind(&self) -> Task {
         Task::MultipleChoice
     }
 
     fn figures(&self) -> &'static [&'static str] {
         &["loss", "accuracy"]
+    }
+
+    fn predicts_classes(&self) -> bool {
+        true
     }
 
     fn pipeline_tag(&self) -> &'static str {
@@ -29,9 +34,9 @@ impl ModelTask for MultipleChoice {
         None
     }
 
-    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
-        let BatchLabels::Choices { answers, .. } = &batch.labels else { return None };
-        Some(if valid_labels(answers) == 0 { (None, 0) } else { classes(answers, device) })
+    fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
+        let BatchLabels::Choices { answers, .. } = &batch.labels else { return Err(self.other_labels()) };
+        Ok((valid_labels(answers) > 0).then(|| classes(answers, device)))
     }
 
     fn collected_rows(&self, batch: &PaddedBatch) -> usize {

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
+use kiln_core::error::Result;
 use kiln_data::squad::{SpanLogits, SquadData};
 use kiln_data::{BatchLabels, Dataset, PaddedBatch};
 
-use super::batch::{DeviceBatch, LabelsOnDevice, Targets, row_weight, span_logits};
-use super::model_task::{ModelTask, Scores};
+use super::batch::{DeviceBatch, Targets, row_weight, span_logits};
+use super::model_task::{ModelTask, TaskScores};
 use crate::config::Task;
 use kiln_train::optim::loss::Reduction;
 
@@ -17,7 +18,7 @@ use kiln_train::optim::loss::Reduction;
 pub struct QuestionAnswering;
 
 impl ModelTask for QuestionAnswering {
-    fn task(&self) -> Task {
+    fn kind(&self) -> Task {
         Task::QuestionAnswering
     }
 
@@ -33,11 +34,10 @@ impl ModelTask for QuestionAnswering {
         Some("AutoPeftModelForQuestionAnswering")
     }
 
-    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
-        let BatchLabels::Spans { start, end } = &batch.labels else { return None };
+    fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
+        let BatchLabels::Spans { start, end } = &batch.labels else { return Err(self.other_labels()) };
         let ints = |values: &[i32]| Tensor::from_data(TensorData::new(values.to_vec(), [batch.rows]), device);
-        let targets = Targets::Spans { start: ints(start), end: ints(end), weight: row_weight(batch, device) };
-        Some((Some(targets), batch.examples))
+        Ok(Some(Targets::Spans { start: ints(start), end: ints(end), weight: row_weight(batch, device) }))
     }
 
     fn predicts_classes(&self) -> bool {
@@ -50,7 +50,7 @@ impl ModelTask for QuestionAnswering {
         Reduction::MeanOfMeans
     }
 
-    /// Of each example its start logits, then its end logits: `[examples * 2 * tokens]`.
+    /// Start logits and then end logits of each example: `[examples * 2 * tokens]`.
     fn predictions(&self, logits: Tensor<2>, batch: &DeviceBatch) -> Option<Tensor<1>> {
         let [rows, tokens] = batch.input.input_ids.dims();
         let by_example: Tensor<3> = logits.reshape([rows, tokens, 2]).swap_dims(1, 2);
@@ -59,7 +59,7 @@ impl ModelTask for QuestionAnswering {
     }
 
     /// None for tokenized rows, behind which there are no questions.
-    fn scores(&self, data: &Arc<dyn Dataset>, _label_names: Vec<String>) -> Option<Box<dyn Scores>> {
+    fn scores(&self, data: &Arc<dyn Dataset>, _label_names: Vec<String>) -> Option<Box<dyn TaskScores>> {
         SquadData::of(&**data)?;
         Some(Box::new(Spans { data: data.clone(), logits: Vec::new() }))
     }
@@ -81,7 +81,7 @@ struct Spans {
     logits: Vec<SpanLogits>,
 }
 
-impl Scores for Spans {
+impl TaskScores for Spans {
     fn add(&mut self, batch: &PaddedBatch, predicted: &[f64]) {
         let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect();
         self.logits.extend(predicted.chunks(2 * batch.seq_len).map(|both| {

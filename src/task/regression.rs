@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
 use kiln_data::{BatchLabels, Dataset, PaddedBatch};
 
-use super::batch::{DeviceBatch, LabelsOnDevice, Targets, numbers, row_weight};
-use super::model_task::{ModelTask, Scores};
+use super::batch::{DeviceBatch, Targets, numbers, row_weight};
+use super::model_task::{ModelTask, TaskScores};
 use super::scores;
 use crate::config::Task;
 
@@ -16,7 +17,7 @@ use crate::config::Task;
 pub struct Regression;
 
 impl ModelTask for Regression {
-    fn task(&self) -> Task {
+    fn kind(&self) -> Task {
         Task::Regression
     }
 
@@ -32,10 +33,10 @@ impl ModelTask for Regression {
         Some("AutoPeftModelForSequenceClassification")
     }
 
-    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
-        let BatchLabels::Values(values) = &batch.labels else { return None };
+    fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
+        let BatchLabels::Values(values) = &batch.labels else { return Err(self.other_labels()) };
         let values = numbers(values, [batch.rows], device);
-        Some((Some(Targets::Values { values, weight: row_weight(batch, device) }), batch.examples))
+        Ok(Some(Targets::Values { values, weight: row_weight(batch, device) }))
     }
 
     fn predicts_classes(&self) -> bool {
@@ -46,7 +47,7 @@ impl ModelTask for Regression {
         Some(logits.slice([0..batch.examples, 0..1]).reshape([batch.examples]))
     }
 
-    fn scores(&self, _data: &Arc<dyn Dataset>, _label_names: Vec<String>) -> Option<Box<dyn Scores>> {
+    fn scores(&self, _data: &Arc<dyn Dataset>, _label_names: Vec<String>) -> Option<Box<dyn TaskScores>> {
         Some(Box::new(Values::default()))
     }
 }
@@ -57,7 +58,7 @@ struct Values {
     predicted: Vec<f64>,
 }
 
-impl Scores for Values {
+impl TaskScores for Values {
     fn add(&mut self, batch: &PaddedBatch, predicted: &[f64]) {
         let BatchLabels::Values(expected) = &batch.labels else { return };
         self.expected.extend(expected.iter().take(predicted.len()).copied().map(f64::from));

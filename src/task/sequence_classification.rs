@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
 use kiln_data::{BatchLabels, Dataset, IGNORED, PaddedBatch};
 use kiln_train::confusion::Confusion;
 
-use super::batch::{DeviceBatch, LabelsOnDevice, classes, most_likely};
-use super::model_task::{ModelTask, Scores};
+use super::batch::{DeviceBatch, Targets, classes, most_likely};
+use super::model_task::{ModelTask, TaskScores};
 use crate::config::Task;
 
 /// Predict one label for a sequence (`ForSequenceClassificationLoss` of `transformers` with
@@ -16,12 +17,16 @@ use crate::config::Task;
 pub struct SequenceClassification;
 
 impl ModelTask for SequenceClassification {
-    fn task(&self) -> Task {
+    fn kind(&self) -> Task {
         Task::SequenceClassification
     }
 
     fn figures(&self) -> &'static [&'static str] {
         &["loss", "accuracy", "f1", "matthews_correlation"]
+    }
+
+    fn predicts_classes(&self) -> bool {
+        true
     }
 
     fn pipeline_tag(&self) -> &'static str {
@@ -32,9 +37,9 @@ impl ModelTask for SequenceClassification {
         Some("AutoPeftModelForSequenceClassification")
     }
 
-    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
-        let BatchLabels::Classes(labels) = &batch.labels else { return None };
-        Some(classes(labels, device))
+    fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
+        let BatchLabels::Classes(labels) = &batch.labels else { return Err(self.other_labels()) };
+        Ok(Some(classes(labels, device)))
     }
 
     fn weighs_classes(&self) -> bool {
@@ -45,7 +50,7 @@ impl ModelTask for SequenceClassification {
         Some(most_likely(logits, batch.examples))
     }
 
-    fn scores(&self, _data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Option<Box<dyn Scores>> {
+    fn scores(&self, _data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Option<Box<dyn TaskScores>> {
         Some(Box::new(Classes { num_labels: label_names.len(), pairs: Vec::new() }))
     }
 }
@@ -62,7 +67,7 @@ impl Classes {
     }
 }
 
-impl Scores for Classes {
+impl TaskScores for Classes {
     fn add(&mut self, batch: &PaddedBatch, predicted: &[f64]) {
         let BatchLabels::Classes(expected) = &batch.labels else { return };
         let pairs = expected.iter().zip(predicted).filter(|(expected, _)| **expected != IGNORED);

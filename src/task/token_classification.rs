@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
+use kiln_core::error::Result;
 use kiln_data::{BatchLabels, Dataset, PaddedBatch};
 
-use super::batch::{DeviceBatch, LabelsOnDevice, classes, most_likely, of_tokens};
-use super::model_task::{ModelTask, Scores};
+use super::batch::{DeviceBatch, Targets, classes, most_likely, of_tokens};
+use super::model_task::{ModelTask, TaskScores};
 use super::scores::{Entities, are_tags};
 use crate::config::Task;
 
@@ -15,12 +16,16 @@ use crate::config::Task;
 pub struct TokenClassification;
 
 impl ModelTask for TokenClassification {
-    fn task(&self) -> Task {
+    fn kind(&self) -> Task {
         Task::TokenClassification
     }
 
     fn figures(&self) -> &'static [&'static str] {
         &["loss", "accuracy", "precision", "recall", "f1"]
+    }
+
+    fn predicts_classes(&self) -> bool {
+        true
     }
 
     fn pipeline_tag(&self) -> &'static str {
@@ -31,9 +36,9 @@ impl ModelTask for TokenClassification {
         Some("AutoPeftModelForTokenClassification")
     }
 
-    fn labels(&self, batch: &PaddedBatch, device: &Device) -> Option<LabelsOnDevice> {
-        let BatchLabels::Tokens(labels) = &batch.labels else { return None };
-        Some(classes(labels, device))
+    fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
+        let BatchLabels::Tokens(labels) = &batch.labels else { return Err(self.other_labels()) };
+        Ok(Some(classes(labels, device)))
     }
 
     fn predictions(&self, logits: Tensor<2>, batch: &DeviceBatch) -> Option<Tensor<1>> {
@@ -41,7 +46,7 @@ impl ModelTask for TokenClassification {
     }
 
     /// None where no label is the tag of an entity.
-    fn scores(&self, _data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Option<Box<dyn Scores>> {
+    fn scores(&self, _data: &Arc<dyn Dataset>, label_names: Vec<String>) -> Option<Box<dyn TaskScores>> {
         are_tags(&label_names).then(|| Box::new(Tags { label_names, entities: Entities::default() }) as _)
     }
 
@@ -59,7 +64,7 @@ struct Tags {
     entities: Entities,
 }
 
-impl Scores for Tags {
+impl TaskScores for Tags {
     fn add(&mut self, batch: &PaddedBatch, predicted: &[f64]) {
         let BatchLabels::Tokens(expected) = &batch.labels else { return };
         let rows = expected.chunks(batch.seq_len).zip(predicted.chunks(batch.seq_len));

@@ -72,7 +72,7 @@ fn train(dtype: FloatDType, event: Event, keeps: bool) -> (Vec<Vec<f32>>, u64) {
     let fields = json!({"n_layer": 1, "n_embd": 48, "n_head": 2, "vocab_size": 41, "n_positions": 8,
         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0});
     let config = ModelConfig::from_fields(ModelType::Gpt2, fields.as_object().unwrap()).unwrap();
-    let task = TransformerTask::new(&CausalLm, config);
+    let task = TransformerTask::new(Arc::new(CausalLm), config);
     device.seed(3);
     let mut model = task.model(Compute::new(Ops::fused(&inner).unwrap(), dtype), &device).unwrap();
     model.visit(&mut Read(Vec::new())); // draws the weights

@@ -62,7 +62,7 @@ fn batch(case: Case, device: &Device) -> DeviceBatch {
         labels,
         num_tokens: 24,
     };
-    DeviceBatch::new(model_task(case.task), &batch, device).unwrap()
+    DeviceBatch::new(&*model_task(case.task), &batch, device).unwrap()
 }
 
 struct Read(Vec<Vec<f32>>);

@@ -817,7 +817,7 @@ fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
 /// Hub id), into the run folder.
 fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
     let plan = session.plan();
-    let (config, folder, task) = (session.config()?, plan.output_dir()?, session.task.task.task());
+    let (config, folder, task) = (session.config()?, plan.output_dir()?, session.task.task.kind());
     let Some(input) = test_file(&config)? else { return Ok(()) };
     let options = PredictOptions {
         format: Some(config.data.format),

@@ -139,27 +139,31 @@ pub fn evaluate<T: TrainingTask>(
         if pending.len() >= READ_EVERY || (is_done && !pending.is_empty()) {
             let names = match &mut names {
                 Some(names) => names,
-                // A rank of more than there are batches computes one, for the names alone.
-                None => names.insert(match pending.iter().find_map(|(_, figures)| figures.as_ref()) {
-                    Some(figures) => names_of(figures),
-                    None => names_of(&figures_of(&pending[0].0)?),
-                }),
+                None => {
+                    // A rank without a batch of its own computes one for the names alone.
+                    let own = pending.iter().find_map(|(_, figures)| figures.as_ref()).map(names_of);
+                    let own = own.map_or_else(|| Ok(names_of(&figures_of(&pending[0].0)?)), Ok::<_, Error>)?;
+                    let of_ranks = world.gather_text(&own.join(", "))?;
+                    for of_rank in &of_ranks {
+                        check_names(task, &of_ranks[0], of_rank)?;
+                    }
+                    names.insert(own)
+                }
             };
             let (mut of_batches, mut tensors) = (Vec::new(), Vec::new());
             for (batch, figures) in pending.drain(..) {
                 let mut lengths = vec![0; names.len()];
                 if let Some(figures) = figures {
-                    if names_of(&figures) != *names {
-                        let (expected, got) = (names.join(", "), names_of(&figures).join(", "));
-                        return Err(refused(task, format!("expected the figures {expected}, got {got}"))
-                            .help("return the same figures, in the same order, for every batch"));
-                    }
+                    check_names(task, &names.join(", "), &names_of(&figures).join(", "))?;
                     lengths = figures.iter().map(|(_, values)| values.dims()[0]).collect();
                     tensors.extend(figures.into_iter().map(|(_, values)| values));
                 }
                 of_batches.push((batch, lengths));
             }
-            for (batch, figures) in in_order(world, names, of_batches, read_scalars(tensors)?)? {
+            let lengths = of_batches.iter().flat_map(|(_, lengths)| lengths).map(|length| *length as f64).collect();
+            let (lengths, values) = (world.gather_lists(lengths)?, world.gather_lists(read_scalars(tensors)?)?);
+            let all = in_order(names, &lengths, &values);
+            for ((batch, _), figures) in of_batches.into_iter().zip(all) {
                 evaluator.add(&batch, &figures)?;
             }
         }
@@ -187,8 +191,11 @@ pub(crate) fn figures<T: TrainingTask>(
     let own = task.evaluator(validation);
     let figures = batch_figures(task, &model.valid(), &batch.to_device(device)?, pass, own.is_some())?;
     let Some(mut own) = own else { return Ok(Some(names_of(&figures))) };
-    let values = figures.into_iter().map(|(name, values)| Ok((name, read_scalars(vec![values])?)));
-    own.add(&batch, &FigureValues(values.collect::<Result<_>>()?))?;
+    let (names, lengths) = (names_of(&figures), figures.iter().map(|(_, values)| values.dims()[0] as f64).collect());
+    let values = read_scalars(figures.into_iter().map(|(_, values)| values).collect())?;
+    for figures in in_order(&names, &[lengths], &[values]) {
+        own.add(&batch, &figures)?;
+    }
     Ok(own.metrics().ok().map(|figures| figures.into_iter().map(|(name, _)| name).collect()))
 }
 
@@ -205,6 +212,12 @@ fn batch_figures<T: TrainingTask>(
     has_evaluator: bool,
 ) -> Result<Figures> {
     let figures = task.evaluate(model, batch, pass)?;
+    let names = names_of(&figures);
+    if let Some((_, name)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(*name)) {
+        return Err(
+            refused(task, format!("the figure `{name}` comes twice")).help("give each figure a name of its own")
+        );
+    }
     if has_evaluator {
         return Ok(figures);
     }
@@ -232,30 +245,33 @@ fn refused(task: &impl TrainingTask, problem: String) -> Error {
     Error::config(format!("`evaluate` of `{}`: {problem}", task.name()))
 }
 
-/// Batches, each with the lengths of its figures, and these figures, called `names`, whose values
-/// lie one after the other in `values`: those that other ranks have computed, and of which this one
-/// has none, are theirs.
-fn in_order<B>(
-    world: &World,
-    names: &[&'static str],
-    batches: Vec<(B, Vec<usize>)>,
-    values: Vec<f64>,
-) -> Result<Vec<(B, FigureValues)>> {
-    let lengths = batches.iter().flat_map(|(_, lengths)| lengths).map(|length| *length as f64).collect();
-    let (lengths, values) = (world.gather_lists(lengths)?, world.gather_lists(values)?);
+/// Refuses figures of other names than those `expected`.
+fn check_names(task: &impl TrainingTask, expected: &str, got: &str) -> Result<()> {
+    if expected == got {
+        return Ok(());
+    }
+    Err(refused(task, format!("expected the figures {expected}, got {got}"))
+        .help("return the same figures, in the same order, for every batch"))
+}
+
+/// The figures, called `names`, of each batch. A list of `lengths` and one of `values` is a rank's:
+/// of each figure of each batch the number of values that the rank has computed, and these values
+/// one after the other.
+fn in_order(names: &[&'static str], lengths: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<FigureValues> {
     let mut rests = values.iter().map(Vec::as_slice).collect::<Vec<_>>();
-    let of_batch = |(at, (batch, _)): (usize, (B, Vec<usize>))| {
+    let batches = lengths.first().map_or(0, |lengths| lengths.len() / names.len().max(1));
+    let of_batch = |at: usize| {
         let mut figures = names.iter().map(|name| (*name, Vec::new())).collect::<Vec<_>>();
-        for (rest, lengths) in rests.iter_mut().zip(&lengths) {
+        for (rest, lengths) in rests.iter_mut().zip(lengths) {
             for ((_, own), length) in figures.iter_mut().zip(&lengths[at * names.len()..]) {
                 let (part, after) = rest.split_at(*length as usize);
                 own.extend_from_slice(part);
                 *rest = after;
             }
         }
-        (batch, FigureValues(figures))
+        figures.into_iter().collect()
     };
-    Ok(batches.into_iter().enumerate().map(of_batch).collect())
+    (0..batches).map(of_batch).collect()
 }
 
 impl Evaluation {
@@ -284,4 +300,22 @@ pub fn no_validation() -> Error {
         "name files, or a share to split off: --set data.validation=10%; a task of your own gets its validation data from \
          Trainer::with_validation",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Two ranks take turns with three batches, and a third rank has none.
+    #[test]
+    fn the_values_of_all_ranks_come_in_the_order_of_the_batches() {
+        let lengths = [vec![1.0, 2.0, 0.0, 0.0, 1.0, 1.0], vec![0.0, 0.0, 1.0, 3.0, 0.0, 0.0], vec![0.0; 6]];
+        let values = [vec![0.5, 1.0, 2.0, 0.7, 6.0], vec![0.6, 3.0, 4.0, 5.0], Vec::new()];
+        let figures = in_order(&["loss", "rows"], &lengths, &values);
+        let rows = figures.iter().map(|figures| figures.get("rows").unwrap().to_vec()).collect::<Vec<_>>();
+        assert_eq!(rows, [vec![1.0, 2.0], vec![3.0, 4.0, 5.0], vec![6.0]]);
+        let losses = figures.iter().map(|figures| figures.sum("loss").unwrap()).collect::<Vec<_>>();
+        assert_eq!(losses, [0.5, 0.6, 0.7]);
+    }
 }

@@ -95,12 +95,12 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
 
     /// The sums over `batch` whose means over all labels are the figures of an evaluation, each
     /// with its name, `[1]`, f32, without autodiff; the first is the `loss`. By default the loss
-    /// alone. A task with an [evaluator](Self::evaluator) gives it values of any length. Every batch
-    /// has figures of the same names, in the same order.
+    /// alone. A task with an [evaluator](Self::evaluator) gives it values of any length. The figures
+    /// of every batch have the same names, in the same order.
     ///
     /// # Errors
-    /// A batch without labels. Without an evaluator, another first figure than the `loss` and one
-    /// of another shape are refused.
+    /// A batch without labels. Refused are two figures of one name, and, without an evaluator,
+    /// another first figure than the `loss` and one of another shape.
     fn evaluate(&self, model: &Self::Model, batch: &OnDevice<Self>, pass: Pass<'_>) -> Result<Figures> {
         Ok(vec![("loss", self.loss(model, batch, pass)?)])
     }
@@ -272,6 +272,12 @@ pub type Figures = Vec<(&'static str, Tensor<1>)>;
 /// The [`Figures`] of a batch, read from the device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FigureValues(pub(crate) Vec<(&'static str, Vec<f64>)>);
+
+impl FromIterator<(&'static str, Vec<f64>)> for FigureValues {
+    fn from_iter<I: IntoIterator<Item = (&'static str, Vec<f64>)>>(figures: I) -> Self {
+        Self(figures.into_iter().collect())
+    }
+}
 
 impl FigureValues {
     /// The values of the figure `name`.

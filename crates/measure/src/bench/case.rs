@@ -243,7 +243,7 @@ mod tests {
             };
             let session = Session::open(RunConfig::parse(&config.to_toml().unwrap(), "case").unwrap()).unwrap();
             let plan = session.plan();
-            assert_eq!((plan.batch.micro, session.task.task.task()), (micro, case.task));
+            assert_eq!((plan.batch.micro, session.task.task.kind()), (micro, case.task));
             assert!(session.train().max_len() <= case.length);
             let read: CaseFile =
                 serde_json::from_str(&fs::read_to_string(folder.path().join("case.json")).unwrap()).unwrap();

@@ -382,7 +382,11 @@ impl World {
         Ok(all)
     }
 
-    fn gather_text(&self, text: &str) -> Result<Vec<String>> {
+    /// `text` of each rank, in their order.
+    ///
+    /// # Errors
+    /// MPI's.
+    pub(crate) fn gather_text(&self, text: &str) -> Result<Vec<String>> {
         let lists = self.gather_lists(text.bytes().map(f64::from).collect())?;
         let text = |list: Vec<f64>| list.into_iter().map(|byte| byte as u8).collect::<Vec<_>>();
         Ok(lists.into_iter().map(|list| String::from_utf8_lossy(&text(list)).into_owned()).collect())
