@@ -10,7 +10,7 @@ use kiln::engine::compiler::columns;
 use kiln::engine::compiler::decision::Decision;
 use kiln::plan::EnginePlan;
 use kiln::session::{OpenSession, Session};
-use kiln::trainer::warmup;
+use kiln::trainer::{Trainer, warmup};
 use kiln_core::error::{Error, Result};
 use kiln_core::process::this_program;
 use kiln_core::{process, signals};
@@ -192,7 +192,7 @@ pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
         // A progress line that cannot be written is no reason to stop tuning.
         let _ = say(line);
     });
-    warmup::run(&session, &heard)?;
+    warmup::run(&session, &heard, Trainer::train)?;
     let (folder, prefix) = (cache::folder()?, format!("{}/", cache::KERNELS));
     let kernels = cache::list(&folder)?.into_iter().filter(|entry| entry.name.starts_with(&prefix)).collect::<Vec<_>>();
     say(format!("{}: {} files, {}", folder.join(cache::KERNELS).display(), kernels.len(), cache::size(&kernels)))

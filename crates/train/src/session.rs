@@ -7,12 +7,12 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use kiln_core::dataset::padding::survey;
 use kiln_core::dataset::subset::Subset;
-use kiln_core::dataset::{Dataset, Fingerprint, PaddingStrategy, Sampler};
+use kiln_core::dataset::{Dataset, Fingerprint, Sampler};
 use kiln_core::error::{Error, Result};
 use kiln_core::random::seed_for;
 use kiln_models::weights::LoadReport;
 
-use crate::arguments::{CheckedArguments, Samples, TrainBatchSize, TrainingArguments};
+use crate::arguments::{CheckedArguments, Feature, TrainingArguments};
 use crate::description::{Description, Outcome, Planned, Weights};
 use crate::engine::compiler::decision::Decision;
 use crate::engine::{device, handover};
@@ -63,7 +63,12 @@ impl<T: TrainingTask> Session<T> {
     /// Arguments that contradict one another, the task or the data, and a model that cannot be
     /// made.
     pub fn new(arguments: TrainingArguments, task: T, train: impl Dataset<T::Example>) -> Result<Self> {
-        of_a_program::<T>(&arguments)?;
+        arguments.check_without(|feature| match feature {
+            Feature::Command => true,
+            Feature::Padding => !T::PADS_BY_PLAN,
+            Feature::Samples => !T::WRITES_SAMPLES,
+            Feature::Loss => false, // the task tells
+        })?;
         let arguments = arguments.checked()?;
         let batch = BatchPlan::of(&arguments, None)?;
         if arguments.sampler == Sampler::GroupByLength && train.max_len() == 0 {
@@ -302,28 +307,6 @@ fn limited<E: Fingerprint>(name: &str, data: impl Dataset<E>, most: Option<usize
         Some(most) => Arc::new(Subset::first(data, most)),
         None => data,
     })
-}
-
-/// Refuses the arguments that are about runs of the command, and those that the task does not
-/// follow.
-fn of_a_program<T: TrainingTask>(arguments: &TrainingArguments) -> Result<()> {
-    let given = [
-        ("trainer.do_predict", arguments.do_predict),
-        ("trainer.do_train", !arguments.do_train),
-        ("data.test", arguments.test.is_some()),
-        ("data.padding", arguments.padding != PaddingStrategy::Longest && !T::PADS_BY_PLAN),
-        ("data.pad_to_multiple_of", arguments.pad_to_multiple_of.is_some() && !T::PADS_BY_PLAN),
-        ("generation", arguments.samples != Samples::Never && !T::WRITES_SAMPLES),
-    ];
-    if let Some((key, _)) = given.into_iter().find(|(_, given)| *given) {
-        let message = format!("{key}: has no effect on a run whose model, data and loss the program brings along");
-        return Err(Error::config(message).help("remove it"));
-    }
-    if arguments.per_device_train_batch_size == TrainBatchSize::Auto {
-        let message = "trainer.per_device_train_batch_size: \"auto\" is for models that Kiln knows";
-        return Err(Error::config(message).help("set a number"));
-    }
-    Ok(())
 }
 
 /// Draws every weight that has not been drawn.

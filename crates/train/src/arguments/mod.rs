@@ -9,6 +9,7 @@ mod check;
 mod distributed;
 mod names;
 mod optim;
+mod program;
 mod ranges;
 mod values;
 
@@ -30,6 +31,7 @@ use kiln_core::variables;
 pub use names::{
     EvalStrategy, HubStrategy, Integration, LogLevel, LoggingStrategy, OnExisting, SERVICES, SaveStrategy,
 };
+pub(crate) use program::Feature;
 use ranges::{AtLeast, Duration, Steps, Window, folder, line, weights};
 use serde::{Deserialize, Serialize};
 use serde_json::json;

@@ -7,7 +7,7 @@ use glob::Pattern;
 use kiln_core::error::{Error, Result};
 use kiln_models::weights::{Depth, Parameter};
 
-use super::TrainingArguments;
+use super::{Feature, TrainingArguments};
 use crate::optim::arguments::OptimizerName;
 use crate::optim::loss::{Accumulation, LossOptions, Reduction};
 use crate::optim::outliers::OutlierLimits;
@@ -137,22 +137,9 @@ impl LossOptions {
     /// but its sum and its count.
     ///
     /// # Errors
-    /// Label smoothing and class weights, which are a part of the loss.
+    /// Label smoothing and class weights, which are a part of the loss, and noise on embeddings.
     pub fn of_a_program(trainer: &TrainingArguments) -> Result<Self> {
-        let asked = [
-            (trainer.label_smoothing_factor > 0.0, "label_smoothing_factor"),
-            (trainer.class_weights.is_some(), "class_weights"),
-        ];
-        if trainer.neftune_noise_alpha.is_some() {
-            return Err(Error::config(
-                "trainer.neftune_noise_alpha: Kiln does not know the token embedding of this model",
-            )
-            .help("remove it, or let the model add noise of its own"));
-        }
-        if let Some((_, key)) = asked.into_iter().find(|(asked, _)| *asked) {
-            return Err(Error::config(format!("trainer.{key}: this model computes its own loss"))
-                .help("remove it, or make it part of that loss"));
-        }
+        trainer.check_without(|feature| feature == Feature::Loss)?;
         let reduction = match trainer.accumulation {
             Accumulation::Exact => Reduction::Exact,
             Accumulation::Transformers => Reduction::MeanOfMeans,

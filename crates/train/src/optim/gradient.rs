@@ -64,20 +64,6 @@ pub fn scale_and_norm_by(sum_norm: Tensor<1>, per_term: Tensor<1>, max_norm: Opt
     (scale, norm)
 }
 
-/// The factor that turns summed gradients of a loss that was multiplied by `loss_scale`, `[1]`,
-/// into the clipped mean gradient of the loss itself, and the norm of that mean before clipping
-/// (see [`scale_and_norm`]).
-pub fn unscale_and_norm(
-    sum_norm: Tensor<1>,
-    loss_scale: Tensor<1>,
-    divisor: f64,
-    max_norm: Option<f64>,
-) -> (Tensor<1>, Tensor<1>) {
-    let unscale = loss_scale.recip();
-    let (scale, norm) = scale_and_norm(sum_norm * unscale.clone(), divisor, max_norm);
-    (scale * unscale, norm)
-}
-
 /// Gradients to take the norm of.
 struct Gradients<'a> {
     grads: &'a GradientsParams,

@@ -26,7 +26,7 @@ use super::shapes::Shapes;
 use super::state::TrainState;
 use super::step_closures::StepClosures;
 use super::stopping::check_signals_at_start;
-use super::warmup::{self, Warmed};
+use super::warmup::{self, Train, Warmed};
 #[cfg(feature = "compiler")]
 use crate::engine::compiler::records::Session;
 use crate::engine::launches::NewKernels;
@@ -41,12 +41,17 @@ use crate::run_folder::{
 use crate::task::TrainingTask;
 
 impl<T: TrainingTask> Trainer<T> {
-    /// The run at its start, or where `checkpoint` stands.
-    pub(super) fn begin(&mut self, folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Training> {
+    /// The run at its start, or where `checkpoint` stands, after its warm-up, which `train` trains.
+    pub(super) fn begin(
+        &mut self,
+        folder: &RunFolder,
+        checkpoint: Option<&Checkpoint>,
+        train: Train<T>,
+    ) -> Result<Training> {
         let watch = Watch::start(self.session.plan());
         let checked = self.verify_start(checkpoint)?;
         let seen = NewKernels::start();
-        let warmed = self.warm_up()?;
+        let warmed = self.warm_up(train)?;
         let steps_ahead = checkpoint.map_or(0, |checkpoint| checkpoint.state.steps_ahead_of(self.session.plan()));
         let total_steps = (self.session.plan().steps.total as u64).saturating_add_signed(steps_ahead);
         let mut progress = Progress { step: 0, total_steps, samples: 0, tokens: 0, epoch: 0.0 };
@@ -152,7 +157,7 @@ impl<T: TrainingTask> Trainer<T> {
     }
 
     /// The warm-up before the first step, where the run has one. Its messages go to the callbacks.
-    fn warm_up(&mut self) -> Result<Option<Warmed>> {
+    fn warm_up(&mut self, train: Train<T>) -> Result<Option<Warmed>> {
         if !self.session.plan().engine.warmup {
             return Ok(None);
         }
@@ -160,7 +165,7 @@ impl<T: TrainingTask> Trainer<T> {
         let hear = callbacks.clone();
         let say: warmup::Say =
             Rc::new(move |line| hear.borrow_mut().iter_mut().for_each(|callback| callback.on_notice(line)));
-        let warmed = warmup::run(&self.session, &say);
+        let warmed = warmup::run(&self.session, &say, train);
         self.callbacks = std::mem::take(&mut *callbacks.borrow_mut());
         warmed.map(Some)
     }

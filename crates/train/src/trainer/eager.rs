@@ -1,7 +1,7 @@
 //! Steps that are computed operation by operation: on every device, and with every option.
 
 use burn::module::{Module, ModuleMapper, Param};
-use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use kiln_core::error::Result;
 use kiln_models::Compute;
@@ -12,11 +12,12 @@ use super::gradients::{gradients, gradients_in_parts};
 use super::observer::Part;
 use super::spans::Spans;
 use super::state::TrainState;
+use super::sums::{Add, StepSums};
 use crate::distributed::{Overlap, Shard, ShardGradients, World, sum_gradients, sum_loss};
 use crate::engine::settings::DeviceKind;
 use crate::optim::Optimizer;
 use crate::optim::backward::{ActivationCheckpointing, GradientPass};
-use crate::optim::gradient::{global_norm, global_norm_of_shards, scale_and_norm, unscale_and_norm};
+use crate::optim::gradient::{global_norm, global_norm_of_shards, scale_and_norm_by};
 use crate::optim::scaler::Verdict;
 use crate::reads::read_scalars;
 use crate::session::Session;
@@ -41,13 +42,11 @@ pub(super) struct Eager<T: TrainingTask> {
     shows_gradients: bool,
     /// Stands in for the model while it is updated: it has one element in every parameter.
     stand_in: T::Model,
-    grads: GradientsAccumulator<T::Model>,
+    sums: StepSums,
     /// Sums gradients during the backward pass, where the plan asks for it.
     overlap: Option<Overlap>,
     /// The sums that it has made in the step at hand.
     summed: Option<GradientsParams>,
-    /// `[1]`
-    loss_sum: Option<Tensor<1>>,
     spans: Spans,
 }
 
@@ -79,18 +78,17 @@ impl<T: TrainingTask> Eager<T> {
             clip: plan.optimizer.max_grad_norm,
             agrees: world.is_shared() && plan.engine.device.kind != DeviceKind::Cpu,
             shows_gradients,
-            grads: GradientsAccumulator::new(),
+            sums: StepSums::default(),
             overlap: if overlaps { Some(Overlap::new(world, model)?) } else { None },
             summed: None,
-            loss_sum: None,
             spans: spans.clone(),
         })
     }
 
     /// Gradients and loss of the step, summed over the ranks.
-    fn sums(&mut self, state: &TrainState<T::Model>, device: &Device) -> Result<(Summed, Tensor<1>)> {
+    fn sums_of_all(&mut self, state: &TrainState<T::Model>, device: &Device) -> Result<(Summed, Tensor<1>)> {
         let _time = self.world.is_shared().then(|| self.spans.open(Part::Communicate));
-        let (model, grads, loss) = (&state.model, self.grads.grads(), self.loss_sum.take());
+        let (model, StepSums { grads, loss }) = (&state.model, std::mem::take(&mut self.sums));
         Ok(match (state.optimizer.shard(), self.summed.take()) {
             (Some(shard), _) => {
                 let (grads, loss) = shard.scatter(model, grads, loss, device)?;
@@ -145,36 +143,25 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
                 Some(scaler) => scaler.scaled(weighted(loss), expected),
             }
         };
-        let sum = match self.overlap.as_mut().filter(|_| micro.is_last) {
+        let model = &state.model;
+        let (loss, grads) = match self.overlap.as_mut().filter(|_| micro.is_last) {
             Some(overlap) => {
-                let model = &state.model;
-                overlap.begin(if overlap.is_ready() { self.grads.grads() } else { GradientsParams::new() });
+                let before = overlap.is_ready().then(|| std::mem::take(&mut self.sums.grads));
+                overlap.begin(before.unwrap_or_default());
                 let on_part = &mut |part| overlap.part(model, part);
-                let sum = gradients_in_parts(&self.task, model, &micro.batch, &pass, scaled, on_part)?;
-                if let Some(grads) = overlap.end() {
-                    self.grads.accumulate(model, grads);
-                }
-                sum
+                let loss = gradients_in_parts(&self.task, model, &micro.batch, &pass, scaled, on_part)?;
+                (loss, overlap.end().unwrap_or_default())
             }
-            None => {
-                let (sum, grads) = gradients(&self.task, &state.model, &micro.batch, &pass, scaled)?;
-                self.grads.accumulate(&state.model, grads);
-                sum
-            }
+            None => gradients(&self.task, model, &micro.batch, &pass, scaled)?,
         };
-        let sum = weighted(sum);
-        self.loss_sum = Some(match self.loss_sum.take() {
-            Some(total) => total + sum,
-            None => sum,
-        });
+        self.sums.take_up(model, grads, weighted(loss), Add);
         Ok(None)
     }
 
     fn end_micro_batches(&mut self, state: &mut TrainState<T::Model>) -> Result<()> {
         let Some(overlap) = &mut self.overlap else { return Ok(()) };
-        let grads = &mut self.grads;
         let device = self.device.clone().inner();
-        overlap.finish(&state.model, || grads.grads())?;
+        overlap.finish(&state.model, || std::mem::take(&mut self.sums.grads))?;
         self.summed = overlap.sums(&state.model, &device)?;
         Ok(())
     }
@@ -185,9 +172,8 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         totals: Totals,
         sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated> {
-        let Totals { divisor, expected, lr } = totals;
         let device = self.device.clone().inner();
-        let (grads, loss_sum) = self.sums(state, &device)?;
+        let (grads, loss_sum) = self.sums_of_all(state, &device)?;
         let TrainState { model, scaler, .. } = &*state;
         // Divide once, clip by the global norm, update.
         let sum_norm = match &grads {
@@ -202,16 +188,14 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
             sum_norm
         };
         let verdict = scaler.as_ref().map(|scaler| scaler.judge(sum_norm.clone()));
-        let (scale, grad_norm) = match scaler {
-            None => scale_and_norm(sum_norm, divisor, self.clip),
-            Some(scaler) => unscale_and_norm(sum_norm, scaler.scale(), divisor / expected, self.clip),
-        };
-        let loss = loss_sum * (1.0 / divisor);
+        let (of_loss, of_grads) = totals.factors(scaler.as_ref());
+        let of_grads = of_grads.unwrap_or_else(|| sum_norm.full_like(of_loss));
+        let (scale, grad_norm) = scale_and_norm_by(sum_norm, of_grads, self.clip);
+        let loss = loss_sum * of_loss;
         if let Some(why) = state.outlier(&self.world, &loss, &grad_norm)? {
-            state.optimizer.pass_over();
             return Ok(Updated { loss, grad_norm, verdict, outlier: Some(why), notice: None });
         }
-        let TrainState { model, optimizer, .. } = state;
+        let (TrainState { model, optimizer, .. }, lr) = (state, totals.lr);
         // The model is moved, not copied: weights that nobody else holds are updated in place.
         match grads {
             Summed::All(grads) => {

@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_core::error::Result;
 
 use super::state::TrainState;
-use crate::optim::scaler::Verdict;
+use crate::optim::scaler::{LossScaler, Verdict};
 use crate::task::{OnDevice, TrainingTask};
 
 /// Computes the micro-batches of a step and its update: operation by operation ([`Eager`]), or by
@@ -78,6 +78,15 @@ pub(super) struct Totals {
     pub(super) expected: f64,
     /// The learning rate.
     pub(super) lr: f64,
+}
+
+impl Totals {
+    /// The factors of the step's sums: that of the losses, and where the losses were scaled by
+    /// `scaler` that of the gradients, `[1]`, on the device; else it is the same.
+    pub(super) fn factors(&self, scaler: Option<&LossScaler>) -> (f64, Option<Tensor<1>>) {
+        let of_grads = scaler.map(|scaler| scaler.scale().recip() * (self.expected / self.divisor));
+        (1.0 / self.divisor, of_grads)
+    }
 }
 
 /// The results of an update, on the device and without autodiff.

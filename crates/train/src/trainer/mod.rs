@@ -45,6 +45,7 @@ mod spans;
 mod state;
 mod step;
 mod stopping;
+mod sums;
 mod tensorboard;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,6 @@
 use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::metrics::MetricsFile;
 
-use super::run::Training;
 use super::setup::Trainer;
 use crate::plan::{BatchPlan, TrainPlan};
 use crate::run_folder::{
@@ -24,10 +23,15 @@ pub(super) fn smaller_batch(plan: &TrainPlan, error: &Error) -> Option<BatchPlan
 }
 
 impl<T: TrainingTask> Trainer<T> {
-    /// The run as it stood at its last good state, with the batch `smaller`, which changes nothing
-    /// that the run promises. Rows written since are taken back, plan.toml and plan.json are
-    /// written again.
-    pub(super) fn recover(&mut self, folder: &mut RunFolder, smaller: BatchPlan, error: &str) -> Result<Training> {
+    /// Goes back to the last good state, with the batch `smaller`, which changes nothing that the
+    /// run promises: rows written since are taken back, plan.toml and plan.json are written again.
+    /// Returns the checkpoint from which the run goes on; none where it begins anew.
+    pub(super) fn recover(
+        &mut self,
+        folder: &mut RunFolder,
+        smaller: BatchPlan,
+        error: &str,
+    ) -> Result<Option<Checkpoint>> {
         let checkpoint = Checkpoint::newest(&folder.checkpoints())?;
         checkpoint::supersede(
             &folder.checkpoints(),
@@ -48,6 +52,6 @@ impl<T: TrainingTask> Trainer<T> {
         write_plan(folder.path(), &self.session.description()?.files)?;
         let (rows, step) = checkpoint.as_ref().map_or((0, 0), |found| (found.state.metrics_rows, found.state.step));
         folder.metrics = MetricsFile::resume(folder.path(), rows, step)?;
-        self.begin(folder, checkpoint.as_ref())
+        Ok(checkpoint)
     }
 }

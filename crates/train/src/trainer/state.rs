@@ -21,13 +21,18 @@ pub(super) struct TrainState<M> {
 
 impl<M> TrainState<M> {
     /// Why a step with this loss and gradient norm, `[1]` each, is not to be applied, if it is an
-    /// outlier. The ranks of `world` all go by the values of rank 0.
+    /// outlier, which is then counted without an update. The ranks of `world` all go by the values
+    /// of rank 0.
     ///
     /// # Errors
     /// The device's, and MPI's.
     pub(super) fn outlier(&mut self, world: &World, loss: &Tensor<1>, grad_norm: &Tensor<1>) -> Result<Option<String>> {
         let Some(outliers) = &mut self.outliers else { return Ok(None) };
         let values = read_scalars(vec![loss.clone(), grad_norm.clone()])?;
-        Ok(outliers.judge(world.of_root(values[0])?, world.of_root(values[1])?))
+        let why = outliers.judge(world.of_root(values[0])?, world.of_root(values[1])?);
+        if why.is_some() {
+            self.optimizer.pass_over();
+        }
+        Ok(why)
     }
 }

@@ -21,7 +21,7 @@ use crate::description::Outcome;
 use crate::engine::settings::DeviceKind;
 use crate::evaluation::figures;
 use crate::plan::check_metric;
-use crate::run_folder::{RunFolder, runs};
+use crate::run_folder::{RunFolder, checkpoint::Checkpoint, runs};
 use crate::task::TrainingTask;
 
 /// The advice how to go on with the run of a program, which no command continues.
@@ -78,7 +78,7 @@ impl<T: TrainingTask> Trainer<T> {
             decision.write(folder.path())?;
         }
         self.warn_of_shortage();
-        let mut output = self.begin(&folder, checkpoint.as_ref()).and_then(|run| self.attempt(&mut folder, run));
+        let mut output = self.attempt(&mut folder, checkpoint.as_ref());
         while let Err(error) = &output
             && self.purpose == Purpose::Train
             // The other ranks do not know of it, and end with this one.
@@ -86,7 +86,8 @@ impl<T: TrainingTask> Trainer<T> {
             && let Some(smaller) = recover::smaller_batch(self.session.plan(), error)
         {
             let error = error.to_string();
-            output = self.recover(&mut folder, smaller, &error).and_then(|run| self.attempt(&mut folder, run));
+            let recovered = self.recover(&mut folder, smaller, &error);
+            output = recovered.and_then(|checkpoint| self.attempt(&mut folder, checkpoint.as_ref()));
         }
         let output = output.map_err(|error| self.advised(&folder, error));
         if let Err(error) = &output {
@@ -181,8 +182,10 @@ impl<T: TrainingTask> Trainer<T> {
         }
     }
 
-    /// The loop from where `run` stands to the end of the plan, or to what stops it.
-    fn attempt(&mut self, folder: &mut RunFolder, mut run: Training) -> Result<TrainOutput> {
+    /// The run from its start, or from where `checkpoint` stands, to the end of the plan, or to
+    /// what stops it.
+    fn attempt(&mut self, folder: &mut RunFolder, checkpoint: Option<&Checkpoint>) -> Result<TrainOutput> {
+        let mut run = self.begin(folder, checkpoint, Self::train)?;
         // Some failures of a device come as panics of this thread.
         let output = catch_unwind(AssertUnwindSafe(|| self.run(folder, &mut run))).unwrap_or_else(|payload| {
             let (step, message) = (run.progress.step + 1, panics::message(&*payload));

@@ -34,7 +34,7 @@ use crate::engine::device::release_memory;
 use crate::engine::settings::{CompilerMode, Switch};
 use crate::session::Session;
 use crate::task::{Batch as _, TrainingTask};
-use crate::trainer::{Callback, Control, Progress, Purpose, Shape, StopAfter, Trainer};
+use crate::trainer::{Callback, Control, Progress, Purpose, Shape, StopAfter, TrainOutput, Trainer};
 use kiln_core::dataset::Sampler;
 
 /// Shapes that are warmed at most where every batch has a length of its own.
@@ -42,6 +42,9 @@ pub const MOST: usize = 12;
 
 /// Hears what the stage says.
 pub type Say = Rc<dyn Fn(&str)>;
+
+/// Trains to the end: [`Trainer::train`], which calls this stage and is handed to it.
+pub type Train<T> = fn(&mut Trainer<T>) -> Result<TrainOutput>;
 
 /// The result of the warm-up.
 #[derive(Debug, Clone)]
@@ -52,11 +55,11 @@ pub struct Warmed {
     pub elapsed: Duration,
 }
 
-/// Runs the stage for `session`.
+/// Runs the stage for `session`, whose steps `training_loop` makes.
 ///
 /// # Errors
 /// Any error of the steps that the warm-up computes; a signal that asks the process to stop.
-pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
+pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say, training_loop: Train<T>) -> Result<Warmed> {
     let plan = session.plan();
     let started = Instant::now();
     let task = &session.task;
@@ -114,7 +117,7 @@ pub fn run<T: TrainingTask>(session: &Session<T>, say: &Say) -> Result<Warmed> {
     let lines = Lines { say: say.clone(), shapes: shapes.clone(), evaluated };
     let done = Trainer::build(warm).and_then(|trainer| {
         let trainer = trainer.with_purpose(Purpose::Rehearsal).with_callback(lines);
-        trainer.with_callback(StopAfter(steps as u64)).train()
+        training_loop(&mut trainer.with_callback(StopAfter(steps as u64)))
     });
     // Pages that only other shapes need go back.
     release_memory(&session.device);

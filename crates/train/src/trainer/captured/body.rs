@@ -11,12 +11,12 @@ use kiln_models::ops::in_place::{Written, accumulate, overwrite, row_major};
 use kiln_models::ops::list::TensorList;
 
 use super::batch::tracked;
-use crate::optim::backward::ActivationCheckpointing;
-use crate::optim::backward::GradientPass;
+use crate::optim::backward::{ActivationCheckpointing, GradientPass};
 use crate::optim::gradient::{global_norm, scale_and_norm_by};
 use crate::optim::in_place::InPlace;
 use crate::task::{OnDevice, TrainingTask};
 use crate::trainer::gradients::gradients;
+use crate::trainer::sums::{StepSums, TakeUp};
 
 /// The computation of a step.
 pub(super) struct Body<T: TrainingTask> {
@@ -40,17 +40,11 @@ pub(super) struct Body<T: TrainingTask> {
     pub(super) of_update: Tensor<1>,
     /// The words of dropout's seeds, `[2]`.
     pub(super) seeds: Tensor<1, Int>,
-    pub(super) totals: Totals,
-}
-
-/// Sums over the micro-batches of a step.
-pub(super) struct Totals {
-    /// `[1]`
-    loss: Tensor<1>,
-    /// Sum of the gradients of each parameter that has one; made when its first gradient comes.
-    grads: RefCell<GradientsParams>,
-    /// The factors of the sums so far and of a new value, `[2]`: 1 where it counts, else 0.
-    by: Tensor<1>,
+    /// The sums over the micro-batches of a step, each in memory of its own: that of the losses is
+    /// there from the beginning, that of a parameter's gradients from the first one on.
+    pub(super) sums: RefCell<StepSums>,
+    /// The factors of the sums so far and of a micro-batch, `[2]`: 1 where it counts, else 0.
+    pub(super) of_sums: Tensor<1>,
 }
 
 /// The results of a step, `[1]` each.
@@ -62,53 +56,6 @@ pub(super) struct Output {
     _written: Vec<Written>,
 }
 
-/// The use of a micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Adding {
-    /// It is the first: the sums of the last step are forgotten.
-    First,
-    /// It is added.
-    Next,
-    /// It leaves no trace.
-    Nothing,
-}
-
-impl Totals {
-    /// Without gradients yet, on `device`.
-    pub(super) fn new(device: &Device) -> Self {
-        let grads = RefCell::new(GradientsParams::new());
-        Self { loss: Tensor::zeros([1], device), grads, by: Tensor::from_floats([1.0, 0.0], device) }
-    }
-
-    /// The sums so far of loss and gradients of `model`, for whoever reads them before they change.
-    pub(super) fn shared<M: Module>(&self, model: &M) -> (GradientsParams, Tensor<1>) {
-        let totals = self.grads.borrow();
-        let mut shared = Shared { from: &totals, grads: GradientsParams::new() };
-        model.visit(&mut shared);
-        (shared.grads, self.loss.clone())
-    }
-
-    /// Writes `grads` of `model` and `loss`, `[1]`, to where the sums lie; a gradient that had none
-    /// before gets a place.
-    pub(super) fn replace<M: Module>(&self, model: &M, grads: GradientsParams, loss: Tensor<1>) -> Vec<Written> {
-        let mut totals = self.grads.borrow_mut();
-        let mut replacing = Replacing { totals: &mut totals, grads, written: vec![overwrite(&self.loss, loss)] };
-        model.visit(&mut replacing);
-        replacing.written
-    }
-
-    /// Sets the use of the following micro-batches.
-    #[must_use]
-    pub(super) fn set(&self, adding: Adding) -> Written {
-        let by = match adding {
-            Adding::First => [0.0, 1.0],
-            Adding::Next => [1.0, 1.0],
-            Adding::Nothing => [1.0, 0.0],
-        };
-        overwrite(&self.by, Tensor::from_floats(by, &self.by.device()))
-    }
-}
-
 impl<T: TrainingTask> Body<T> {
     /// A step of one batch.
     pub(super) fn step(&self, batch: &OnDevice<T>) -> Output {
@@ -116,29 +63,48 @@ impl<T: TrainingTask> Body<T> {
         self.update(sum, &grads)
     }
 
-    /// Adds the loss and the gradients of a micro-batch to the totals.
+    /// Has the sums keep what they are, or not, and add the following micro-batches, or not.
+    #[must_use]
+    pub(super) fn set_sums(&self, keep: bool, add: bool) -> Written {
+        let factors = [keep, add].map(|counts| f32::from(u8::from(counts)));
+        overwrite(&self.of_sums, Tensor::from_floats(factors, &self.of_sums.device()))
+    }
+
+    /// Adds the loss and the gradients of a micro-batch to the sums.
     pub(super) fn micro_batch(&self, batch: &OnDevice<T>) -> Written {
-        let (sum, grads) = self.pass(batch);
-        let mut totals = self.totals.grads.borrow_mut();
-        let (sums, values) = (TensorList::default(), TensorList::default());
-        let mut adding = Lists { totals: &mut totals, grads: &grads, sums, values };
-        self.model.visit(&mut adding);
-        let Lists { mut sums, mut values, .. } = adding;
-        sums.push(self.totals.loss.clone());
-        values.push(sum);
-        accumulate(&sums, values, &self.totals.by)
+        let (loss, grads) = self.pass(batch);
+        let AddInPlace { sums, values } =
+            self.sums.borrow_mut().take_up(&self.model, grads, loss, AddInPlace::default());
+        accumulate(&sums, values, &self.of_sums)
     }
 
-    /// Loss and gradient norm of the totals, `[1]` each.
-    pub(super) fn of_totals(&self) -> (Tensor<1>, Tensor<1>) {
+    /// The sums so far of gradients and loss, for whoever reads them before they change.
+    pub(super) fn shared_sums(&self) -> (GradientsParams, Option<Tensor<1>>) {
+        let sums = self.sums.borrow();
+        let mut shared = Shared { from: &sums.grads, grads: GradientsParams::new() };
+        self.model.visit(&mut shared);
+        (shared.grads, sums.loss.clone())
+    }
+
+    /// Writes `grads` and `loss`, `[1]`, to where the sums lie.
+    pub(super) fn overwrite_sums(&self, grads: GradientsParams, loss: Tensor<1>) -> Vec<Written> {
+        self.sums.borrow_mut().take_up(&self.model, grads, loss, Overwrite::default()).0
+    }
+
+    /// Loss and gradient norm of the step, `[1]` each.
+    pub(super) fn mean(&self) -> (Tensor<1>, Tensor<1>) {
         let [loss_by, grads_by] = pair(&self.of_update);
-        let sum_norm = global_norm(&self.model, &self.totals.grads.borrow(), self.compute.ops());
-        (self.totals.loss.clone() * loss_by, sum_norm * grads_by)
+        let sum_norm = global_norm(&self.model, &self.sums.borrow().grads, self.compute.ops());
+        (self.loss_sum() * loss_by, sum_norm * grads_by)
     }
 
-    /// The update by the totals.
-    pub(super) fn update_by_totals(&self) -> Output {
-        self.update(self.totals.loss.clone(), &self.totals.grads.borrow())
+    /// The update by the sums.
+    pub(super) fn update_by_sums(&self) -> Output {
+        self.update(self.loss_sum(), &self.sums.borrow().grads)
+    }
+
+    fn loss_sum(&self) -> Tensor<1> {
+        self.sums.borrow().loss.clone().expect("it is there from the beginning")
     }
 
     /// Loss, `[1]`, and gradients.
@@ -177,28 +143,35 @@ fn pair(numbers: &Tensor<1>) -> [Tensor<1>; 2] {
     [0, 1].map(|index| numbers.clone().narrow(0, index, 1))
 }
 
-/// Totals and what is added to them, in the same order.
-struct Lists<'a> {
-    totals: &'a mut GradientsParams,
-    grads: &'a GradientsParams,
+/// Collects what [`accumulate`] adds in the memory of the sums.
+#[derive(Default)]
+struct AddInPlace {
     sums: TensorList,
     values: TensorList,
 }
 
-impl ModuleVisitor for Lists<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(grad) = self.grads.get::<D>(param.id) else { return };
-        let total = self.totals.get::<D>(param.id).unwrap_or_else(|| {
-            let zeros = row_major(grad.zeros_like());
-            self.totals.register(param.id, zeros.clone());
-            zeros
-        });
-        self.sums.push(total);
-        self.values.push(grad);
+impl TakeUp for AddInPlace {
+    fn take_up<const D: usize>(&mut self, sum: Option<Tensor<D>>, value: Tensor<D>) -> Tensor<D> {
+        let sum = sum.unwrap_or_else(|| row_major(value.zeros_like()));
+        self.sums.push(sum.clone());
+        self.values.push(value);
+        sum
     }
 }
 
-/// See [`Totals::shared`].
+/// Writes values to where the sums lie; one that had none before gets a place.
+#[derive(Default)]
+struct Overwrite(Vec<Written>);
+
+impl TakeUp for Overwrite {
+    fn take_up<const D: usize>(&mut self, sum: Option<Tensor<D>>, value: Tensor<D>) -> Tensor<D> {
+        let Some(sum) = sum else { return row_major(value) };
+        self.0.push(overwrite(&sum, value));
+        sum
+    }
+}
+
+/// See [`Body::shared_sums`].
 struct Shared<'a> {
     from: &'a GradientsParams,
     grads: GradientsParams,
@@ -206,25 +179,8 @@ struct Shared<'a> {
 
 impl ModuleVisitor for Shared<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(total) = self.from.get::<D>(param.id) {
-            self.grads.register(param.id, total);
-        }
-    }
-}
-
-/// See [`Totals::replace`].
-struct Replacing<'a> {
-    totals: &'a mut GradientsParams,
-    grads: GradientsParams,
-    written: Vec<Written>,
-}
-
-impl ModuleVisitor for Replacing<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(grad) = self.grads.remove::<D>(param.id) else { return };
-        match self.totals.get::<D>(param.id) {
-            Some(total) => self.written.push(overwrite(&total, grad)),
-            None => self.totals.register(param.id, row_major(grad)),
+        if let Some(sum) = self.from.get::<D>(param.id) {
+            self.grads.register(param.id, sum);
         }
     }
 }

@@ -7,7 +7,7 @@
 //! weights, moments and sums over micro-batches are updated in place.
 //!
 //! Recording computes a few times. That leaves no trace in the run: updates are idle
-//! ([`InPlace::idle`]), and nothing is added to sums ([`Adding::Nothing`]).
+//! ([`InPlace::idle`]), and nothing is added to sums ([`Body::set_sums`]).
 //!
 //! In f16 the scale of the loss is one of these tensors, and the update finds out on the device
 //! whether it is skipped. Where steps may be outliers, loss and gradient norm are read between the
@@ -17,7 +17,7 @@
 mod batch;
 mod body;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -29,11 +29,12 @@ use kiln_core::words::duration;
 use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 
 use self::batch::{shapes, write};
-use self::body::{Adding, Body, Output, Totals};
-use super::executor::{self, Executor, MicroBatch, Updated};
+use self::body::{Body, Output};
+use super::executor::{Executor, MicroBatch, Totals, Updated};
 use super::observer::Part;
 use super::spans::Spans;
 use super::state::TrainState;
+use super::sums::StepSums;
 use crate::distributed::{World, sum_gradients};
 use crate::engine::launches;
 use crate::engine::launches::kernel_launches;
@@ -101,9 +102,10 @@ impl<T: TrainingTask> CapturedSteps<T> {
             update,
             clip: plan.optimizer.max_grad_norm,
             skips: state.scaler.is_some(),
-            totals: Totals::new(device),
             of_pass: ones(),
             of_update: ones(),
+            sums: RefCell::new(StepSums { loss: Some(Tensor::zeros([1], device)), ..StepSums::default() }),
+            of_sums: ones(),
             seeds: Tensor::zeros([2], device),
         };
         Some(Self {
@@ -123,12 +125,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
     }
 
     /// The step of the one micro-batch `micro`.
-    fn step(
-        &mut self,
-        micro: MicroBatch<OnDevice<T>>,
-        state: &mut TrainState<T::Model>,
-        totals: executor::Totals,
-    ) -> Updated {
+    fn step(&mut self, micro: MicroBatch<OnDevice<T>>, state: &mut TrainState<T::Model>, totals: Totals) -> Updated {
         self.forget();
         let body = &self.body;
         let idle = || body.update.idle();
@@ -154,28 +151,21 @@ impl<T: TrainingTask> CapturedSteps<T> {
         if !has_any {
             self.forget();
         }
-        let Body { model, totals, .. } = &*self.body;
-        let (grads, loss) = if has_any {
-            let (grads, loss) = totals.shared(model);
-            (grads, Some(loss))
-        } else {
-            (GradientsParams::new(), None)
-        };
-        let (grads, loss) = sum_gradients(&self.world, model, grads, loss, &self.device)?;
-        self.written.extend(totals.replace(model, grads, loss));
+        let (grads, loss) = if has_any { self.body.shared_sums() } else { Default::default() };
+        let (grads, loss) = sum_gradients(&self.world, &self.body.model, grads, loss, &self.device)?;
+        self.written.extend(self.body.overwrite_sums(grads, loss));
         Ok(())
     }
 
-    /// The update by the totals, unless the step is an outlier.
+    /// The update by the sums, unless the step is an outlier.
     ///
     /// # Errors
     /// An error of the device or of MPI while the step is judged as an outlier or not.
-    fn update_by_totals(&mut self, state: &mut TrainState<T::Model>, totals: executor::Totals) -> Result<Updated> {
+    fn update_by_sums(&mut self, state: &mut TrainState<T::Model>, totals: Totals) -> Result<Updated> {
         self.tell_divisor(totals, state.scaler.as_ref());
         if state.outliers.is_some() {
-            let (loss, grad_norm) = self.body.of_totals();
+            let (loss, grad_norm) = self.body.mean();
             if let Some(why) = state.outlier(&self.world, &loss, &grad_norm)? {
-                state.optimizer.pass_over();
                 let verdict = state.scaler.as_ref().map(|scaler| scaler.judge(grad_norm.clone()));
                 return Ok(Updated { loss, grad_norm, verdict, outlier: Some(why), notice: None });
             }
@@ -183,7 +173,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
         if self.update.is_none() {
             self.written.extend(self.body.update.idle());
             let body = Rc::clone(&self.body);
-            self.update = Some(Recorded::new(&self.device, move || body.update_by_totals()));
+            self.update = Some(Recorded::new(&self.device, move || body.update_by_sums()));
             state.optimizer.adopt(&self.body.update);
         }
         let number = self.tell_update(state, totals.lr);
@@ -210,10 +200,9 @@ impl<T: TrainingTask> CapturedSteps<T> {
     }
 
     /// Tells the update after this by what the sums of the step are divided.
-    fn tell_divisor(&mut self, totals: executor::Totals, scaler: Option<&LossScaler>) {
-        let executor::Totals { divisor, expected, .. } = totals;
-        let of_grads = scaler.map(|scaler| scaler.scale().recip() * (expected / divisor));
-        let of_update = self.pair(1.0 / divisor, of_grads);
+    fn tell_divisor(&mut self, totals: Totals, scaler: Option<&LossScaler>) {
+        let (of_loss, of_grads) = totals.factors(scaler);
+        let of_update = self.pair(of_loss, of_grads);
         self.written.push(overwrite(&self.body.of_update, of_update));
     }
 
@@ -254,16 +243,16 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
             return Ok(None);
         }
         let _time = self.spans.open(Part::Backward);
-        let adding = if self.is_begun { Adding::Next } else { Adding::First };
-        if !std::mem::replace(&mut self.is_begun, true) {
+        let follows = std::mem::replace(&mut self.is_begun, true);
+        if !follows {
             self.forget();
         }
         let body = &self.body;
-        let idle = || vec![body.totals.set(Adding::Nothing)];
+        let idle = || vec![body.set_sums(true, false)];
         let recorded = Rc::clone(body);
         let compute = |batch: OnDevice<T>| move || recorded.micro_batch(&batch);
         let (place, notice) = self.micro_batches.find(&micro.batch, &self.device, idle, compute);
-        self.written.push(self.body.totals.set(adding));
+        self.written.push(self.body.set_sums(follows, true));
         self.tell_pass(&micro, state.scaler.as_ref());
         match place {
             Some(place) => _ = self.micro_batches.replay(place, micro.batch, &mut self.written),
@@ -275,7 +264,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
     fn update(
         &mut self,
         state: &mut TrainState<T::Model>,
-        totals: executor::Totals,
+        totals: Totals,
         _sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated> {
         let has_any = std::mem::replace(&mut self.is_begun, false);
@@ -285,7 +274,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         if self.world.is_shared() {
             self.exchange(has_any)?;
         }
-        self.update_by_totals(state, totals)
+        self.update_by_sums(state, totals)
     }
 
     fn recordings(&self) -> usize {
