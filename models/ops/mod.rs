@@ -60,7 +60,7 @@ pub mod threads;
 pub mod trace;
 
 use burn::tensor::Device;
-pub use compute::{Compute, Operand, Pass, PostNorm, SharedOperand};
+pub use compute::{Compute, Operand, Pass, PostNorm, Reader, SharedOperand};
 pub use copies::Copies;
 pub use device::{flash_head_dims, pitched};
 pub use forms::{Form, Ops};
