@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 
-use super::device::DeviceKernels;
+use super::device::has_kernels;
 use super::fused::{Operator, Operators};
 use crate::error::Result;
 
@@ -39,17 +39,13 @@ impl Ops {
     /// # Errors
     /// A device without fused kernels in this build.
     pub fn fused(device: &Device) -> Result<Self> {
-        let inner = device.clone().without_autodiff();
-        #[cfg(feature = "compiler")]
-        if matches!(inner.as_dispatch(), burn::backend::DispatchDevice::Cube(_)) {
-            return Ok(Self::Fused);
-        }
-        if DeviceKernels::on(&inner).are_on_host {
+        if has_kernels(device) {
             return Ok(Self::Fused);
         }
         Err(kiln_core::Error::config(format!(
-            "this build has Kiln's fused operators for the CPU only, and the device is {inner:?}; they are part of the \
-             compiled engine (feature `compiler`)"
+            "this build has Kiln's fused operators for the CPU only, and the device is {:?}; they are part of the \
+             compiled engine (feature `compiler`)",
+            device.clone().without_autodiff()
         ))
         .into())
     }
