@@ -204,7 +204,7 @@ impl<'a> Operand<'a> {
             Source::Written { write, .. } => write(dtype),
             Source::Activated { x, weight, bias, activation, pass } => {
                 let reader = if dtype == FloatDType::F32 { Reader::Wide } else { Operator::Gelu.into() };
-                gelu::written(dtype, pass.linear(x, weight, None, reader), bias, activation, pass.ops())
+                gelu::bias_gelu(pass.linear(x, weight, None, reader), bias, activation, pass.ops().writing(dtype))
             }
         }
     }
@@ -269,7 +269,7 @@ impl Operand<'static> {
             x.made();
         }
         let residual = Residual::new(x.shared(), left.clone());
-        let write = move |dtype| layer_norm::written(dtype, &x, weight, bias, eps, left, ops);
+        let write = move |dtype| layer_norm::layer_norm(x, None, weight, bias, eps, ops.writing(dtype).adding(left));
         (Self::written(Operator::LayerNorm, device, write), residual)
     }
 
@@ -285,7 +285,7 @@ impl Operand<'static> {
         let device = x.device();
         let left = left_to(Operator::RmsNorm, &device, ops);
         let residual = Residual::new(x.clone().into(), left.clone());
-        let write = move |dtype| rms_norm::written(dtype, x, weight, epsilon, left, ops);
+        let write = move |dtype| rms_norm::rms_norm(x, weight, epsilon, ops.writing(dtype).adding(left));
         (Self::written(Operator::RmsNorm, device, write), residual)
     }
 
@@ -296,7 +296,7 @@ impl Operand<'static> {
     /// # Panics
     /// When it is read, as [`swiglu`](swiglu::swiglu).
     pub fn swiglu(gate: Tensor<2>, up: Tensor<2>, ops: Ops) -> Self {
-        Self::written(Operator::Swiglu, gate.device(), move |dtype| swiglu::written(dtype, gate, up, ops))
+        Self::written(Operator::Swiglu, gate.device(), move |dtype| swiglu::swiglu(gate, up, ops.writing(dtype)))
     }
 
     /// [`bias_gelu`](gelu::bias_gelu) for the matrix product that reads it, in whose type it is
@@ -306,7 +306,7 @@ impl Operand<'static> {
     /// # Panics
     /// When it is read, as [`bias_gelu`](gelu::bias_gelu).
     pub fn gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Self {
-        Self::written(Operator::Gelu, x.device(), move |dtype| gelu::written(dtype, x, bias, kind, ops))
+        Self::written(Operator::Gelu, x.device(), move |dtype| gelu::bias_gelu(x, bias, kind, ops.writing(dtype)))
     }
 }
 

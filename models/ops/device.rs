@@ -11,6 +11,8 @@ use burn_cubecl::CubeDevice;
 #[cfg(feature = "compiler")]
 use cubecl::device::WgpuDeviceKind;
 
+use super::fused::Operator;
+
 /// One row of the table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeviceKernels {
@@ -44,6 +46,14 @@ impl DeviceKernels {
     /// Whether kernels write what a product reads in `dtype`.
     pub(crate) fn write(self, dtype: FloatDType) -> bool {
         self.write.contains(&dtype)
+    }
+
+    /// The type in which the kernel of `operator` writes a result that is wanted in `dtype`, of
+    /// values of the type `of_x`: elsewhere than on the CPU what reads products writes their type.
+    pub(super) fn written(self, operator: Operator, of_x: FloatDType, dtype: FloatDType) -> FloatDType {
+        let reads_products = matches!(operator, Operator::Attention | Operator::Gelu | Operator::Swiglu);
+        let is_free = of_x == FloatDType::F32 && (self.round_operands || !reads_products);
+        if is_free && self.write(dtype) { dtype } else { of_x }
     }
 }
 
