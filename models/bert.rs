@@ -5,13 +5,13 @@
 
 use burn::module::Module;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use kiln_core::model_config::{Activation, BertConfig, BertVariant};
 
 use crate::layers::{EachLinear, Embedding, EmbeddingNoise, LayerNorm, Linear, branch, shared};
 use crate::ops::attention::Qkv;
 use crate::ops::dropout::{Residual, dropout};
-use crate::ops::{Operand, Operator, Pass, PostNorm};
+use crate::ops::{Operand, Pass, PostNorm, Reader};
 use crate::rows::{FirstTokens, Rows};
 
 /// The transformer body: token ids to hidden states, and the pooled first token where the head
@@ -310,13 +310,13 @@ impl BertAttention {
         };
         let read = shared(read, &layers, pass);
         let of_keys = rows.pass(pass, false);
-        let (key, value) = (key.forward_narrow(read.clone(), of_keys), value.forward_narrow(read.clone(), of_keys));
+        let [key, value] = [key, value].map(|layer| layer.forward_for(Reader::Product, read.clone(), of_keys));
         let (query, residual) = match only {
             Some(first) => {
                 let x = first.of(residual.rows(), rows.batch, pass.ops());
-                (query.forward_narrow(x.clone(), pass), x.into())
+                (query.forward_for(Reader::Product, x.clone(), pass), x.into())
             }
-            None => (query.forward_narrow(read, pass), residual),
+            None => (query.forward_for(Reader::Product, read, pass), residual),
         };
         let scale = 1.0 / ((query.dims()[1] / heads) as f64).sqrt();
         let attention = pass.attention(rows.batch, *heads, scale, *dropout);
@@ -330,7 +330,7 @@ impl BertOutput {
     /// hidden_size]`.
     fn forward(&self, x: Operand<'_>, residual: Residual, pass: Pass<'_>) -> PostNorm {
         // The kernel that adds bias and residual reads what a narrow product gives.
-        if pass.compute.read_by(Operator::Dropout, &residual.device()) != FloatDType::F32 {
+        if pass.compute.adds_narrow(&residual.device()) {
             let sum = self.dense.onto_residual(x, residual, self.dropout, pass);
             return self.layer_norm.after(sum, pass.ops());
         }

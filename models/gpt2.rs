@@ -12,7 +12,7 @@ use crate::layers::{Conv1D, EachLinear, Embedding, EmbeddingNoise, LayerNorm, Li
 use crate::ops::attention::plain::{attention, merge_heads, split_heads};
 use crate::ops::attention::{Qkv, Unseen};
 use crate::ops::dropout::{Residual, Stream, dropout};
-use crate::ops::{Operand, Pass};
+use crate::ops::{Operand, Pass, Reader};
 use crate::rows::Rows;
 
 /// The transformer body: token ids to hidden states. Reference: `GPT2Model`.
@@ -298,11 +298,12 @@ impl Gpt2Attention {
     fn projected(&self, x: Operand<'_>, pass: Pass<'_>) -> Qkv {
         match &self.projections {
             Projections::Packed(PackedProjection { c_attn }) => {
-                Qkv::Packed(c_attn.forward_narrow(x, pass)) // [batch * seq, 3 * n_embd]
+                Qkv::Packed(c_attn.forward_for(Reader::Product, x, pass)) // [batch * seq, 3 * n_embd]
             }
             Projections::Separate(SeparateProjections { q_proj, k_proj, v_proj }) => {
                 let x = shared(x, &[q_proj, k_proj, v_proj], pass);
-                let [query, key, value] = [q_proj, k_proj, v_proj].map(|layer| layer.forward_narrow(x.clone(), pass));
+                let [query, key, value] =
+                    [q_proj, k_proj, v_proj].map(|layer| layer.forward_for(Reader::Product, x.clone(), pass));
                 Qkv::Separate { query, key, value } // [batch * seq, n_embd]
             }
         }

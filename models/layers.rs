@@ -15,7 +15,7 @@ use crate::lora::{LoraConfig, LoraInit};
 use crate::ops::dropout::{Residual, Stream, uniform_noise};
 use crate::ops::embedding::{TiedTable, tied_embedding};
 use crate::ops::gelu::{activate, bias_gelu};
-use crate::ops::{self, Operand, Operator, Ops, Pass, PostNorm, SharedOperand};
+use crate::ops::{self, Operand, Operator, Ops, Pass, PostNorm, Reader, SharedOperand};
 
 /// `y = x W + b` with `W` stored as `[in, out]`; the files hold the transpose, which `weights`
 /// turns around. Reference: `torch.nn.Linear`.
@@ -97,30 +97,19 @@ pub struct TokenAdapter {
 }
 
 /// `x W`, with the adapter where there is one, and with `bias` where it is given: `[n, in] -> [n,
-/// out]`
+/// out]`, in the type that `reader` takes. An adapter gives f32, which operators read as well.
 fn product<'a>(
     x: impl Into<Operand<'a>>,
     weight: &Param<Tensor<2>>,
     bias: Option<Tensor<1>>,
     lora: Option<&Lora>,
-    pass: Pass<'_>,
-) -> Tensor<2> {
-    product_in(FloatDType::F32, x, weight, bias, lora, pass)
-}
-
-/// [`product`] with the result in `dtype`, f32 or the compute type; that of an adapter, and of
-/// products that round their operands themselves, is f32 all the same.
-fn product_in<'a>(
-    dtype: FloatDType,
-    x: impl Into<Operand<'a>>,
-    weight: &Param<Tensor<2>>,
-    bias: Option<Tensor<1>>,
-    lora: Option<&Lora>,
+    reader: Reader,
     pass: Pass<'_>,
 ) -> Tensor<2> {
     match lora {
+        None => pass.linear(x, weight, bias, reader),
+        Some(lora) if reader == Reader::Product => pass.compute.narrow(lora.forward(x, weight, bias, pass)),
         Some(lora) => lora.forward(x, weight, bias, pass),
-        None => pass.linear_in(dtype, x, weight, bias),
     }
 }
 
@@ -134,8 +123,7 @@ fn onto_residual<'a>(
     p: f64,
     pass: Pass<'_>,
 ) -> Stream {
-    let dtype = pass.compute.read_by(Operator::Dropout, &residual.device());
-    let x = product_in(dtype, x, weight, None, lora, pass);
+    let x = product(x, weight, None, lora, Operator::Dropout.into(), pass);
     Stream::sum(x, bias, residual, p, pass.rng, pass.ops())
 }
 
@@ -167,10 +155,12 @@ fn activated<'a>(
     match (bias, lora) {
         (Some(bias), None) => pass.activated(x, weight, bias, activation),
         (Some(bias), Some(lora)) if lora.has_magnitude() => {
-            bias_gelu(product(x, weight, None, Some(lora), pass), bias, activation, pass.ops()).into()
+            bias_gelu(product(x, weight, None, Some(lora), Reader::Wide, pass), bias, activation, pass.ops()).into()
         }
-        (Some(bias), lora) => Operand::gelu(product(x, weight, None, lora, pass), bias, activation, pass.ops()),
-        (None, lora) => activate(product(x, weight, None, lora, pass), activation).into(),
+        (Some(bias), lora) => {
+            Operand::gelu(product(x, weight, None, lora, Reader::Wide, pass), bias, activation, pass.ops())
+        }
+        (None, lora) => activate(product(x, weight, None, lora, Reader::Wide, pass), activation).into(),
     }
 }
 
@@ -197,22 +187,14 @@ impl Linear {
 
     /// `[n, in] -> [n, out]`
     pub fn forward<'a>(&self, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
-        product(x, &self.weight, self.bias.as_ref().map(Param::val), self.lora.as_ref(), pass)
+        self.forward_for(Reader::Wide, x, pass)
     }
 
-    /// [`forward`](Self::forward) as an operand of products, in the type of
-    /// [`Compute::narrow`](ops::Compute::narrow).
-    pub fn forward_narrow<'a>(&self, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
-        let (compute, bias) = (pass.compute, self.bias.as_ref().map(Param::val));
-        compute.narrow(product_in(compute.dtype(), x, &self.weight, bias, self.lora.as_ref(), pass))
-    }
-
-    /// [`forward`](Self::forward) for `operator`: in the type in which it reads what a product
-    /// gives; f32 where the layer has an adapter.
-    pub(crate) fn forward_for<'a>(&self, operator: Operator, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
-        let (x, bias) = (x.into(), self.bias.as_ref().map(Param::val));
-        let dtype = pass.compute.read_by(operator, &x.device());
-        product_in(dtype, x, &self.weight, bias, self.lora.as_ref(), pass)
+    /// [`forward`](Self::forward) in the type that `reader` takes; for an operator f32 where the
+    /// layer has an adapter.
+    pub fn forward_for<'a>(&self, reader: impl Into<Reader>, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
+        let bias = self.bias.as_ref().map(Param::val);
+        product(x, &self.weight, bias, self.lora.as_ref(), reader.into(), pass)
     }
 
     /// `residual + dropout(x W + b)`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
@@ -230,7 +212,7 @@ impl Linear {
     /// `residual + x W + b`: `x [n, in]`, `residual [n, out]` -> `[n, out]`
     pub(crate) fn added_to<'a>(&self, residual: Residual, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
         // The kernel that adds bias and residual reads what a narrow product gives.
-        if pass.compute.read_by(Operator::Dropout, &residual.device()) != FloatDType::F32 {
+        if pass.compute.adds_narrow(&residual.device()) {
             return self.onto_residual(x, residual, 0.0, pass).rows();
         }
         residual.rows() + self.forward(x, pass)
@@ -255,14 +237,13 @@ impl Conv1D {
 
     /// `[n, in] -> [n, out]`
     pub fn forward<'a>(&self, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
-        product(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), pass)
+        self.forward_for(Reader::Wide, x, pass)
     }
 
-    /// [`forward`](Self::forward) as an operand of products, in the type of
-    /// [`Compute::narrow`](ops::Compute::narrow).
-    pub fn forward_narrow<'a>(&self, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
-        let compute = pass.compute;
-        compute.narrow(product_in(compute.dtype(), x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), pass))
+    /// [`forward`](Self::forward) in the type that `reader` takes; for an operator f32 where the
+    /// layer has an adapter.
+    pub fn forward_for<'a>(&self, reader: impl Into<Reader>, x: impl Into<Operand<'a>>, pass: Pass<'_>) -> Tensor<2> {
+        product(x, &self.weight, Some(self.bias.val()), self.lora.as_ref(), reader.into(), pass)
     }
 
     /// `activation(x W + b)` for the layer that reads it: `[n, in] -> [n, out]`
@@ -345,7 +326,7 @@ impl Lora {
     ) -> (Tensor<2>, Tensor<2>, Option<Tensor<1>>) {
         let drops = self.dropout > 0.0 && pass.drops();
         let dropped = ops::dropout::dropout(x.clone(), self.dropout, pass.rng, pass.ops());
-        let low = pass.linear(dropped.clone(), &self.lora_a.weight, None) * self.scaling;
+        let low = pass.linear(dropped.clone(), &self.lora_a.weight, None, Reader::Wide) * self.scaling;
         let second = self.lora_b.weight.val().transpose(); // [out, r]
         let bias = match (bias, &self.lora_b.bias) {
             (Some(bias), Some(of_adapter)) => Some(bias + of_adapter.val() * self.scaling),
@@ -399,9 +380,10 @@ impl Lora {
         let x = x.into().wide();
         let dropped = ops::dropout::dropout(x.clone(), self.dropout, pass.rng, pass.ops());
         let [a, b] = low_rank;
-        let low = pass.linear(pass.linear(dropped.clone(), a, None), b, None) * self.scaling;
-        let of_base = pass.linear(dropped, weight, None) * (factors.clone() - 1.0);
-        pass.linear(x, weight, bias) + of_base + low * factors
+        let wide = |x: Tensor<2>, weight, bias| pass.linear(x, weight, bias, Reader::Wide);
+        let low = wide(wide(dropped.clone(), a, None), b, None) * self.scaling;
+        let of_base = wide(dropped, weight, None) * (factors.clone() - 1.0);
+        wide(x, weight, bias) + of_base + low * factors
     }
 
     /// `W + s A B`, `[in, out]`, in f32.
@@ -592,13 +574,12 @@ impl RmsNorm {
         Operand::rms_norm(x, self.weight.val(), self.eps, ops)
     }
 
-    /// The normalisation of each head by itself, for `operator`, in the type in which it reads what
-    /// a product gives: `[n, heads * features]` -> the same.
-    pub(crate) fn heads_for(&self, operator: Operator, x: Tensor<2>, heads: usize, pass: Pass<'_>) -> Tensor<2> {
+    /// The normalisation of each head by itself, in the type that `reader` takes: `[n, heads *
+    /// features]` -> the same.
+    pub(crate) fn heads_for(&self, reader: Reader, x: Tensor<2>, heads: usize, pass: Pass<'_>) -> Tensor<2> {
         let [n, width] = x.dims();
-        let dtype = pass.compute.read_by(operator, &x.device());
         let (normalised, _) = self.operand(x.reshape([n * heads, width / heads]), pass.ops());
-        normalised.of_type(dtype).reshape([n, width])
+        normalised.read_by(reader, pass.compute).reshape([n, width])
     }
 }
 

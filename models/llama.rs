@@ -20,7 +20,7 @@ use crate::ops::dropout::Residual;
 use crate::ops::embedding::embedding;
 use crate::ops::rotary::{Angles, rotary};
 use crate::ops::swiglu::swiglu;
-use crate::ops::{Operand, Operator, Pass};
+use crate::ops::{Operand, Operator, Pass, Reader};
 use crate::rows::Rows;
 
 /// The transformer body: token ids to hidden states. Reference: `LlamaModel`.
@@ -370,7 +370,7 @@ impl LlamaAttention {
         let x = shared(x, &[q_proj, k_proj, v_proj], pass);
         let placed = |layer: &Linear, norm: Option<&RmsNorm>, heads: usize| {
             let x = match norm {
-                Some(norm) => norm.heads_for(Operator::Rotary, layer.forward(x.clone(), pass), heads, pass),
+                Some(norm) => norm.heads_for(Operator::Rotary.into(), layer.forward(x.clone(), pass), heads, pass),
                 None => layer.forward_for(Operator::Rotary, x.clone(), pass),
             };
             pass.compute.narrow(match self.has_positions {
@@ -381,7 +381,7 @@ impl LlamaAttention {
         [
             placed(q_proj, self.q_norm.as_ref(), self.heads),
             placed(k_proj, self.k_norm.as_ref(), self.kv_heads),
-            v_proj.forward_narrow(x.clone(), pass),
+            v_proj.forward_for(Reader::Product, x.clone(), pass),
         ]
     }
 
@@ -397,10 +397,9 @@ impl LlamaMlp {
         let layers = [&self.gate_proj, &self.up_proj];
         let x = shared(x, &layers, pass);
         // What an adapter gives is f32, and both factors have one type.
-        let [gate, up] = match layers.iter().any(|layer| layer.lora.is_some()) {
-            true => layers.map(|layer| layer.forward(x.clone(), pass)),
-            false => layers.map(|layer| layer.forward_for(Operator::Swiglu, x.clone(), pass)),
-        };
+        let is_adapted = layers.iter().any(|layer| layer.lora.is_some());
+        let reader = if is_adapted { Reader::Wide } else { Operator::Swiglu.into() };
+        let [gate, up] = layers.map(|layer| layer.forward_for(reader, x.clone(), pass));
         let inner = if layers.iter().any(|layer| layer.lora.as_ref().is_some_and(Lora::has_magnitude)) {
             swiglu(gate, up, pass.ops()).into()
         } else {

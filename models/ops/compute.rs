@@ -106,11 +106,23 @@ impl Compute {
         if is_written && is_taken { self.dtype } else { FloatDType::F32 }
     }
 
-    /// The type in which `operator` on `device` reads what a product gives: the compute type where
-    /// its kernel takes that, or f32.
-    pub(crate) fn read_by(self, operator: Operator, device: &Device) -> FloatDType {
-        let is_taken = self.ops.form(operator) == Form::Fused && !DeviceKernels::on(device).round_operands;
-        if is_taken { self.dtype } else { FloatDType::F32 }
+    /// The type in which `reader` on `device` takes what a product gives: the compute type where a
+    /// kernel or a product takes that, or f32.
+    fn taken_by(self, reader: Reader, device: &Device) -> FloatDType {
+        let is_narrow = match reader {
+            Reader::Wide => false,
+            Reader::Product => !self.casts_nothing(device),
+            Reader::Operator(operator) => {
+                self.ops.form(operator) == Form::Fused && !DeviceKernels::on(device).round_operands
+            }
+        };
+        if is_narrow { self.dtype } else { FloatDType::F32 }
+    }
+
+    /// Whether the kernel that adds a branch to its residual on `device` takes a product as it is,
+    /// in the compute type and without its bias.
+    pub(crate) fn adds_narrow(self, device: &Device) -> bool {
+        self.taken_by(Operator::Dropout.into(), device) != FloatDType::F32
     }
 
     /// `x y` of operands in the compute type, the result in f32: `[n, k]`, `[k, m]` -> `[n, m]`.
@@ -132,6 +144,23 @@ fn cast<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
     if FloatDType::from(x.dtype()) == dtype { x } else { x.cast(dtype) }
 }
 
+/// The reader of the result of a linear layer, which decides its type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    /// Operations in f32.
+    Wide,
+    /// Matrix products, those of attention among them.
+    Product,
+    /// This operator.
+    Operator(Operator),
+}
+
+impl From<Operator> for Reader {
+    fn from(operator: Operator) -> Self {
+        Self::Operator(operator)
+    }
+}
+
 /// The input of a linear layer: rows, or the result of an operator that nothing else reads, which
 /// is computed when the layer says in which type it takes it.
 pub struct Operand<'a>(Source<'a>);
@@ -143,8 +172,8 @@ type Write<'a> = dyn FnOnce(FloatDType) -> Tensor<2> + 'a;
 enum Source<'a> {
     Rows {
         x: Tensor<2>,
-        /// The type of the gradient that a fused product gives.
-        gradient: FloatDType,
+        /// The type of the gradient that a fused product gives; none for that of `x`.
+        gradient: Option<FloatDType>,
     },
     Written {
         operator: Operator,
@@ -174,10 +203,8 @@ impl<'a> Operand<'a> {
             Source::Rows { x, .. } => x,
             Source::Written { write, .. } => write(dtype),
             Source::Activated { x, weight, bias, activation, pass } => {
-                // Where products do not round, the kernel reads what it writes.
-                let is_wide = DeviceKernels::on(&x.device()).round_operands;
-                let of_product = if is_wide { FloatDType::F32 } else { dtype };
-                gelu::written(dtype, pass.linear_in(of_product, x, weight, None), bias, activation, pass.ops())
+                let reader = if dtype == FloatDType::F32 { Reader::Wide } else { Operator::Gelu.into() };
+                gelu::bias_gelu(pass.linear(x, weight, None, reader), bias, activation, pass.ops().writing(dtype))
             }
         }
     }
@@ -195,12 +222,12 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// The values as products take them that compute as `compute` says.
-    fn taken(self, compute: Compute) -> Tensor<2> {
-        let dtype = match &self.0 {
-            Source::Rows { .. } => FloatDType::F32,
-            Source::Written { operator, device, .. } => compute.operand_of(*operator, device),
-            Source::Activated { x, .. } => compute.operand_of(Operator::Gelu, &x.device()),
+    /// The values in the type in which `reader` takes them, where it computes as `compute` says.
+    pub(crate) fn read_by(self, reader: Reader, compute: Compute) -> Tensor<2> {
+        let dtype = match (&self.0, reader) {
+            (Source::Written { operator, device, .. }, Reader::Product) => compute.operand_of(*operator, device),
+            (Source::Activated { x, .. }, Reader::Product) => compute.operand_of(Operator::Gelu, &x.device()),
+            _ => compute.taken_by(reader, &self.device()),
         };
         self.of_type(dtype)
     }
@@ -208,9 +235,9 @@ impl<'a> Operand<'a> {
     /// The values for several products that compute as `compute` says: in the type in which fused
     /// products on wgpu and CUDA take them, f32 elsewhere.
     pub fn shared(self, compute: Compute) -> SharedOperand {
-        match compute.read_by(Operator::Linear, &self.device()) {
+        match compute.taken_by(Operator::Linear.into(), &self.device()) {
             FloatDType::F32 => SharedOperand(self.wide()),
-            dtype => match self.taken(compute) {
+            dtype => match self.read_by(Reader::Product, compute) {
                 x if x.dtype() == dtype.into() => SharedOperand(x),
                 x => SharedOperand(linear::narrowed(x, dtype)),
             },
@@ -242,7 +269,7 @@ impl Operand<'static> {
             x.made();
         }
         let residual = Residual::new(x.shared(), left.clone());
-        let write = move |dtype| layer_norm::written(dtype, &x, weight, bias, eps, left, ops);
+        let write = move |dtype| layer_norm::layer_norm(x, None, weight, bias, eps, ops.writing(dtype).adding(left));
         (Self::written(Operator::LayerNorm, device, write), residual)
     }
 
@@ -258,7 +285,7 @@ impl Operand<'static> {
         let device = x.device();
         let left = left_to(Operator::RmsNorm, &device, ops);
         let residual = Residual::new(x.clone().into(), left.clone());
-        let write = move |dtype| rms_norm::written(dtype, x, weight, epsilon, left, ops);
+        let write = move |dtype| rms_norm::rms_norm(x, weight, epsilon, ops.writing(dtype).adding(left));
         (Self::written(Operator::RmsNorm, device, write), residual)
     }
 
@@ -269,7 +296,7 @@ impl Operand<'static> {
     /// # Panics
     /// When it is read, as [`swiglu`](swiglu::swiglu).
     pub fn swiglu(gate: Tensor<2>, up: Tensor<2>, ops: Ops) -> Self {
-        Self::written(Operator::Swiglu, gate.device(), move |dtype| swiglu::written(dtype, gate, up, ops))
+        Self::written(Operator::Swiglu, gate.device(), move |dtype| swiglu::swiglu(gate, up, ops.writing(dtype)))
     }
 
     /// [`bias_gelu`](gelu::bias_gelu) for the matrix product that reads it, in whose type it is
@@ -279,7 +306,7 @@ impl Operand<'static> {
     /// # Panics
     /// When it is read, as [`bias_gelu`](gelu::bias_gelu).
     pub fn gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Self {
-        Self::written(Operator::Gelu, x.device(), move |dtype| gelu::written(dtype, x, bias, kind, ops))
+        Self::written(Operator::Gelu, x.device(), move |dtype| gelu::bias_gelu(x, bias, kind, ops.writing(dtype)))
     }
 }
 
@@ -336,7 +363,7 @@ impl PostNorm {
         };
         let device = sum.device();
         let dtype = compute.operand_of(Operator::LayerNorm, &device);
-        let is_narrow = dtype != FloatDType::F32 && compute.read_by(Operator::Linear, &device) == dtype;
+        let is_narrow = dtype != FloatDType::F32 && compute.taken_by(Operator::Linear.into(), &device) == dtype;
         let left = left_to(Operator::LayerNorm, &device, ops).filter(|_| is_narrow);
         match (left, sum.pending_for_two()) {
             (Some(left), Some(pending)) => {
@@ -373,8 +400,7 @@ impl<'a> Attention<'a> {
 
 impl From<Tensor<2>> for Operand<'_> {
     fn from(x: Tensor<2>) -> Self {
-        let gradient = x.dtype().into();
-        Self(Source::Rows { x, gradient })
+        Self(Source::Rows { x, gradient: None })
     }
 }
 
@@ -392,7 +418,7 @@ impl SharedOperand {
 
 impl From<SharedOperand> for Operand<'_> {
     fn from(SharedOperand(x): SharedOperand) -> Self {
-        Self(Source::Rows { x, gradient: FloatDType::F32 })
+        Self(Source::Rows { x, gradient: Some(FloatDType::F32) })
     }
 }
 
@@ -454,7 +480,8 @@ impl<'a> Pass<'a> {
     fn operands(self, device: &Device, weight: &Param<Tensor<2>>) -> Operands {
         let dtype = self.compute.dtype;
         let is_packed = dtype == FloatDType::BF16 && self.compute.rounds(device) && weight.val().dtype() == DType::F32;
-        Operands { dtype, packed: self.copies.filter(|_| is_packed).and_then(|copies| copies.packed(weight)) }
+        let packed = self.copies.filter(|_| is_packed).and_then(|copies| copies.packed(weight));
+        Operands { packed, ..dtype.into() }
     }
 
     /// `weight` as the right factor of a fused product on `device`, and how that takes its
@@ -480,52 +507,40 @@ impl<'a> Pass<'a> {
     }
 
     /// `x W + b`, or `x W` without a bias, of a weight as it is stored, in the form of the linear
-    /// operator: `[n, in]`, `[in, out]`, `[out]` -> `[n, out]`, f32. The bias, whose gradient is a
-    /// sum over all rows, is added in f32. Of an [`activated`](Self::activated) layer it makes the
-    /// feed-forward block one operator where that has a fused form.
+    /// operator: `[n, in]`, `[in, out]`, `[out]` -> `[n, out]`, in the type that `reader` takes.
+    /// The bias, whose gradient is a sum over all rows, is added in f32. Of an
+    /// [`activated`](Self::activated) layer it makes the feed-forward block one operator where that
+    /// has a fused form.
     pub fn linear<'x>(
         self,
         x: impl Into<Operand<'x>>,
         weight: &Param<Tensor<2>>,
         bias: Option<Tensor<1>>,
-    ) -> Tensor<2> {
-        self.linear_in(FloatDType::F32, x, weight, bias)
-    }
-
-    /// [`linear`](Self::linear) with the result in `dtype`, f32 or the compute type. Products that
-    /// round their operands themselves give f32 all the same.
-    pub(crate) fn linear_in<'x>(
-        self,
-        dtype: FloatDType,
-        x: impl Into<Operand<'x>>,
-        weight: &Param<Tensor<2>>,
-        bias: Option<Tensor<1>>,
+        reader: Reader,
     ) -> Tensor<2> {
         let ops = self.ops();
-        let (x, of_x) = match x.into().0 {
+        let x = x.into();
+        let result = self.compute.taken_by(reader, &x.device());
+        let (x, gradient) = match x.0 {
             Source::Activated { x, weight: first, bias: inner_bias, activation, .. }
                 if linear::is_fused(self.compute.dtype, &x, ops) =>
             {
                 let [first, second] = [first, weight].map(|weight| self.right_factor(&x.device(), weight));
-                let (weights, operands) = ([first.0, second.0], [first.1, second.1]);
+                let (weights, operands) = ([first.0, second.0], [first.1, Operands { result, ..second.1 }]);
                 let block = FeedForward { weights, inner_bias, bias, activation, operands };
-                return linear::feed_forward_in(dtype, x, block, ops);
+                return linear::feed_forward(x, block, ops);
             }
             Source::Rows { x, gradient } => (x, gradient),
-            source => {
-                let x = Operand(source).taken(self.compute);
-                let dtype = x.dtype().into();
-                (x, dtype)
-            }
+            source => (Operand(source).read_by(Reader::Product, self.compute), None),
         };
         if self.compute.is_f32() || ops.form(Operator::Linear) == Form::Fused {
             let (weight, operands) = self.right_factor(&x.device(), weight);
-            return linear::written([dtype, of_x], x, weight, bias, operands, ops);
+            return linear::linear(x, weight, bias, Operands { result, gradient, ..operands }, ops);
         }
         let y = cast(x, self.compute.dtype).matmul(self.weight(weight));
         match bias {
-            Some(bias) => cast(cast(y, FloatDType::F32) + bias.unsqueeze(), dtype),
-            None => cast(y, dtype),
+            Some(bias) => cast(cast(y, FloatDType::F32) + bias.unsqueeze(), result),
+            None => cast(y, result),
         }
     }
 
@@ -538,7 +553,8 @@ impl<'a> Pass<'a> {
         bias: Tensor<1>,
         activation: Activation,
     ) -> Operand<'a> {
-        Operand(Source::Activated { x: x.into().taken(self.compute), weight, bias, activation, pass: self })
+        let x = x.into().read_by(Reader::Product, self.compute);
+        Operand(Source::Activated { x, weight, bias, activation, pass: self })
     }
 
     /// The attention of `batch` sequences with these settings, for
@@ -571,9 +587,9 @@ impl<'a> Pass<'a> {
             _ if p == 0.0 => x.clone(),
             rng => dropout(x.clone(), p, rng, ops),
         };
-        let y = self.linear(x, weight, bias);
-        let low = self.linear(dropped, a, None);
-        y + self.linear(low, b, None) * scaling
+        let y = self.linear(x, weight, bias, Reader::Wide);
+        let low = self.linear(dropped, a, None, Reader::Wide);
+        y + self.linear(low, b, None, Reader::Wide) * scaling
     }
 
     /// Whether dropout drops anything, as in training.

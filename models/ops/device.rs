@@ -2,10 +2,16 @@
 //! are compared here and nowhere else.
 
 #[cfg(feature = "compiler")]
+use burn::backend::DispatchDevice;
+#[cfg(feature = "compiler")]
 use burn::tensor::DType;
 use burn::tensor::{Device, FloatDType};
 #[cfg(feature = "compiler")]
 use burn_cubecl::CubeDevice;
+#[cfg(feature = "compiler")]
+use cubecl::device::WgpuDeviceKind;
+
+use super::fused::Operator;
 
 /// One row of the table.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +47,61 @@ impl DeviceKernels {
     pub(crate) fn write(self, dtype: FloatDType) -> bool {
         self.write.contains(&dtype)
     }
+
+    /// The type in which the kernel of `operator` writes a result that is wanted in `dtype`, of
+    /// values of the type `of_x`: elsewhere than on the CPU what reads products writes their type.
+    pub(super) fn written(self, operator: Operator, of_x: FloatDType, dtype: FloatDType) -> FloatDType {
+        let reads_products = matches!(operator, Operator::Attention | Operator::Gelu | Operator::Swiglu);
+        let is_free = of_x == FloatDType::F32 && (self.round_operands || !reads_products);
+        if is_free && self.write(dtype) { dtype } else { of_x }
+    }
+}
+
+/// `device` as CubeCL has it, whose kernels run on it; none for the CPU.
+#[cfg(feature = "compiler")]
+fn cube(device: &Device) -> Option<CubeDevice> {
+    match device.clone().without_autodiff().as_dispatch() {
+        DispatchDevice::Cube(device) => Some(device.clone()),
+        _ => None,
+    }
+}
+
+/// Whether this build has fused kernels for `device`.
+pub(super) fn has_kernels(device: &Device) -> bool {
+    #[cfg(feature = "compiler")]
+    if cube(device).is_some() {
+        return true;
+    }
+    DeviceKernels::on(device).are_on_host
+}
+
+/// Bytes of attention's scores, and of the logits of cross-entropy, that a fused operator has at a
+/// time on `device`: a 64th of its memory, 1 GiB at the most, and 256 MiB where it does not tell
+/// how much it has, but no more than one of its buffers holds. The scores of one sequence, and the
+/// logits of one row, are there in any case. None without fused kernels, and on the CPU, where
+/// blocks are smaller.
+pub fn bytes_at_a_time(device: &Device) -> Option<u64> {
+    #[cfg(feature = "compiler")]
+    if let Some(device) = cube(device) {
+        return Some(bytes_on(&device));
+    }
+    let _ = device;
+    None
+}
+
+/// [`bytes_at_a_time`] on a device with kernels of CubeCL.
+#[cfg(feature = "compiler")]
+pub(super) fn bytes_on(device: &CubeDevice) -> u64 {
+    let client = device.client();
+    let memory = &client.properties().memory;
+    // On wgpu a page is the longest buffer that a kernel can be given.
+    memory.max_memory().map_or(256 << 20, |memory| (memory / 64).min(1 << 30)).min(memory.max_page_size)
+}
+
+/// Whether `device` is a CPU that poses as a GPU.
+#[cfg(feature = "compiler")]
+pub(super) fn is_software(device: &CubeDevice) -> bool {
+    matches!(device, CubeDevice::Wgpu(device) if device.kind == WgpuDeviceKind::Cpu)
 }
 
 /// Bytes from one row of a matrix to the next in the result of a product on CUDA, for rows of
@@ -67,8 +128,8 @@ pub fn flash_head_dims(device: &Device) -> &'static [usize] {
 /// Whether `device` multiplies operands in `dtype` on tensor cores that kernels of Kiln's use.
 pub(super) fn has_tensor_cores(device: &Device, dtype: FloatDType) -> bool {
     #[cfg(feature = "compiler")]
-    if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
-        return multiplies(device, dtype.into());
+    if let Some(device) = cube(device) {
+        return multiplies(&device, dtype.into());
     }
     let _ = (device, dtype);
     false
@@ -78,7 +139,7 @@ pub(super) fn has_tensor_cores(device: &Device, dtype: FloatDType) -> bool {
 /// WebGPU promises 8 in all, a GPU has more. The CPU's read what they like.
 pub(crate) fn binds(device: &Device, buffers: u32) -> bool {
     #[cfg(feature = "compiler")]
-    if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
+    if let Some(device) = cube(device) {
         return buffers < device.client().properties().hardware.max_bindings;
     }
     let _ = (device, buffers);

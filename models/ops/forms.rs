@@ -1,8 +1,9 @@
 //! The switch between the plain and the fused form of the operators.
 
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType, Tensor};
 
-use super::device::DeviceKernels;
+use super::autodiff::Left;
+use super::device::{DeviceKernels, has_kernels};
 use super::fused::{Operator, Operators};
 use crate::error::Result;
 
@@ -39,19 +40,20 @@ impl Ops {
     /// # Errors
     /// A device without fused kernels in this build.
     pub fn fused(device: &Device) -> Result<Self> {
-        let inner = device.clone().without_autodiff();
-        #[cfg(feature = "compiler")]
-        if matches!(inner.as_dispatch(), burn::backend::DispatchDevice::Cube(_)) {
-            return Ok(Self::Fused);
-        }
-        if DeviceKernels::on(&inner).are_on_host {
+        if has_kernels(device) {
             return Ok(Self::Fused);
         }
         Err(kiln_core::Error::config(format!(
-            "this build has Kiln's fused operators for the CPU only, and the device is {inner:?}; they are part of the \
-             compiled engine (feature `compiler`)"
+            "this build has Kiln's fused operators for the CPU only, and the device is {:?}; they are part of the \
+             compiled engine (feature `compiler`)",
+            device.clone().without_autodiff()
         ))
         .into())
+    }
+
+    /// These forms for an operator that writes its result in `dtype`.
+    pub fn writing(self, dtype: FloatDType) -> Written {
+        Written { dtype: Some(dtype), ..self.into() }
     }
 
     /// These forms, fused for `operators` alone; plain operators stay plain. [`Ops::Plain`] and
@@ -78,5 +80,42 @@ impl Ops {
     /// The operators that compute in the fused form, in the order of [`Operator::ALL`].
     pub fn fused_operators(self) -> Vec<Operator> {
         Operator::ALL.into_iter().filter(|operator| self.form(*operator) == Form::Fused).collect()
+    }
+}
+
+/// In which form an operator computes, and in which type it writes its result, which a matrix
+/// product may read.
+#[derive(Debug, Clone)]
+pub struct Written {
+    pub(super) ops: Ops,
+    /// The type of the result; none for the type that it has by itself.
+    dtype: Option<FloatDType>,
+    /// A gradient that the fused form of a normalisation adds to that of its `x`.
+    pub(super) left: Option<Left>,
+}
+
+impl From<Ops> for Written {
+    fn from(ops: Ops) -> Self {
+        Self { ops, dtype: None, left: None }
+    }
+}
+
+impl Written {
+    /// This, for a normalisation that adds the gradient that is `left`.
+    pub(super) fn adding(self, left: Option<Left>) -> Self {
+        Self { left, ..self }
+    }
+
+    /// The type in which the kernel of `operator` on `device` writes, of values of the type `of_x`.
+    pub(super) fn by_kernel(&self, operator: Operator, of_x: FloatDType, device: &Device) -> FloatDType {
+        DeviceKernels::on(device).written(operator, of_x, self.dtype.unwrap_or(of_x))
+    }
+
+    /// The result `y` in the type that is asked for.
+    pub(super) fn cast(&self, y: Tensor<2>) -> Tensor<2> {
+        match self.dtype {
+            Some(dtype) if y.dtype() != dtype.into() => y.cast(dtype),
+            _ => y,
+        }
     }
 }

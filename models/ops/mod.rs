@@ -59,23 +59,8 @@ pub mod swiglu;
 pub mod threads;
 pub mod trace;
 
-use burn::tensor::Device;
-pub use compute::{Compute, Operand, Pass, PostNorm, SharedOperand};
+pub use compute::{Compute, Operand, Pass, PostNorm, Reader, SharedOperand};
 pub use copies::Copies;
-pub use device::{flash_head_dims, pitched};
-pub use forms::{Form, Ops};
+pub use device::{bytes_at_a_time, flash_head_dims, pitched};
+pub use forms::{Form, Ops, Written};
 pub use fused::{Availability, DTYPES, FUSED, FusedForm, Operator, Operators, Target};
-
-/// Bytes of attention's scores, and of the logits of cross-entropy, that a fused operator has at a
-/// time on `device`: a 64th of its memory, 1 GiB at the most, and 256 MiB where it does not tell
-/// how much it has, but no more than one of its buffers holds. The scores of one sequence, and the
-/// logits of one row, are there in any case. None without fused kernels, and on the CPU, where
-/// blocks are smaller.
-pub fn bytes_at_a_time(device: &Device) -> Option<u64> {
-    #[cfg(feature = "compiler")]
-    if let burn::backend::DispatchDevice::Cube(device) = device.clone().without_autodiff().as_dispatch() {
-        return Some(cube::bytes_at_a_time(device));
-    }
-    let _ = device;
-    None
-}

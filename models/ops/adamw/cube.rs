@@ -14,9 +14,9 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{AdamWOp, Inputs, SAMPLED, State};
-use crate::ops::cube::product::is_software;
 use crate::ops::cube::rows::cube_sum;
 use crate::ops::cube::{Cube, FusedTensor, addresses, buffer, by_cube, element, empty, lanes, own, shaped};
+use crate::ops::device::is_software;
 use crate::ops::list::TensorList;
 
 impl AdamWOp for Cube {

@@ -2,8 +2,8 @@
 //! products around one kernel that makes weights of scores, and one that takes their gradient back.
 //! Both read and write the type of the products and compute in f32. The heads of queries that share
 //! a head of keys are rows of one product, so that keys and values are not repeated and their
-//! gradients need no sum of their own. Scores exist for a few sequences at a time
-//! ([`bytes_at_a_time`]) and are computed again in the backward, so none are kept.
+//! gradients need no sum of their own. Scores exist for a few sequences at a time ([`bytes_on`])
+//! and are computed again in the backward, so none are kept.
 #![allow(unsafe_code)] // kernels are launched without bounds checks: each says why that is sound
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
@@ -21,9 +21,9 @@ use super::flash::form::HIDDEN;
 use super::{AttentionKernel, Inputs, Parts, Rows, Saved, Settings};
 use crate::ops::cube::rows::{cube_max, cube_sum};
 use crate::ops::cube::{
-    Cube, FusedTensor, addresses, buffer, by_row, bytes_at_a_time, element, empty_in, floats, lanes, narrow, own_rows,
-    wide,
+    Cube, FusedTensor, addresses, buffer, by_row, element, empty_in, floats, lanes, narrow, own_rows, wide,
 };
+use crate::ops::device::bytes_on;
 use crate::ops::dropout::cube::{factor, scale, threshold};
 use crate::ops::pitched;
 
@@ -86,7 +86,7 @@ impl Split {
         };
         let qkv = [query, key, value];
         let keys = qkv[1].shape()[2];
-        let bytes = bytes_at_a_time(&qkv[0].device());
+        let bytes = bytes_on(&qkv[0].device());
         let sequence = (settings.heads * queries) as u64 * pitched((keys * qkv[0].dtype().size()) as u64);
         let each = ((bytes / sequence.max(1)) as usize).clamp(1, settings.batch);
         let starts = (0..settings.batch).step_by(each);

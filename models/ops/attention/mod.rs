@@ -240,12 +240,11 @@ impl<'a> Attention<'a> {
 
     pub(super) fn written(self, dtype: FloatDType, qkv: Qkv, mask: &Mask) -> Tensor<2> {
         let _time = trace::call("attention");
-        let kernels = DeviceKernels::on(&self.check(&qkv, mask));
+        let device = self.check(&qkv, mask);
         match &mask.form {
             Form::Plain(hidden) => self.plain(qkv, hidden.clone(), mask.unseen.clone()),
             Form::Fused { rows, keys } => {
-                let of_qkv = qkv.dtype();
-                let dtype = if kernels.round_operands && of_qkv == FloatDType::F32 { dtype } else { of_qkv };
+                let dtype = DeviceKernels::on(&device).written(Operator::Attention, qkv.dtype(), dtype);
                 self.fused(qkv, mask.is_causal, *rows, keys.clone(), dtype)
             }
         }

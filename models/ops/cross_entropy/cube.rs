@@ -20,9 +20,9 @@ use super::{CrossEntropyKernel, Gradient, Inputs, Wanted, padded};
 use crate::ops::cube::product::{plain, product, transposed};
 use crate::ops::cube::rows::RowKernels;
 use crate::ops::cube::{
-    Cube, FusedTensor, addresses, buffer, by_cube, bytes_at_a_time, dims2, element, empty_in, floats, own_rows, units,
-    vector,
+    Cube, FusedTensor, addresses, buffer, by_cube, dims2, element, empty_in, floats, own_rows, units, vector,
 };
+use crate::ops::device::bytes_on;
 
 impl CrossEntropyKernel for Cube {
     fn forward(inputs: Inputs<Self>, wanted: Wanted) -> (FusedTensor, Option<Gradient<FusedTensor>>) {
@@ -44,7 +44,7 @@ impl CrossEntropyKernel for Cube {
             0 => x,
             _ => Self::float_slice(x, &[Slice::from(..classes)]),
         };
-        let bytes = bytes_at_a_time(&weight.device());
+        let bytes = bytes_on(&weight.device());
         let chunk = (bytes as usize / (columns * weight.dtype().size())).clamp(1, n.max(1));
         let mut losses = Vec::new();
         let mut dx = Vec::new();

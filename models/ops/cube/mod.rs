@@ -26,14 +26,13 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, FloatDType, Shape};
 use burn_backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::CubeDevice;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::device::is_software;
 pub(super) use contiguous::{overwrite, own, own_rows, rows_of};
-use product::is_software;
 
 /// Burn's backend for wgpu and CUDA: fusion around CubeCL's.
 pub(super) use burn_cubecl::Cube;
@@ -132,14 +131,6 @@ pub(super) fn addresses<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -
 /// The type of the elements of `x`, as a kernel is told it.
 pub(super) fn element(x: &CubeTensor) -> ElemType {
     dtype_to_storage_type(x.dtype)
-}
-
-/// Bytes of an operator's intermediate result that exist at a time (`ops::bytes_at_a_time`).
-pub(super) fn bytes_at_a_time(device: &CubeDevice) -> u64 {
-    let client = device.client();
-    let memory = &client.properties().memory;
-    // On wgpu a page is the longest buffer that a kernel can be given.
-    memory.max_memory().map_or(256 << 20, |memory| (memory / 64).min(1 << 30)).min(memory.max_page_size)
 }
 
 /// The two dimensions of a matrix.

@@ -19,10 +19,10 @@ use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::kernel::matmul::matmul_autotune;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::device::WgpuDeviceKind;
 use cubecl::prelude::*;
 
 use super::{Cube, FusedTensor, VECTOR_BYTES, buffer, dims2, empty, empty_in, shaped};
+use crate::ops::device::is_software;
 
 /// A factor of a product.
 pub(in crate::ops) struct Factor {
@@ -52,11 +52,6 @@ pub(in crate::ops) fn product(a: Factor, b: Factor, dtype: DType) -> FusedTensor
     let [a, b] =
         [a, b].map(|Factor { matrix, transposed }| if transposed { Cube::float_transpose(matrix) } else { matrix });
     Cube::float_matmul(a, b)
-}
-
-/// Whether `device` is a CPU that poses as a GPU.
-pub(in crate::ops) fn is_software(device: &CubeDevice) -> bool {
-    matches!(device, CubeDevice::Wgpu(device) if device.kind == WgpuDeviceKind::Cpu)
 }
 
 /// Units of a plane of a software device: 4 or 8, the width of its CPU's vectors. None for every

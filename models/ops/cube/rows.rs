@@ -10,8 +10,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::product::is_software;
 use super::{addresses, buffer, by_cube, dims2, element, empty, empty_in, floats, lanes, rows_of, units};
+use crate::ops::device::is_software;
 
 /// The sum of the `value`s of all units of the cube, for every one of them. `scratch` is shared
 /// memory of `lanes` numbers.

@@ -17,10 +17,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::EmbeddingKernel;
-use crate::ops::cube::product::is_software;
 use crate::ops::cube::{
     Cube, FusedTensor, addresses, buffer, by_cube, dims2, empty, empty_in, lanes, own_rows, shaped, vector,
 };
+use crate::ops::device::is_software;
 
 /// Tokens of a part.
 const PART: usize = 32;

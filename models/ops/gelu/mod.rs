@@ -17,10 +17,9 @@ use rayon::prelude::*;
 
 use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
-use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
-use super::{Form, Operator, Ops, trace};
+use super::{Form, Operator, Written, trace};
 
 /// Element-wise, any shape (Hendrycks & Gimpel 2016, both forms). Written out, because the
 /// derivative that Burn 0.22.1 uses by default for its own erf GELU is that of the tanh form.
@@ -37,38 +36,30 @@ pub fn activate<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 }
 
 /// `gelu(x + bias)`: `x [n, features]`, `bias [features]` in f32, the form of GELU that `kind`
-/// names. The result is in the type of `x`, which in the fused form on wgpu and CUDA may be that of
-/// the products: it is computed in f32.
+/// names. The result is in the type of `x`, unless `ops` names another
+/// ([`Ops::writing`](super::Ops::writing)). In the fused form on wgpu and CUDA `x` may be in the
+/// type of the products: the result is computed in f32.
 ///
 /// # Panics
 /// For tensors of other shapes; in the fused form on the CPU for another type than f32, and for
 /// tensors on different devices.
-pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
-    written(x.dtype().into(), x, bias, kind, ops)
-}
-
-/// [`bias_gelu`] with the result in `dtype`. Kernels of other devices than the CPU write the type
-/// of `x`.
-pub(super) fn written(dtype: FloatDType, x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: Ops) -> Tensor<2> {
-    let form = ops.form(Operator::Gelu);
-    let kernels = DeviceKernels::on(&x.device());
-    let has_kernel = form == Form::Fused && kernels.round_operands && kernels.write(dtype);
-    if !has_kernel && dtype != x.dtype().into() {
-        return bias_gelu(x, bias, kind, ops).cast(dtype);
-    }
+pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: impl Into<Written>) -> Tensor<2> {
+    let written = ops.into();
+    let form = written.ops.form(Operator::Gelu);
     let _time = trace::call("gelu");
     let contract = Contract::new("bias_gelu", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
     let of_x = contract.operand("x", &x);
     contract.floats("x", &x, [rows, width], of_x);
     contract.floats("bias", &bias, [width], DType::F32);
-    match form {
+    written.cast(match form {
         Form::Plain => activate(x + bias.unsqueeze(), kind),
         Form::Fused => {
+            let dtype = written.by_kernel(Operator::Gelu, x.dtype().into(), &x.device());
             let inputs = Inputs { x: x.into_dispatch(), bias: bias.into_dispatch(), kind, dtype };
             Tensor::from_dispatch(<Dispatch as GeluOp>::bias_gelu(inputs))
         }
-    }
+    })
 }
 
 /// The operator's inputs as a backend has them: all that the backward needs.

@@ -19,19 +19,20 @@ use rayon::prelude::*;
 
 use super::autodiff::{Call, Differentiate, Left};
 use super::contract::Contract;
-use super::device::DeviceKernels;
 use super::dropout::{self, DropoutKernel, Stream};
 use super::flex::{self, FlexTensor};
 use super::list::Optional;
 use super::products::Shared;
 use super::simd::{fma, sum, sum_pairs, vectorised};
-use super::{Form, Operator, Ops, trace};
+use super::{Form, Operator, Written, trace};
 
 /// Layer normalisation over the last dimension (Ba et al. 2016) of `x`, plus `residual` if there is
 /// one, statistics in f32 and the biased variance, as torch's.
 ///
 /// `x`, `residual`: `[n, features]`; `weight`, `bias`: `[features]`; `eps` is added to the
-/// variance. A sum that `x` stands for is made with its normalisation where both are fused.
+/// variance. A sum that `x` stands for is made with its normalisation where both are fused. The
+/// result is in the type of `x`, unless `ops` names another
+/// ([`Ops::writing`](super::Ops::writing)).
 ///
 /// # Panics
 /// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
@@ -42,38 +43,39 @@ pub fn layer_norm(
     weight: Tensor<1>,
     bias: Tensor<1>,
     eps: f64,
-    ops: Ops,
+    ops: impl Into<Written>,
 ) -> Tensor<2> {
-    let x = x.into();
-    match residual {
-        None => written(FloatDType::F32, &x, weight, bias, eps, None, ops),
-        residual => normalised(FloatDType::F32, x.rows(), residual, weight, bias, eps, None, ops),
+    let (x, written) = (x.into(), ops.into());
+    let (form, left) = (written.ops.form(Operator::LayerNorm), written.left.clone());
+    if let Some(sum) = x.pending().filter(|_| form == Form::Fused && residual.is_none()) {
+        let dtype = written.by_kernel(Operator::LayerNorm, FloatDType::F32, &x.device());
+        let (y, rows) = normalised_sum(dtype, sum, weight, bias, eps, left, HandsOn::Sum);
+        x.hand_on(rows);
+        return written.cast(y);
     }
-}
-
-/// [`layer_norm`] of `x` with the result in `dtype`. The fused form adds the gradient that is
-/// `left` to that of `x`, whose rows it hands on if it has made them.
-pub(super) fn written(
-    dtype: FloatDType,
-    x: &Stream,
-    weight: Tensor<1>,
-    bias: Tensor<1>,
-    eps: f64,
-    left: Option<Left>,
-    ops: Ops,
-) -> Tensor<2> {
-    let form = ops.form(Operator::LayerNorm);
-    let is_written = form == Form::Fused && DeviceKernels::on(&x.device()).write(dtype);
-    let of_kernel = if is_written { dtype } else { FloatDType::F32 };
-    let y = match x.pending().filter(|_| form == Form::Fused) {
-        Some(sum) => {
-            let (y, rows) = normalised_sum(of_kernel, sum, weight, bias, eps, left, HandsOn::Sum);
-            x.hand_on(rows);
-            y
+    let x = x.made();
+    let _time = trace::call("layer_norm");
+    let contract = Contract::new("layer_norm", form, x.device());
+    let [rows, width] = contract.matrix("x", &x);
+    contract.floats("x", &x, [rows, width], DType::F32);
+    if let Some(residual) = &residual {
+        contract.floats("residual", residual, [rows, width], DType::F32);
+    }
+    contract.floats("weight", &weight, [width], DType::F32);
+    contract.floats("bias", &bias, [width], DType::F32);
+    written.cast(match (form, residual) {
+        (Form::Plain, None) => plain(x, weight, bias, eps),
+        (Form::Plain, Some(residual)) => plain(x + residual, weight, bias, eps),
+        (Form::Fused, residual) => {
+            let dtype = match residual {
+                Some(_) => FloatDType::F32,
+                None => written.by_kernel(Operator::LayerNorm, x.dtype().into(), &x.device()),
+            };
+            let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+            let inputs = Inputs { x, residual: residual.into(), weight, bias, eps, dtype, left };
+            Tensor::from_dispatch(<Dispatch as LayerNormOp>::layer_norm(inputs))
         }
-        None => normalised(of_kernel, x.made(), None, weight, bias, eps, left, ops),
-    };
-    if is_written || dtype == FloatDType::F32 { y } else { y.cast(dtype) }
+    })
 }
 
 /// The normalised rows of `sum` in `dtype`, and the rows that it `hands_on`, whose gradient is
@@ -97,38 +99,6 @@ pub(super) fn normalised_sum(
     let inputs = OfSum { sum, weight, bias, eps, dtype, left, hands_on };
     let (y, rows) = <Dispatch as LayerNormOp>::layer_norm_of_sum(inputs);
     (Tensor::from_dispatch(y), Tensor::from_dispatch(rows))
-}
-
-#[allow(clippy::too_many_arguments)] // the operator's, with the type of its result
-fn normalised(
-    dtype: FloatDType,
-    x: Tensor<2>,
-    residual: Option<Tensor<2>>,
-    weight: Tensor<1>,
-    bias: Tensor<1>,
-    eps: f64,
-    left: Option<Left>,
-    ops: Ops,
-) -> Tensor<2> {
-    let form = ops.form(Operator::LayerNorm);
-    let _time = trace::call("layer_norm");
-    let contract = Contract::new("layer_norm", form, x.device());
-    let [rows, width] = contract.matrix("x", &x);
-    contract.floats("x", &x, [rows, width], DType::F32);
-    if let Some(residual) = &residual {
-        contract.floats("residual", residual, [rows, width], DType::F32);
-    }
-    contract.floats("weight", &weight, [width], DType::F32);
-    contract.floats("bias", &bias, [width], DType::F32);
-    match (form, residual) {
-        (Form::Plain, None) => plain(x, weight, bias, eps),
-        (Form::Plain, Some(residual)) => plain(x + residual, weight, bias, eps),
-        (Form::Fused, residual) => {
-            let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-            let inputs = Inputs { x, residual: residual.into(), weight, bias, eps, dtype, left };
-            Tensor::from_dispatch(<Dispatch as LayerNormOp>::layer_norm(inputs))
-        }
-    }
 }
 
 fn plain(x: Tensor<2>, weight: Tensor<1>, bias: Tensor<1>, eps: f64) -> Tensor<2> {

@@ -102,8 +102,9 @@ impl<B: LinearKernel + DropoutKernel> Inputs<B> {
     /// The result, and what is saved.
     fn forward(mut self) -> (FloatTensor<B>, Saved<B>) {
         let bias = std::mem::replace(&mut self.bias, Optional::Missing); // the backward needs none
-        let (x, weight, operands) = (self.x.clone(), self.weight.clone(), self.operands.clone());
-        let y = B::forward(super::Inputs::wide(x, weight, bias, operands));
+        let (x, weight) = (self.x.clone(), self.weight.clone());
+        let operands = Operands { result: FloatDType::F32, ..self.operands.clone() };
+        let y = B::forward(super::Inputs { x, weight, bias, operands });
         let dtype = self.operands.dtype;
         let x = dropped::<B>(self.x.clone(), &self.seed, self.p);
         let low = B::product(x, self.a.clone(), dtype.into());

@@ -10,14 +10,15 @@ use super::{Inputs, LinearKernel};
 use crate::ops::cube::product::{plain, product, transposed};
 use crate::ops::cube::rows::RowKernels;
 use crate::ops::cube::{Cube, FusedTensor, narrow};
+use crate::ops::products::Operands;
 
 impl LinearKernel for Cube {
     fn operand(x: FusedTensor, dtype: FloatDType) -> FusedTensor {
         narrow(x, dtype.into())
     }
 
-    fn forward(Inputs { x, weight, bias, operands, result, .. }: Inputs<Self>) -> FusedTensor {
-        let dtype = operands.dtype;
+    fn forward(Inputs { x, weight, bias, operands }: Inputs<Self>) -> FusedTensor {
+        let Operands { dtype, result, .. } = operands;
         let [x, weight] = [x, weight].map(|factor| Self::operand(factor, dtype));
         let Some(bias) = bias.given() else { return product(plain(x), plain(weight), result.into()) };
         match dtype {

@@ -65,19 +65,13 @@ pub fn is_fused(dtype: FloatDType, x: &Tensor<2>, ops: Ops) -> bool {
 }
 
 /// `activation(x W1 + b1) W2 + b2`: `x [n, in]` -> `[n, out]`, f32. Fused where [`is_fused`] says
-/// so, else the composition of Burn's operations. The gradient of `x` is f32 on the CPU, and has
-/// its type elsewhere.
+/// so, else the composition of Burn's operations. The result, and the gradient of `x`, have other
+/// types where `operands` state them, the former of the second product and the latter of the first.
 ///
 /// # Panics
 /// For tensors of other shapes and operands of different types; in the fused form for other types
 /// than those of [`linear`](super::linear()) and for tensors on different devices.
 pub fn feed_forward(x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
-    written(FloatDType::F32, x, block, ops)
-}
-
-/// [`feed_forward`] with the result in the type `result`, f32 or the type of the operands; on the
-/// CPU, and composed of Burn's operations, f32.
-pub(in crate::ops) fn written(result: FloatDType, x: Tensor<2>, block: FeedForward, ops: Ops) -> Tensor<2> {
     let FeedForward { weights: [first, second], inner_bias, bias, activation, operands } = block;
     let dtype = operands[0].dtype;
     let form = if is_fused(dtype, &x, ops) { Form::Fused } else { Form::Plain };
@@ -96,10 +90,9 @@ pub(in crate::ops) fn written(result: FloatDType, x: Tensor<2>, block: FeedForwa
             super::plain(dtype, hidden, second, bias)
         }
         Form::Fused => {
-            let gradient = x.dtype().into();
             let (x, inner_bias) = (x.into_dispatch(), inner_bias.into_dispatch());
             let (first, second) = (first.into_dispatch(), second.into_dispatch());
-            let settings = Settings { activation, operands, result, gradient };
+            let settings = Settings { activation, operands };
             let inputs = Inputs { x, first, inner_bias, second, bias: bias.into(), settings };
             Tensor::from_dispatch(<Dispatch as FeedForwardOp>::feed_forward(inputs))
         }
@@ -111,10 +104,6 @@ pub(in crate::ops) fn written(result: FloatDType, x: Tensor<2>, block: FeedForwa
 pub(in crate::ops) struct Settings {
     activation: Activation,
     operands: [Operands; 2],
-    /// The type of the result; on the CPU f32.
-    result: FloatDType,
-    /// The type of the gradient of `x`; on the CPU f32.
-    gradient: FloatDType,
 }
 
 /// The operator's inputs as a backend has them.
@@ -217,6 +206,8 @@ struct Saved<F> {
     u: Option<F>,
     /// `activation(x W1 + b1)`, where the second weight learns.
     h: Option<F>,
+    /// The type of the gradient of `x`.
+    gradient: FloatDType,
     settings: Settings,
 }
 
@@ -225,23 +216,22 @@ impl<B: FeedForwardKernel> Inputs<B> {
     /// gradient.
     fn forward(self, tracked: &[bool]) -> (FloatTensor<B>, Saved<FloatTensor<B>>) {
         let Self { x, first, inner_bias, second, bias, settings } = self;
+        let gradient = settings.operands[0].gradient_of::<B>(&x);
         let [x, first, second] = [x, first, second].map(|factor| B::operand(factor, settings.operands[0].dtype));
         let kept = tracked[1].then(|| x.clone());
         let is_wanted = tracked[..3].contains(&true);
         let (u, h) = B::inner(x, first.clone(), inner_bias.clone(), &settings, is_wanted);
         let saved_h = tracked[3].then(|| h.clone());
-        let Settings { result, gradient, .. } = settings;
         let operands = settings.operands[1].clone();
-        let of_second = super::Inputs { x: h, weight: second.clone(), bias, operands, result, gradient };
-        let y = <B as LinearKernel>::forward(of_second);
-        (y, Saved { x: kept, weights: [first, second], inner_bias, u, h: saved_h, settings })
+        let y = <B as LinearKernel>::forward(super::Inputs { x: h, weight: second.clone(), bias, operands });
+        (y, Saved { x: kept, weights: [first, second], inner_bias, u, h: saved_h, gradient, settings })
     }
 }
 
 impl<B: FeedForwardKernel> Differentiate<B> for Saved<FloatTensor<B>> {
     /// The gradients of `x`, `W1`, `b1`, `W2`, and of `b2` where there is one.
     fn gradients(self, dy: FloatTensor<B>, tracked: &[bool]) -> Vec<Option<FloatTensor<B>>> {
-        let Self { x, weights: [first, second], inner_bias, u, h, settings } = self;
+        let Self { x, weights: [first, second], inner_bias, u, h, gradient, settings } = self;
         let dtype = settings.operands[0].dtype;
         let is_tracked = |input: usize| tracked.get(input) == Some(&true);
         let dbias = is_tracked(4).then(|| B::backward_bias(dy.clone()));
@@ -250,7 +240,7 @@ impl<B: FeedForwardKernel> Differentiate<B> for Saved<FloatTensor<B>> {
         let Some(u) = u else { return vec![None, None, None, dsecond, dbias] };
         let (du, dinner_bias) = B::inner_backward(u, inner_bias, dy, second, &settings);
         let dfirst = x.map(|x| B::backward_weight(x, du.clone(), dtype));
-        let dx = is_tracked(0).then(|| B::backward_x(first, du, dtype, settings.gradient));
+        let dx = is_tracked(0).then(|| B::backward_x(first, du, dtype, gradient));
         vec![dx, dfirst, Some(dinner_bias), dsecond, dbias]
     }
 }

@@ -27,13 +27,13 @@ use super::list::Optional;
 use super::products::{self, Operands, Output};
 use super::{Form, Operator, Ops, trace};
 pub use adapted::{Adapted, adapted};
-pub(super) use feed_forward::written as feed_forward_in;
 pub use feed_forward::{FeedForward, feed_forward, is_fused};
 
 /// `x W + b`, or `x W` without a bias: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
 /// The operands of the products, those of the gradients included, are in the type of `operands`,
-/// and all results in f32, but for the gradient of a narrow `x` in the fused form on wgpu and CUDA,
-/// which has its type. A weight may be stored in the type of `operands`, and so may `x`.
+/// and all results in f32, but for those that `operands` states otherwise, and for the gradient of
+/// a narrow `x` in the fused form on wgpu and CUDA, which has its type. A weight may be stored in
+/// the type of `operands`, and so may `x`.
 ///
 /// # Panics
 /// For tensors of other shapes; in the fused form for types that a product does not take, and for
@@ -45,20 +45,7 @@ pub fn linear(
     operands: impl Into<Operands>,
     ops: Ops,
 ) -> Tensor<2> {
-    let of_x = x.dtype().into();
-    written([FloatDType::F32, of_x], x, weight, bias, operands.into(), ops)
-}
-
-/// [`linear`] with the result in the type `result` and the gradient of `x` in the type `gradient`,
-/// each f32 or the type of `operands`; on the CPU f32.
-pub(super) fn written(
-    [result, gradient]: [FloatDType; 2],
-    x: Tensor<2>,
-    weight: Tensor<2>,
-    bias: Option<Tensor<1>>,
-    operands: Operands,
-    ops: Ops,
-) -> Tensor<2> {
+    let operands = operands.into();
     let dtype = operands.dtype;
     let form = ops.form(Operator::Linear);
     let _time = trace::call("linear");
@@ -71,7 +58,7 @@ pub(super) fn written(
         (Form::Plain, bias) => plain(dtype, x, weight, bias),
         (Form::Fused, bias) => {
             let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-            let inputs = Inputs { x, weight, bias: bias.into(), operands, result, gradient };
+            let inputs = Inputs { x, weight, bias: bias.into(), operands };
             Tensor::from_dispatch(<Dispatch as LinearOp>::linear(inputs))
         }
     }
@@ -122,17 +109,6 @@ pub(super) struct Inputs<B: Backend> {
     #[extension_type]
     pub bias: Optional<B>,
     pub operands: Operands,
-    /// The type of the result; on the CPU f32.
-    pub result: FloatDType,
-    /// The type of the gradient of `x`; on the CPU f32.
-    pub gradient: FloatDType,
-}
-
-impl<B: Backend> Inputs<B> {
-    /// A product whose result is f32, with a bias or without.
-    fn wide(x: FloatTensor<B>, weight: FloatTensor<B>, bias: Optional<B>, operands: Operands) -> Self {
-        Self { x, weight, bias, operands, result: FloatDType::F32, gradient: FloatDType::F32 }
-    }
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "compiler"), Autodiff)]
@@ -156,7 +132,7 @@ pub(super) trait LinearKernel: Backend {
 
     /// `x W`
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, operands: Operands) -> FloatTensor<Self> {
-        Self::forward(Inputs::wide(x, weight, Optional::Missing, operands))
+        Self::forward(Inputs { x, weight, bias: Optional::Missing, operands })
     }
 
     /// `dy W^T`, in the type `result`, or on the CPU in f32.
@@ -213,11 +189,9 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
             weight: call.input(inputs.weight),
             bias: inputs.bias.map(|bias| call.input(bias)),
             operands: inputs.operands,
-            result: inputs.result,
-            gradient: inputs.gradient,
         };
         call.record(|tracked| {
-            let (dtype, gradient) = (inputs.operands.dtype, inputs.gradient);
+            let (dtype, gradient) = (inputs.operands.dtype, inputs.operands.gradient_of::<B>(&inputs.x));
             let [x, weight] = [inputs.x, inputs.weight].map(|factor| B::operand(factor, dtype));
             let saved = Saved { x: tracked[1].then(|| x.clone()), weight: weight.clone(), dtype, gradient };
             (B::forward(Inputs { x, weight, ..inputs }), saved)

@@ -5,11 +5,13 @@ use std::sync::Arc;
 #[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
 
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::FloatDType;
 
 use super::matrix::{Factor, Rounding};
 
-/// How products take their operands.
+/// How products take their operands, and in which types they give results.
 #[derive(Debug, Clone)]
 pub struct Operands {
     /// The type that they are rounded to.
@@ -17,11 +19,24 @@ pub struct Operands {
     /// Where the right factor is kept packed, for products of bf16 on the CPU; none to pack it for
     /// every one.
     pub packed: Option<Packed>,
+    /// The type of the result of a fused linear layer or feed-forward block on wgpu and CUDA: f32
+    /// or `dtype`. On the CPU it is f32.
+    pub result: FloatDType,
+    /// The type of the gradient of the left factor there: f32 or `dtype`; none for the type of that
+    /// factor. On the CPU it is f32.
+    pub gradient: Option<FloatDType>,
 }
 
 impl From<FloatDType> for Operands {
     fn from(dtype: FloatDType) -> Self {
-        Self { dtype, packed: None }
+        Self { dtype, packed: None, result: FloatDType::F32, gradient: None }
+    }
+}
+
+impl Operands {
+    /// The type of the gradient of the left factor `x`.
+    pub(in crate::ops) fn gradient_of<B: Backend>(&self, x: &FloatTensor<B>) -> FloatDType {
+        self.gradient.unwrap_or_else(|| x.dtype().into())
     }
 }
 

@@ -17,15 +17,15 @@ use rayon::prelude::*;
 
 use super::autodiff::{Call, Differentiate, Left};
 use super::contract::Contract;
-use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::products::Shared;
 use super::simd::{fma, sum, sum_pairs, vectorised};
-use super::{Form, Operator, Ops};
+use super::{Form, Operator, Written};
 
 /// Root mean square normalisation over the last dimension (Zhang & Sennrich 2019): `weight x /
 /// sqrt(mean(x^2) + epsilon)`, statistics in f32, and what is normalised rounded to the type of `x`
-/// before the product with the weight, as in `LlamaRMSNorm` of `transformers`.
+/// before the product with the weight, as in `LlamaRMSNorm` of `transformers`. The result is in the
+/// type of `x`, unless `ops` names another ([`Ops::writing`](super::Ops::writing)).
 ///
 /// `x`: `[n, features]`; `weight`: `[features]`. The heads of a projection are rows of `head_dim`
 /// features.
@@ -33,48 +33,21 @@ use super::{Form, Operator, Ops};
 /// # Panics
 /// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
 /// different devices.
-pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: Ops) -> Tensor<2> {
-    normalised(x.dtype().into(), x, weight, epsilon, None, ops)
-}
-
-/// [`rms_norm`] with the result in `dtype`. The fused form adds the gradient that is `left` to that
-/// of `x`.
-pub(super) fn written(
-    dtype: FloatDType,
-    x: Tensor<2>,
-    weight: Tensor<1>,
-    epsilon: f64,
-    left: Option<Left>,
-    ops: Ops,
-) -> Tensor<2> {
-    let is_written = ops.form(Operator::RmsNorm) == Form::Fused && DeviceKernels::on(&x.device()).write(dtype);
-    if is_written || dtype == FloatDType::F32 {
-        normalised(dtype, x, weight, epsilon, left, ops)
-    } else {
-        normalised(x.dtype().into(), x, weight, epsilon, left, ops).cast(dtype)
-    }
-}
-
-fn normalised(
-    dtype: FloatDType,
-    x: Tensor<2>,
-    weight: Tensor<1>,
-    epsilon: f64,
-    left: Option<Left>,
-    ops: Ops,
-) -> Tensor<2> {
-    let form = ops.form(Operator::RmsNorm);
+pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: impl Into<Written>) -> Tensor<2> {
+    let written = ops.into();
+    let form = written.ops.form(Operator::RmsNorm);
     let contract = Contract::new("rms_norm", form, x.device());
     let [rows, width] = contract.matrix("x", &x);
     contract.floats("x", &x, [rows, width], DType::F32);
     contract.floats("weight", &weight, [width], DType::F32);
-    match form {
+    written.cast(match form {
         Form::Plain => plain(x, weight, epsilon),
         Form::Fused => {
-            let inputs = Inputs { x: x.into_dispatch(), weight: weight.into_dispatch(), epsilon, dtype, left };
-            Tensor::from_dispatch(<Dispatch as RmsNormOp>::rms_norm(inputs))
+            let dtype = written.by_kernel(Operator::RmsNorm, x.dtype().into(), &x.device());
+            let (x, weight, left) = (x.into_dispatch(), weight.into_dispatch(), written.left.clone());
+            Tensor::from_dispatch(<Dispatch as RmsNormOp>::rms_norm(Inputs { x, weight, epsilon, dtype, left }))
         }
-    }
+    })
 }
 
 fn plain(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {

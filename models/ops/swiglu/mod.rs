@@ -18,43 +18,34 @@ use rayon::prelude::*;
 
 use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
-use super::device::DeviceKernels;
 use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, vectorised};
-use super::{Form, Operator, Ops};
+use super::{Form, Operator, Written};
 
 /// `silu(gate) * up` with `silu(x) = x / (1 + e^-x)` (Shazeer 2020): both `[n, features]` and of
-/// one type, which is the result's. In the fused form on wgpu and CUDA that may be the type of the
-/// products: it is computed in f32.
+/// one type, which is the result's, unless `ops` names another
+/// ([`Ops::writing`](super::Ops::writing)). In the fused form on wgpu and CUDA both may be in the
+/// type of the products: the result is computed in f32.
 ///
 /// # Panics
 /// For tensors of different shapes; in the fused form on the CPU for another type than f32, and for
 /// tensors on different devices.
-pub fn swiglu(gate: Tensor<2>, up: Tensor<2>, ops: Ops) -> Tensor<2> {
-    written(gate.dtype().into(), gate, up, ops)
-}
-
-/// [`swiglu`] with the result in `dtype`. Kernels of other devices than the CPU write the type of
-/// `gate`.
-pub(super) fn written(dtype: FloatDType, gate: Tensor<2>, up: Tensor<2>, ops: Ops) -> Tensor<2> {
-    let form = ops.form(Operator::Swiglu);
-    let kernels = DeviceKernels::on(&gate.device());
-    let has_kernel = form == Form::Fused && kernels.round_operands && kernels.write(dtype);
-    if !has_kernel && dtype != gate.dtype().into() {
-        return swiglu(gate, up, ops).cast(dtype);
-    }
+pub fn swiglu(gate: Tensor<2>, up: Tensor<2>, ops: impl Into<Written>) -> Tensor<2> {
+    let written = ops.into();
+    let form = written.ops.form(Operator::Swiglu);
     let contract = Contract::new("swiglu", form, gate.device());
     let shape = contract.matrix("gate", &gate);
     let of_gate = contract.operand("gate", &gate);
     contract.floats("gate", &gate, shape, of_gate);
     contract.floats("up", &up, shape, of_gate);
-    match form {
+    written.cast(match form {
         Form::Plain => silu(gate) * up,
         Form::Fused => {
+            let dtype = written.by_kernel(Operator::Swiglu, gate.dtype().into(), &gate.device());
             let inputs = Inputs { gate: gate.into_dispatch(), up: up.into_dispatch(), dtype };
             Tensor::from_dispatch(<Dispatch as SwigluOp>::swiglu(inputs))
         }
-    }
+    })
 }
 
 /// The operator's inputs as a backend has them: all that the backward needs.

@@ -2,6 +2,7 @@
 
 use burn::tensor::{FloatDType, Tensor};
 use kiln_models::layers::Conv1D;
+use kiln_models::ops::Reader;
 use kiln_models::ops::dropout::{DropoutRng, dropout};
 use kiln_models::ops::linear::{Adapted, adapted, linear};
 use kiln_models::{Compute, Ops, Pass};
@@ -130,7 +131,7 @@ fn a_projection_stays_narrow() {
             let x = crate::tensor(&x, &device).require_grad();
             let bias = vector(crate::tensor(&bias, &device)).require_grad();
             let layer = Conv1D { bias: burn::module::Param::from_tensor(bias), ..layer };
-            let y = layer.forward_narrow(x.clone(), pass);
+            let y = layer.forward_for(Reader::Product, x.clone(), pass);
             assert_eq!(y.dtype(), dtype.into());
             let of = |y: Tensor<2>| (y.clone() * y).sum().backward();
             let (grads, plain_grads) =

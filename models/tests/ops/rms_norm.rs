@@ -3,9 +3,9 @@
 use burn::module::Param;
 use burn::tensor::{FloatDType, Tensor, TensorData};
 use kiln_models::layers::{Linear, RmsNorm};
-use kiln_models::ops::Operand;
 use kiln_models::ops::dropout::{DropoutRng, bias_dropout_residual};
 use kiln_models::ops::rms_norm::rms_norm;
+use kiln_models::ops::{Operand, Reader};
 use kiln_models::{Compute, Ops, Pass};
 
 use crate::{Input, agrees_with_host, agrees_with_plain, input, read, run, vector};
@@ -102,10 +102,10 @@ fn gradients_of_several_readers_are_added_in_f32() {
             let (normalised, _) = norm.operand(x.clone(), pass.ops());
             let [first, second] = if is_shared {
                 let x = normalised.shared(pass.compute);
-                layers.each_ref().map(|layer| layer.forward_narrow(x.clone(), pass))
+                layers.each_ref().map(|layer| layer.forward_for(Reader::Product, x.clone(), pass))
             } else {
                 let x = normalised.wide();
-                layers.each_ref().map(|layer| layer.forward_narrow(x.clone(), pass))
+                layers.each_ref().map(|layer| layer.forward_for(Reader::Product, x.clone(), pass))
             };
             assert_eq!(first.dtype(), dtype.into());
             let gradients = (of(first) + of(second)).backward();
