@@ -52,8 +52,8 @@ impl Ops {
     }
 
     /// These forms for an operator that writes its result in `dtype`.
-    pub fn writing(self, dtype: FloatDType) -> Written {
-        Written { dtype: Some(dtype), ..self.into() }
+    pub fn writing(self, dtype: FloatDType) -> Writing {
+        Writing { dtype: Some(dtype), ..self.into() }
     }
 
     /// These forms, fused for `operators` alone; plain operators stay plain. [`Ops::Plain`] and
@@ -86,7 +86,7 @@ impl Ops {
 /// In which form an operator computes, and in which type it writes its result, which a matrix
 /// product may read.
 #[derive(Debug, Clone)]
-pub struct Written {
+pub struct Writing {
     pub(super) ops: Ops,
     /// The type of the result; none for the type that it has by itself.
     dtype: Option<FloatDType>,
@@ -94,13 +94,13 @@ pub struct Written {
     pub(super) left: Option<Left>,
 }
 
-impl From<Ops> for Written {
+impl From<Ops> for Writing {
     fn from(ops: Ops) -> Self {
         Self { ops, dtype: None, left: None }
     }
 }
 
-impl Written {
+impl Writing {
     /// This, for a normalisation that adds the gradient that is `left`.
     pub(super) fn adding(self, left: Option<Left>) -> Self {
         Self { left, ..self }

@@ -62,5 +62,5 @@ pub mod trace;
 pub use compute::{Compute, Operand, Pass, PostNorm, Reader, SharedOperand};
 pub use copies::Copies;
 pub use device::{bytes_at_a_time, flash_head_dims, pitched};
-pub use forms::{Form, Ops, Written};
+pub use forms::{Form, Ops, Writing};
 pub use fused::{Availability, DTYPES, FUSED, FusedForm, Operator, Operators, Target};

@@ -151,9 +151,9 @@ impl TaskEvaluator {
         Self { scores: task.scores(data, label_names), task, loss: 0.0, nll: 0.0, correct: 0.0, count: 0 }
     }
 
-    /// The figures of `batch` for the evaluator: the sum of the `loss` of training under `options`, as
-    /// evaluation computes it, that of the plain loss (`nll`), the number of `correct` predictions,
-    /// and the `predictions` that the scores need; each where `task` has it.
+    /// The figures of `batch` for the evaluator: the sum of the `loss` of training under `options`,
+    /// as evaluation computes it, that of the plain loss (`nll`), the number of `correct`
+    /// predictions, and the `predictions` that the scores need; each where `task` has it.
     ///
     /// # Errors
     /// A batch without labels.

@@ -83,7 +83,8 @@ pub trait ModelTask: Send + Sync + 'static {
         true
     }
 
-    /// How many rows of logits these get of the examples of `batch`, one for each label; at least 1.
+    /// How many rows of logits these get of the examples of `batch`, one for each label, at least
+    /// 1.
     fn collected_rows(&self, batch: &PaddedBatch) -> usize {
         batch.examples
     }

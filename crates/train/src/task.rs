@@ -95,8 +95,8 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
 
     /// The sums over `batch` whose means over all labels are the figures of an evaluation, each
     /// with its name, `[1]`, f32, without autodiff; the first is the `loss`. By default the loss
-    /// alone. A task with an [evaluator](Self::evaluator) gives it values of any length. The figures
-    /// of every batch have the same names, in the same order.
+    /// alone. A task with an [evaluator](Self::evaluator) gives it values of any length. Figures of
+    /// all batches have the same names, in the same order.
     ///
     /// # Errors
     /// A batch without labels. Refused are two figures of one name, and, without an evaluator,

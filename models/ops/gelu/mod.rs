@@ -19,7 +19,7 @@ use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, normal_cdf_pdf, vectorised};
-use super::{Form, Operator, Written, trace};
+use super::{Form, Operator, Writing, trace};
 
 /// Element-wise, any shape (Hendrycks & Gimpel 2016, both forms). Written out, because the
 /// derivative that Burn 0.22.1 uses by default for its own erf GELU is that of the tanh form.
@@ -43,7 +43,7 @@ pub fn activate<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 /// # Panics
 /// For tensors of other shapes; in the fused form on the CPU for another type than f32, and for
 /// tensors on different devices.
-pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: impl Into<Written>) -> Tensor<2> {
+pub fn bias_gelu(x: Tensor<2>, bias: Tensor<1>, kind: Activation, ops: impl Into<Writing>) -> Tensor<2> {
     let written = ops.into();
     let form = written.ops.form(Operator::Gelu);
     let _time = trace::call("gelu");

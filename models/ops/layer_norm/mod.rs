@@ -24,7 +24,7 @@ use super::flex::{self, FlexTensor};
 use super::list::Optional;
 use super::products::Shared;
 use super::simd::{fma, sum, sum_pairs, vectorised};
-use super::{Form, Operator, Written, trace};
+use super::{Form, Operator, Writing, trace};
 
 /// Layer normalisation over the last dimension (Ba et al. 2016) of `x`, plus `residual` if there is
 /// one, statistics in f32 and the biased variance, as torch's.
@@ -43,7 +43,7 @@ pub fn layer_norm(
     weight: Tensor<1>,
     bias: Tensor<1>,
     eps: f64,
-    ops: impl Into<Written>,
+    ops: impl Into<Writing>,
 ) -> Tensor<2> {
     let (x, written) = (x.into(), ops.into());
     let (form, left) = (written.ops.form(Operator::LayerNorm), written.left.clone());

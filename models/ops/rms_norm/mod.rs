@@ -20,7 +20,7 @@ use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::products::Shared;
 use super::simd::{fma, sum, sum_pairs, vectorised};
-use super::{Form, Operator, Written};
+use super::{Form, Operator, Writing};
 
 /// Root mean square normalisation over the last dimension (Zhang & Sennrich 2019): `weight x /
 /// sqrt(mean(x^2) + epsilon)`, statistics in f32, and what is normalised rounded to the type of `x`
@@ -33,7 +33,7 @@ use super::{Form, Operator, Written};
 /// # Panics
 /// For tensors of other shapes; in the fused form for another type than f32 and for tensors on
 /// different devices.
-pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: impl Into<Written>) -> Tensor<2> {
+pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64, ops: impl Into<Writing>) -> Tensor<2> {
     let written = ops.into();
     let form = written.ops.form(Operator::RmsNorm);
     let contract = Contract::new("rms_norm", form, x.device());

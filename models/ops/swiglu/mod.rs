@@ -20,7 +20,7 @@ use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::simd::{exp, fma, vectorised};
-use super::{Form, Operator, Written};
+use super::{Form, Operator, Writing};
 
 /// `silu(gate) * up` with `silu(x) = x / (1 + e^-x)` (Shazeer 2020): both `[n, features]` and of
 /// one type, which is the result's, unless `ops` names another
@@ -30,7 +30,7 @@ use super::{Form, Operator, Written};
 /// # Panics
 /// For tensors of different shapes; in the fused form on the CPU for another type than f32, and for
 /// tensors on different devices.
-pub fn swiglu(gate: Tensor<2>, up: Tensor<2>, ops: impl Into<Written>) -> Tensor<2> {
+pub fn swiglu(gate: Tensor<2>, up: Tensor<2>, ops: impl Into<Writing>) -> Tensor<2> {
     let written = ops.into();
     let form = written.ops.form(Operator::Swiglu);
     let contract = Contract::new("swiglu", form, gate.device());
