@@ -63,6 +63,16 @@ impl RunConfig {
         Self::from_text(text, origin, None, None, &[], &[])
     }
 
+    /// The config in `text`, a file called `origin`, with `settings` laid over it. There may be no
+    /// file: no text then.
+    ///
+    /// # Errors
+    /// Text that is not TOML, an unknown key, a wrong type or a value that makes no sense; an error
+    /// about a setting names its origin.
+    pub fn with_settings(text: &str, origin: &str, settings: &[Setting]) -> Result<Self> {
+        Self::from_text(text, origin, None, None, settings, &[])
+    }
+
     /// The config as a file: every key that has a value, defaults included. Reading it gives an
     /// equal config.
     ///

@@ -13,7 +13,6 @@ use super::document::{self, Document};
 use super::hf_args::toml_of;
 use super::hugging_face::{ARGUMENTS, Standing, argument};
 pub use super::origin::Setting;
-use super::run_config::RunConfig;
 use super::scripts::{self, Means};
 
 /// The key above the sections.
@@ -149,18 +148,6 @@ pub fn argument_has_effect(name: &str) -> Option<bool> {
 /// The arguments of `TrainingArguments`.
 pub fn arguments() -> impl Iterator<Item = &'static str> {
     ARGUMENTS.iter().map(|argument| argument.name)
-}
-
-impl RunConfig {
-    /// The config in `text`, a file called `origin`, with `settings` laid over it. There may be no
-    /// file: no text then.
-    ///
-    /// # Errors
-    /// Text that is not TOML, an unknown key, a wrong type or a value that makes no sense; an error
-    /// about a setting names its origin.
-    pub fn with_settings(text: &str, origin: &str, settings: &[Setting]) -> Result<Self> {
-        Self::from_text(text, origin, None, None, settings, &[])
-    }
 }
 
 /// The value of `section.key` in the table of a config, for whoever looks at a file before it is

@@ -127,7 +127,8 @@ impl DeviceBatch {
         self.training_loss(model.head(x, &self.input, rows, pass), options)
     }
 
-    /// The loss sum of `logits` with `options`, which is to be divided by [`total_weight`].
+    /// The loss sum of `logits` with `options`, which is to be divided by
+    /// [`total_weight`](super::total_weight).
     ///
     /// # Errors
     /// A batch without labels.

@@ -2,6 +2,8 @@
 //! changes a weight has them made anew, and those of frozen weights stay. Losses and weights are to
 //! the bit those of a run whose copies are forgotten after every step.
 
+use std::sync::Arc;
+
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsAccumulator;
 use burn::tensor::{Device, FloatDType, Tensor};
