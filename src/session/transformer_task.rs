@@ -43,15 +43,17 @@ const CHAT_TEMPLATE: &str = "chat_template.jinja";
 pub struct TransformerTask {
     /// The task.
     pub task: Arc<dyn ModelTask>,
-    /// The model.
+    /// The configuration of the model.
     pub model_config: ModelConfig,
-    /// The loss of training.
+    /// The options of the loss in training. The plan replaces them by those of the arguments
+    /// (`label_smoothing_factor`, `class_weights`).
     pub loss: LossOptions,
-    /// The noise on the output of the token embedding in training.
+    /// The noise on the output of the token embedding in training. The plan replaces it by that of
+    /// the arguments.
     pub noise: EmbeddingNoise,
     /// The id that padding uses.
     pub pad_id: u32,
-    /// The lengths that batches are padded to.
+    /// The lengths that batches are padded to. The plan replaces them by those of the arguments.
     pub padding: Padding,
     /// The tokenizer, where there is one.
     pub tokenizer: Option<Arc<Tokenizer>>,
@@ -61,11 +63,12 @@ pub struct TransformerTask {
     pub lora: Option<LoraConfig>,
     /// The folder of the adapters that are trained on; none for new ones.
     pub adapter: Option<PathBuf>,
-    /// Figures of one's own, with the names of all figures of an evaluation.
+    /// Figures of one's own, with the names of all figures of an evaluation
+    /// (`Session::open_with_metrics` sets both).
     pub compute_metrics: Option<(ComputeMetrics, &'static [&'static str])>,
     /// The chat template that the model is trained with, where it is not the tokenizer's own.
     pub chat_template: Option<String>,
-    /// Files of that folder that the trained model keeps as they are.
+    /// Files of the folder `model_from` that the trained model keeps as they are.
     pub kept_files: Vec<NamedFile>,
     /// The config that describes the run, where there is one.
     pub described: Option<Arc<Described>>,
@@ -99,8 +102,9 @@ impl Described {
 }
 
 impl TransformerTask {
-    /// A model of `model_config` for `task`, with nothing beside it, as it is before there is a
-    /// plan.
+    /// A model of `model_config` that learns `task`, from random weights, without tokenizer,
+    /// adapters and config file; rows are padded with the id 0. Struct update syntax sets the other
+    /// fields.
     pub fn new(task: Arc<dyn ModelTask>, model_config: ModelConfig) -> Self {
         Self {
             task,
@@ -164,7 +168,7 @@ impl TrainingTask for TransformerTask {
     fn planned(&self, plan: &TrainPlan) -> Self {
         let (loss, padding) = (plan.optimizer.loss.clone(), plan.data.padding.clone());
         let noise = EmbeddingNoise(plan.optimizer.neftune_noise_alpha);
-        // Without the fields of a file that are written anew.
+        // `model_config::own` leaves out the fields of a file that are written anew.
         Self { loss, padding, noise, model_config: model_config::own(self.model_config.clone()), ..self.clone() }
     }
 
@@ -200,7 +204,7 @@ impl TrainingTask for TransformerTask {
         let (from, adapter) = match weights {
             Weights::Random => (None, None),
             Weights::OfTask => (self.model_from.as_deref(), self.adapter.as_deref()),
-            // Of a model with adapters that is what was saved.
+            // A model with adapters has saved the adapters alone.
             Weights::Saved(folder) if has_adapters => (self.model_from.as_deref(), Some(folder.as_path())),
             Weights::Saved(folder) => (Some(folder.as_path()), None),
         };
@@ -322,8 +326,8 @@ impl TrainingTask for TransformerTask {
 
     fn evaluator(&self, data: &Arc<dyn Dataset>) -> Option<Box<dyn Evaluator<TaskBatch>>> {
         let labels = self.model_config.labels();
-        // Where there are names that cannot be read, the data were refused; the figures need no
-        // more than their number.
+        // Names that cannot be read were refused when the data were opened: the scores need their
+        // number alone.
         let names = || label_names(labels).unwrap_or_else(|_| vec![String::new(); labels.num_labels()]);
         let names = if self.task.kind().has_label_names() { names() } else { Vec::new() };
         let inner = TaskEvaluator::new(self.task.clone(), data, names);
@@ -501,12 +505,6 @@ mod tests {
         }
         fn predicts_classes(&self) -> bool {
             true
-        }
-        fn pipeline_tag(&self) -> &'static str {
-            "text-classification"
-        }
-        fn peft_class(&self) -> Option<&'static str> {
-            None
         }
         fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
             SequenceClassification.targets(batch, device)

@@ -1,6 +1,6 @@
-//! Tasks: which head a run needs, how logits and labels become a loss, and what predictions are
-//! worth. Each task implements [`ModelTask`] in a file of its own. A loss is a sum and a count,
-//! divided once by whoever has collected all of an optimizer step; never a mean of means.
+//! A task says how labels become the targets of a loss, and which figures an evaluation has. Each
+//! task implements [`ModelTask`] in a file of its own. A loss is a sum and a count: the Trainer
+//! divides the sum of an optimizer step once, unless `trainer.accumulation = "transformers"`.
 
 pub mod evaluator;
 pub mod generate;

@@ -13,21 +13,31 @@ use kiln_train::task::BatchSize;
 use super::batch::{DeviceBatch, Targets};
 use crate::config::Task;
 
-/// A task of Kiln's models: its labels, and the figures of its predictions.
+/// A task of Kiln's models: its labels, and the figures of its predictions. A task of a program's
+/// own may call the methods of Kiln's tasks, such as `SequenceClassification.targets(..)`.
 pub trait ModelTask: Send + Sync + 'static {
-    /// Its name in configs, which says what its rows and its head are.
+    /// The task of a config whose head, columns and labels this task has: a task of a program's own
+    /// returns the one that it resembles. Messages use its name, and an evaluation asks it whether
+    /// there are a perplexity and names of labels.
     fn kind(&self) -> Task;
 
     /// The names of the figures of an evaluation, without their `eval_`, in their order: the
-    /// `loss`, the `perplexity` of a language model, the `accuracy` where predictions are classes,
-    /// and those of its [scores](Self::scores).
+    /// `loss`, the `perplexity` of a language model, the `accuracy` where [predictions are
+    /// classes](Self::predicts_classes), and those of the [scores](Self::scores). The plan checks
+    /// `trainer.metric_for_best_model` against them.
     fn figures(&self) -> &'static [&'static str];
 
-    /// The name that the Hub has for the task (`pipeline_tag` of a model card).
-    fn pipeline_tag(&self) -> &'static str;
+    /// The name that the Hub has for the task, for the model card of a run with a config (its
+    /// `pipeline_tag`). By default that of the task that has the [kind](Self::kind) as its name.
+    fn pipeline_tag(&self) -> &'static str {
+        self.kind().name()
+    }
 
-    /// The class of PEFT that loads a model for the task with its adapter, where PEFT has one.
-    fn peft_class(&self) -> Option<&'static str>;
+    /// The class of PEFT that loads a model for the task with its adapter, where PEFT has one, for
+    /// the model card. By default none.
+    fn peft_class(&self) -> Option<&'static str> {
+        None
+    }
 
     /// The labels of `batch` on `device`, as the loss compares with them; none where there is no
     /// label.
@@ -48,7 +58,8 @@ pub trait ModelTask: Send + Sync + 'static {
     }
 
     /// Whether each prediction is one class, right or wrong: its [targets](Self::targets) are
-    /// [classes](Targets::Classes), it has an accuracy, and its labels can be smoothed.
+    /// [classes](Targets::Classes), or an evaluation fails for want of the figure `correct`; it has
+    /// an accuracy, and its labels can be smoothed.
     fn predicts_classes(&self) -> bool;
 
     /// Whether the classes may have weights in the loss of training.
@@ -56,16 +67,18 @@ pub trait ModelTask: Send + Sync + 'static {
         false
     }
 
-    /// The reduction of the Trainer of `transformers` 5.24 (`Trainer.training_step`). It counts the
-    /// labels of a step (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's
-    /// language model does that, and so does label smoothing; the other models take the mean of
-    /// each micro-batch all the same, and these means are added up.
+    /// The reduction of the Trainer of `transformers` 5.24 (`Trainer.training_step`), for
+    /// `trainer.accumulation = "transformers"`. That Trainer counts the labels of a step
+    /// (`num_items_in_batch`), and takes the loss to be divided by them. GPT-2's language model
+    /// does that, and so does label smoothing; the other models take the mean of each micro-batch
+    /// all the same, and these means are added up.
     fn reduction_of_transformers(&self, label_smoothing: f64) -> Reduction {
         if label_smoothing > 0.0 { Reduction::Exact } else { Reduction::SumOfMeans }
     }
 
-    /// The values that the [scores](Self::scores) take, from the `logits` of the examples of
-    /// `batch`, row by row: `[n]`. A task with scores has them.
+    /// The predictions that [`TaskScores::add`] gets, from the `logits` of the examples of `batch`,
+    /// row by row: `[n]`, f32. A task that has [scores](Self::scores) returns them, or its
+    /// evaluation fails.
     fn predictions(&self, logits: Tensor<2>, batch: &DeviceBatch) -> Option<Tensor<1>> {
         let (_, _) = (logits, batch);
         None
@@ -78,13 +91,13 @@ pub trait ModelTask: Send + Sync + 'static {
         None
     }
 
-    /// Whether [figures of one's own](super::evaluator::ComputeMetrics) get its logits.
+    /// Whether [`ComputeMetrics`](super::evaluator::ComputeMetrics) gets the logits of this task.
     fn collects_logits(&self) -> bool {
         true
     }
 
-    /// How many rows of logits these get of the examples of `batch`, one for each label, at least
-    /// 1.
+    /// The number of rows of logits that [`ComputeMetrics`](super::evaluator::ComputeMetrics) gets
+    /// of the examples of `batch`: one for each label, at least 1.
     fn collected_rows(&self, batch: &PaddedBatch) -> usize {
         batch.examples
     }
@@ -117,7 +130,7 @@ pub struct TaskBatch {
     pub batch: PaddedBatch,
     /// The task.
     pub task: Arc<dyn ModelTask>,
-    /// Its loss.
+    /// The options of its loss in training.
     pub loss: LossOptions,
 }
 

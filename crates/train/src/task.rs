@@ -22,7 +22,7 @@ use crate::optim::backward::Stages;
 use crate::optim::loss::LossOptions;
 use crate::plan::{ModelFacts, TrainPlan};
 
-/// A model with its batches, its loss and its metrics. A clone trains the same.
+/// A model with its batches, its loss and its metrics. Clones are interchangeable.
 ///
 /// The switch between native and compiled reaches a model as [`Pass::ops`]: Kiln's operators
 /// ([`kiln_models::ops`]) take it and compute in the form that it names; what a model computes with
@@ -105,7 +105,7 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         Ok(vec![("loss", self.loss(model, batch, pass)?)])
     }
 
-    /// The kind of the model, in a word. By default the name of its type.
+    /// The kind of the model, `model_type` of its `config.json`. By default the name of its type.
     fn name(&self) -> String {
         let path = std::any::type_name::<Self::Model>();
         path.rsplit("::").next().unwrap_or(path).into()
@@ -180,7 +180,8 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
         Ok(Vec::new())
     }
 
-    /// The name of the task, where the model is one of several that learn it; by default none.
+    /// The name of the task in plans and messages, where several models learn it. By default none,
+    /// and the [name](Self::name) of the model stands there.
     fn task_name(&self) -> Option<&str> {
         None
     }
