@@ -113,7 +113,7 @@ impl Compute {
             Reader::Wide => false,
             Reader::Product => !self.casts_nothing(device),
             Reader::Operator(operator) => {
-                self.ops.form(operator) == Form::Fused && !DeviceKernels::on(device).round_operands
+                self.ops.form(operator) == Form::Fused && DeviceKernels::on(device).reads_narrow(operator)
             }
         };
         if is_narrow { self.dtype } else { FloatDType::F32 }
@@ -151,7 +151,7 @@ pub enum Reader {
     Wide,
     /// Matrix products, those of attention among them.
     Product,
-    /// This operator.
+    /// This operator: in f32 where it has no kernel that reads a narrow product.
     Operator(Operator),
 }
 

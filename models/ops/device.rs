@@ -48,11 +48,24 @@ impl DeviceKernels {
         self.write.contains(&dtype)
     }
 
+    /// Whether the kernel of `operator` reads the result of a narrow product as it is.
+    pub(super) fn reads_narrow(self, operator: Operator) -> bool {
+        let reads_products = matches!(
+            operator,
+            Operator::Linear
+                | Operator::Rotary
+                | Operator::Attention
+                | Operator::Gelu
+                | Operator::Swiglu
+                | Operator::Dropout
+        );
+        reads_products && !self.round_operands
+    }
+
     /// The type in which the kernel of `operator` writes a result that is wanted in `dtype`, of
-    /// values of the type `of_x`: elsewhere than on the CPU what reads products writes their type.
+    /// values of the type `of_x`: what reads narrow products writes the type of its values.
     pub(super) fn written(self, operator: Operator, of_x: FloatDType, dtype: FloatDType) -> FloatDType {
-        let reads_products = matches!(operator, Operator::Attention | Operator::Gelu | Operator::Swiglu);
-        let is_free = of_x == FloatDType::F32 && (self.round_operands || !reads_products);
+        let is_free = of_x == FloatDType::F32 && !self.reads_narrow(operator);
         if is_free && self.write(dtype) { dtype } else { of_x }
     }
 }

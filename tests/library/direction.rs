@@ -372,7 +372,8 @@ fn calls(all: &HashMap<Module, String>) -> Vec<(&Module, &Module)> {
     });
     let blocks = blocks.collect::<Vec<_>>();
     let declares = |module: &Module, type_: &str| {
-        ["struct", "enum"].iter().any(|word| all[module].contains(&format!("{word} {type_}")))
+        let follows = |code: &str, word: &str| code.split(word).skip(1).any(|rest| name(rest) == type_);
+        ["struct ", "enum "].iter().any(|word| follows(&all[module], word))
     };
     let mut found = Vec::new();
     for (type_, caller, _, body) in &blocks {

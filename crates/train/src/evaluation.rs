@@ -162,7 +162,7 @@ pub fn evaluate<T: TrainingTask>(
             }
             let lengths = of_batches.iter().flat_map(|(_, lengths)| lengths).map(|length| *length as f64).collect();
             let (lengths, values) = (world.gather_lists(lengths)?, world.gather_lists(read_scalars(tensors)?)?);
-            let all = in_order(names, &lengths, &values);
+            let all = in_order(names, of_batches.len(), &lengths, &values);
             for ((batch, _), figures) in of_batches.into_iter().zip(all) {
                 evaluator.add(&batch, &figures)?;
             }
@@ -193,7 +193,7 @@ pub(crate) fn figures<T: TrainingTask>(
     let Some(mut own) = own else { return Ok(Some(names_of(&figures))) };
     let (names, lengths) = (names_of(&figures), figures.iter().map(|(_, values)| values.dims()[0] as f64).collect());
     let values = read_scalars(figures.into_iter().map(|(_, values)| values).collect())?;
-    for figures in in_order(&names, &[lengths], &[values]) {
+    for figures in in_order(&names, 1, &[lengths], &[values]) {
         own.add(&batch, &figures)?;
     }
     Ok(own.metrics().ok().map(|figures| figures.into_iter().map(|(name, _)| name).collect()))
@@ -254,12 +254,11 @@ fn check_names(task: &impl TrainingTask, expected: &str, got: &str) -> Result<()
         .help("return the same figures, in the same order, for every batch"))
 }
 
-/// The figures, called `names`, of each batch. A list of `lengths` and one of `values` is a rank's:
+/// The figures, called `names`, of each of `batches`. A list of `lengths` and one of `values` is a rank's:
 /// of each figure of each batch the number of values that the rank has computed, and these values
 /// one after the other.
-fn in_order(names: &[&'static str], lengths: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<FigureValues> {
+fn in_order(names: &[&'static str], batches: usize, lengths: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<FigureValues> {
     let mut rests = values.iter().map(Vec::as_slice).collect::<Vec<_>>();
-    let batches = lengths.first().map_or(0, |lengths| lengths.len() / names.len().max(1));
     let of_batch = |at: usize| {
         let mut figures = names.iter().map(|name| (*name, Vec::new())).collect::<Vec<_>>();
         for (rest, lengths) in rests.iter_mut().zip(lengths) {
@@ -312,7 +311,7 @@ mod tests {
     fn the_values_of_all_ranks_come_in_the_order_of_the_batches() {
         let lengths = [vec![1.0, 2.0, 0.0, 0.0, 1.0, 1.0], vec![0.0, 0.0, 1.0, 3.0, 0.0, 0.0], vec![0.0; 6]];
         let values = [vec![0.5, 1.0, 2.0, 0.7, 6.0], vec![0.6, 3.0, 4.0, 5.0], Vec::new()];
-        let figures = in_order(&["loss", "rows"], &lengths, &values);
+        let figures = in_order(&["loss", "rows"], 3, &lengths, &values);
         let rows = figures.iter().map(|figures| figures.get("rows").unwrap().to_vec()).collect::<Vec<_>>();
         assert_eq!(rows, [vec![1.0, 2.0], vec![3.0, 4.0, 5.0], vec![6.0]]);
         let losses = figures.iter().map(|figures| figures.sum("loss").unwrap()).collect::<Vec<_>>();

@@ -114,7 +114,7 @@ impl GeluKernel for Flex {
         let [rows, width] = flex::dims2(&x);
         let block = flex::block_rows(width) * width;
         // SAFETY: `forward_rows` writes every element of its block, which `x` has as well and whose
-        // rows are as long as the bias (`written` has asked).
+        // rows are as long as the bias (`bias_gelu` has asked).
         unsafe {
             flex::written_in(dtype, [rows, width], |i, out| {
                 let x = &flex::values(&x)[i * block..][..out.len()];

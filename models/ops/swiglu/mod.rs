@@ -98,7 +98,7 @@ impl SwigluKernel for Flex {
         let [rows, width] = flex::dims2(&gate);
         let block = flex::block_rows(width) * width;
         // SAFETY: `forward_each` writes every element of its block, which both factors have as well
-        // (`written` has asked).
+        // (`swiglu` has asked).
         unsafe {
             flex::written_in(dtype, [rows, width], |i, out| {
                 let [gate, up] = [&gate, &up].map(|x| &flex::values(x)[i * block..][..out.len()]);

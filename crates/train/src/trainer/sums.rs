@@ -1,4 +1,5 @@
-//! The sums of a step over its micro-batches: losses and gradients are added here and nowhere else.
+//! The sums of a step over its micro-batches: losses and gradients are added here, but for those of
+//! the last micro-batch where ranks add them up during its backward pass.
 //! Eager steps make new tensors of them; captured steps write where their recordings find them,
 //! which is another [`TakeUp`].
 
