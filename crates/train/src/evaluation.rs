@@ -254,9 +254,9 @@ fn check_names(task: &impl TrainingTask, expected: &str, got: &str) -> Result<()
         .help("return the same figures, in the same order, for every batch"))
 }
 
-/// The figures, called `names`, of each of `batches`. A list of `lengths` and one of `values` is a rank's:
-/// of each figure of each batch the number of values that the rank has computed, and these values
-/// one after the other.
+/// The figures, called `names`, of each of `batches`. A list of `lengths` and one of `values` are a
+/// rank's: of each figure of each batch the number of values that the rank has computed, and these
+/// values one after the other.
 fn in_order(names: &[&'static str], batches: usize, lengths: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<FigureValues> {
     let mut rests = values.iter().map(Vec::as_slice).collect::<Vec<_>>();
     let of_batch = |at: usize| {

@@ -32,8 +32,8 @@ pub use feed_forward::{FeedForward, feed_forward, is_fused};
 /// `x W + b`, or `x W` without a bias: `x [n, in]`, `weight [in, out]`, `bias [out]` -> `[n, out]`.
 /// The operands of the products, those of the gradients included, are in the type of `operands`,
 /// and all results in f32. The fused form on wgpu and CUDA gives the types of result and gradient
-/// that `operands` states, and the gradient of a narrow `x` in its type where it states none. A weight may be stored in
-/// the type of `operands`, and so may `x`.
+/// that `operands` states; where it states none, the gradient of a narrow `x` has the type of `x`.
+/// A weight may be stored in the type of `operands`, and so may `x`.
 ///
 /// # Panics
 /// For tensors of other shapes; in the fused form for types that a product does not take, and for
