@@ -42,7 +42,8 @@ impl ModelTask for CausalLm {
 
     fn num_terms(&self, batch: &PaddedBatch) -> usize {
         match &batch.labels {
-            BatchLabels::Tokens(labels) => valid_labels(&shifted(labels, batch.seq_len)),
+            // Nothing predicts the first token of a row.
+            BatchLabels::Tokens(labels) => labels.chunks(batch.seq_len).map(|row| valid_labels(&row[1..])).sum(),
             _ => batch.num_labels(),
         }
     }

@@ -98,8 +98,13 @@ impl Evaluator<TaskBatch> for WithMetrics {
         self.inner.add(of, figures)?;
         let batch = &of.batch;
         let logits = figures.get("logits")?;
-        let width = logits.len() / of.task.collected_rows(batch).max(1);
-        for (row, logits) in logits.chunks(width.max(1)).enumerate() {
+        // One row of logits for each label.
+        let rows = match &batch.labels {
+            BatchLabels::Tokens(_) => batch.examples * batch.seq_len,
+            _ => batch.examples / batch.sequences(),
+        };
+        let width = logits.len() / rows;
+        for (row, logits) in logits.chunks(width).enumerate() {
             match &batch.labels {
                 BatchLabels::Tokens(ids) | BatchLabels::Classes(ids) | BatchLabels::Choices { answers: ids, .. } => {
                     match ids[row] {

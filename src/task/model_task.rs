@@ -96,12 +96,6 @@ pub trait ModelTask: Send + Sync + 'static {
         true
     }
 
-    /// The number of rows of logits that [`ComputeMetrics`](super::evaluator::ComputeMetrics) gets
-    /// of the examples of `batch`: one for each label, at least 1.
-    fn collected_rows(&self, batch: &PaddedBatch) -> usize {
-        batch.examples
-    }
-
     /// The `logits [n, width]` of `batch` as the model of `transformers` returns them: name, shape,
     /// values.
     fn outputs(&self, logits: Tensor<2>, batch: &PaddedBatch) -> Vec<(&'static str, Vec<usize>, Tensor<2>)> {

@@ -39,10 +39,6 @@ impl ModelTask for MultipleChoice {
         Ok((valid_labels(answers) > 0).then(|| classes(answers, device)))
     }
 
-    fn collected_rows(&self, batch: &PaddedBatch) -> usize {
-        batch.examples / batch.sequences()
-    }
-
     fn outputs(&self, logits: Tensor<2>, batch: &PaddedBatch) -> Vec<(&'static str, Vec<usize>, Tensor<2>)> {
         vec![("logits", vec![batch.rows / batch.sequences(), batch.sequences()], logits)]
     }

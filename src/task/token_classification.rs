@@ -50,10 +50,6 @@ impl ModelTask for TokenClassification {
         are_tags(&label_names).then(|| Box::new(Tags { label_names, entities: Entities::default() }) as _)
     }
 
-    fn collected_rows(&self, batch: &PaddedBatch) -> usize {
-        batch.examples * batch.seq_len
-    }
-
     fn outputs(&self, logits: Tensor<2>, batch: &PaddedBatch) -> Vec<(&'static str, Vec<usize>, Tensor<2>)> {
         of_tokens(logits, batch)
     }
