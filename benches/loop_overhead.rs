@@ -40,6 +40,7 @@ fn main() {
         let arguments = TrainingArguments {
             on_existing: OnExisting::Overwrite,
             max_steps: Some(STEPS),
+            sampler: Sampler::Sequential,
             logging_steps: Some(10.into()),
             // A checkpoint is no part of a step.
             save_strategy: SaveStrategy::No,
@@ -47,10 +48,7 @@ fn main() {
         };
         let config = RunConfig::builder(arguments)
             .model(model)
-            .data(DataSection {
-                sampler: Sampler::Sequential,
-                ..DataSection::tokenized(Task::Clm, [data.display().to_string()])
-            })
+            .data(DataSection::tokenized(Task::Clm, [data.display().to_string()]))
             .build()
             .unwrap();
         Session::open(config).unwrap()

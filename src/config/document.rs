@@ -21,9 +21,9 @@ use super::scripts;
 use super::settings::keys_called;
 use super::toml_words::{plain_words, toml_error};
 use super::{
-    BatchArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection, LearningRateScaling,
-    LoraSection, OptimArgs, RunConfig, RunSection, SchedulerKwargs, TokenizerSection, TrainingArguments,
-    TrainingCompilerConfig,
+    BatchArguments, DataArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection,
+    LearningRateScaling, LoraSection, OptimArgs, RunConfig, RunSection, SchedulerKwargs, TokenizerSection,
+    TrainingArguments, TrainingCompilerConfig,
 };
 
 /// Keys that stand above the sections. In code their section is called "".
@@ -313,14 +313,19 @@ impl Document {
 
     /// Reads the table into the config, naming key, expectation and value where it does not fit.
     pub(crate) fn read(&self) -> Result<RunConfig> {
-        if self.table.get("data").is_none_or(|data| data.get("task").is_none()) {
+        let Some(data) = self.table.get("data").filter(|data| data.get("task").is_some()) else {
             let complaint = Complaint::new("data.task", "required, and not given");
             let tasks = crate::config::Task::ALL.map(|task| task.to_string()).join(", ");
             return Err(self.locate(complaint.help(format!("add task under [data]: one of {tasks}"))));
-        }
-        let table = Value::Table(self.table.clone());
-        serde_path_to_error::deserialize(table).map_err(|error| {
-            let key = error.path().to_string();
+        };
+        let file = self.values::<RunFile>("", Value::Table(self.table.clone()))?;
+        Ok(file.config(self.values("data", data.clone())?))
+    }
+
+    /// Reads `values`, which stand in `section`.
+    fn values<T: DeserializeOwned>(&self, section: &str, values: Value) -> Result<T> {
+        serde_path_to_error::deserialize(values).map_err(|error| {
+            let key = full_key(section, &error.path().to_string());
             let error = Error::of_text(ErrorKind::Config, &plain_words(error.inner().message()));
             self.locate(Complaint::of(&key, error))
         })
@@ -427,12 +432,16 @@ pub fn sections() -> Vec<&'static str> {
 static KEYS_OF_TRAINER: LazyLock<Vec<&str>> =
     LazyLock::new(|| TrainingArguments::KEYS.iter().filter_map(|key| key.name.strip_prefix("trainer.")).collect());
 
+/// The keys of `[data]`.
+static KEYS_OF_DATA: LazyLock<Vec<&str>> =
+    LazyLock::new(|| [field_names::<DataSection>(), field_names::<DataArguments>()].concat());
+
 /// The keys of `[section]`; none for `[model]`, whose fields the models know, and for a section
 /// that does not exist.
 pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
     Some(match section {
         "run" => field_names::<RunSection>(),
-        "data" => field_names::<DataSection>(),
+        "data" => &KEYS_OF_DATA,
         "tokenizer" => field_names::<TokenizerSection>(),
         "trainer" => &KEYS_OF_TRAINER,
         "batch" => field_names::<BatchArguments>(),

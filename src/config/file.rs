@@ -4,9 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection, LearningRateScaling,
-    LoraSection, ModelSection, Precision, RunConfig, RunSection, TokenizerSection, TrainingArguments,
-    TrainingCompilerConfig,
+    BatchArguments, DataArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection,
+    LearningRateScaling, LoraSection, ModelSection, Precision, RunConfig, RunSection, TokenizerSection,
+    TrainingArguments, TrainingCompilerConfig,
 };
 
 /// A config file: one field per section, after the keys that stand above them.
@@ -24,7 +24,7 @@ pub(super) struct RunFile {
     model: ModelSection,
     #[serde(skip_serializing_if = "Option::is_none")]
     lora: Option<LoraSection>,
-    data: DataSection,
+    data: DataTable,
     tokenizer: TokenizerSection,
     /// `[trainer]`: how the model is trained.
     trainer: TrainingArguments,
@@ -38,24 +38,42 @@ pub(super) struct RunFile {
     generation: Option<GenerationSection>,
 }
 
-impl From<RunFile> for RunConfig {
-    fn from(file: RunFile) -> Self {
+/// `[data]`, which two structs share.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(from = "DataSection")]
+pub(super) struct DataTable {
+    #[serde(flatten)]
+    section: DataSection,
+    /// They are read by themselves: serde's `flatten` would lose the key of a mistake.
+    #[serde(flatten)]
+    arguments: DataArguments,
+}
+
+impl From<DataSection> for DataTable {
+    fn from(section: DataSection) -> Self {
+        Self { section, arguments: DataArguments::default() }
+    }
+}
+
+impl RunFile {
+    /// The config, with the arguments of the Trainer that stand in `[data]`.
+    pub(super) fn config(self, data: DataArguments) -> RunConfig {
         let trainer = TrainingArguments {
-            precision: file.precision,
-            compiler: file.compiler,
-            batch: file.batch,
-            learning_rate_scaling: file.learning_rate,
-            device: file.device,
-            distributed: file.distributed,
-            ..file.run.laid_on(file.trainer)
+            precision: self.precision,
+            compiler: self.compiler,
+            batch: self.batch,
+            learning_rate_scaling: self.learning_rate,
+            device: self.device,
+            distributed: self.distributed,
+            ..data.laid_on(self.run.laid_on(self.trainer))
         };
-        Self {
-            model: file.model,
-            lora: file.lora,
-            data: file.data,
-            tokenizer: file.tokenizer,
+        RunConfig {
+            model: self.model,
+            lora: self.lora,
+            data: self.data.section,
+            tokenizer: self.tokenizer,
             trainer,
-            generation: file.generation,
+            generation: self.generation,
             included: Vec::new(),
         }
     }
@@ -70,7 +88,7 @@ impl From<RunConfig> for RunFile {
             run: RunSection::from(&trainer),
             model: config.model,
             lora: config.lora,
-            data: config.data,
+            data: DataTable { arguments: DataArguments::from(&trainer), section: config.data },
             tokenizer: config.tokenizer,
             batch: trainer.batch.clone(),
             learning_rate: trainer.learning_rate_scaling.clone(),

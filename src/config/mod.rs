@@ -43,9 +43,9 @@ pub use sections::{DataSection, GenerationSection, ModelKind, ModelSection, Toke
 pub use values::Validation;
 
 pub use crate::arguments::{
-    BatchArguments, BatchScaling, BatchScope, ClassWeights, DdpBackend, DistributedArguments, EvalStrategy,
-    HubStrategy, Integration, Interval, LearningRateScaling, LogLevel, LoggingStrategy, LrScaling, OnExisting,
-    RunLength, RunSection, Samples, SaveStrategy, ScaledRate, StepSize, TrainBatchSize, TrainingArguments,
+    BatchArguments, BatchScaling, BatchScope, ClassWeights, DataArguments, DdpBackend, DistributedArguments,
+    EvalStrategy, HubStrategy, Integration, Interval, LearningRateScaling, LogLevel, LoggingStrategy, LrScaling,
+    OnExisting, RunLength, RunSection, Samples, SaveStrategy, ScaledRate, StepSize, TrainBatchSize, TrainingArguments,
 };
 pub use crate::engine::compiler::settings::{FusedOps, TrainingCompilerConfig, Verify};
 pub use crate::engine::settings::{AutotuneLevel, CompilerMode, DeviceArguments, DeviceKind, Precision, Switch};

@@ -10,9 +10,9 @@ use super::document::INCLUDE;
 use super::hugging_face::{ARGUMENTS, Kind};
 use super::settings::PRECISION;
 use super::{
-    BatchArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection, LearningRateScaling,
-    LoraSection, ModelSection, Precision, RunConfig, RunSection, TokenizerSection, TrainingArguments,
-    TrainingCompilerConfig,
+    BatchArguments, DataArguments, DataSection, DeviceArguments, DistributedArguments, GenerationSection,
+    LearningRateScaling, LoraSection, ModelSection, Precision, RunConfig, RunSection, TokenizerSection,
+    TrainingArguments, TrainingCompilerConfig,
 };
 
 /// The name under which a schema lies beside a config file, for its first line.
@@ -29,7 +29,7 @@ pub fn json_schema() -> Value {
         ("run".to_owned(), RunSection::schema()),
         ("model".to_owned(), model()),
         ("lora".to_owned(), LoraSection::schema()),
-        ("data".to_owned(), DataSection::schema()),
+        ("data".to_owned(), data()),
         ("tokenizer".to_owned(), TokenizerSection::schema()),
         ("trainer".to_owned(), trainer()),
         ("batch".to_owned(), BatchArguments::schema()),
@@ -97,6 +97,15 @@ fn model_field(name: &str) -> Value {
     }
     if types.contains(&"number") && !takes(json!(-1)) {
         schema["minimum"] = 0.into();
+    }
+    schema
+}
+
+/// `[data]`, which two structs share.
+fn data() -> Value {
+    let [mut schema, mut arguments] = [DataSection::schema(), DataArguments::schema()];
+    if let [Value::Object(keys), Value::Object(more)] = [&mut schema, &mut arguments].map(|it| &mut it["properties"]) {
+        keys.append(more);
     }
     schema
 }

@@ -11,7 +11,7 @@ use kiln_core::ranges::{ABOVE_0, ABOVE_0_TO_1, FROM_0, Seed, number, text, texts
 use kiln_core::saved_dataset::is_saved;
 use kiln_core::values::{count, seed, some_count, strings};
 use kiln_core::variables::expand_text;
-use kiln_data::settings::{Buckets, DataFormat, DocumentEnd, Documents, Errors, PaddingRule, PaddingStrategy, Sampler};
+use kiln_data::settings::{DataFormat, DocumentEnd, Documents, Errors};
 use kiln_data::table;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
@@ -148,10 +148,6 @@ kiln_core::keys! {
         /// none.
         #[serde(skip_serializing_if = "Option::is_none")]
         validation: Option<Validation> = None, Bound, validation;
-        /// The file with the rows that `trainer.do_predict` predicts, written as the training data
-        /// are, though without labels. Default: none.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        test: Option<String> = None, Free, text;
         /// Tokens per sample. Default: the model's number of positions, at most 1024.
         #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
         block_size: Option<usize> = None, Bound, whole(1..=usize::MAX);
@@ -255,28 +251,12 @@ kiln_core::keys! {
         /// 2.0, and rows of which one has no answer, say so themselves. Default: false.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         version_2_with_negative: bool = false, Free;
-        /// To which length the rows of a batch are padded. Default: `longest`.
-        padding: PaddingStrategy = PaddingStrategy::Longest, Bound;
-        /// The lengths that rows are padded to are multiples of this, as `pad_to_multiple_of` of
-        /// the collators of `transformers`. With `padding = "max_length"` the length is rounded up
-        /// too, and with `"buckets"` those that are chosen. Default: none; 8 for `"buckets"`, but
-        /// for the longest one.
-        #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
-        pad_to_multiple_of: Option<usize> = None, Bound;
-        /// With `padding = "buckets"`: a number, at most so many lengths that are chosen from the
-        /// data, or a list, these lengths in ascending order; where rows may be longer than the
-        /// last of them, the longest length is added. Default: 4.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        buckets: Option<Buckets> = None, Bound;
         /// Trains on the first so many examples only. Default: all.
         #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
         max_train_samples: Option<usize> = None, Bound, whole(1..=usize::MAX);
         /// Evaluates on the first so many validation examples only. Default: all.
         #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
         max_eval_samples: Option<usize> = None, Free, whole(1..=usize::MAX);
-        /// The order of training samples; evaluation always keeps the order of the files. Default:
-        /// `random`.
-        sampler: Sampler = Sampler::Random, Bound;
         /// Whether training data are read and tokenised as they are needed, over and over, and kept
         /// nowhere: for data that do not fit the disk. Files are read in order; with `sampler =
         /// "random"` examples are shuffled in a buffer. Needs `trainer.max_steps`. Default: false.
@@ -315,12 +295,6 @@ impl DataSection {
         columns: table::Columns,
     ) -> kiln_core::error::Result<table::Table> {
         Ok(table::Table::open(patterns, self.format, columns)?.with_errors(self.errors))
-    }
-
-    /// The lengths that batches are padded to.
-    pub fn padding_rule(&self) -> PaddingRule<'_> {
-        let (pad_to_multiple_of, buckets) = (self.pad_to_multiple_of, self.buckets.as_ref());
-        PaddingRule { strategy: self.padding, pad_to_multiple_of, buckets }
     }
 
     /// Whether rows are instructions: conversations, or prompts with completions.

@@ -305,7 +305,7 @@ fn documents(config: &RunConfig, facts: &Facts, device: DeviceKind) -> Option<St
 fn limits(config: &RunConfig, replaced: u64) -> Vec<String> {
     let (data, trainer) = (&config.data, &config.trainer);
     let limit = |name: &str, limit: Option<usize>| limit.map(|limit| format!("{name} = {limit}"));
-    let streaming = data.streaming.then(|| match data.sampler {
+    let streaming = data.streaming.then(|| match config.trainer.sampler {
         Sampler::Sequential => "streaming: read in order as needed, over and over".to_owned(),
         _ => format!(
             "streaming: read in order as needed, over and over, and shuffled among {}",

@@ -37,7 +37,7 @@ pub fn open(config: &RunConfig, progress: &mut dyn FnMut(Preparation) -> Control
     let batch_size = config.trainer.per_device_eval_batch_size;
     let drawn = Batches { size: batch_size, order: Order::SEQUENTIAL, drop_last: false };
     let longest = inputs.max_length.unwrap_or(validation.max_len());
-    let padding = Padding::new(config.data.padding_rule(), longest, &survey(&*validation, drawn));
+    let padding = Padding::new(config.trainer.padding_rule(), longest, &survey(&*validation, drawn));
     check_positions(&padding, longest, &inputs.task.model_config)?;
     let loss = loss_options(&config.trainer, &*inputs.task.task, &inputs.task.model_config)?;
     let task = TransformerTask { loss, padding, ..inputs.task };

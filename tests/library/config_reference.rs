@@ -32,6 +32,8 @@ struct Field {
     /// The type without `Option`.
     kind: String,
     skipped: bool,
+    /// Whether the keys of its struct stand among the others.
+    is_flat: bool,
 }
 
 /// The values of an enum, as a config writes them, with their documentation.
@@ -115,7 +117,8 @@ impl Sources {
                     let here = place.map_or(Some(name), |place| place.strip_prefix(&section));
                     let skipped = attributes.contains("#[serde(skip)]") || here.is_none();
                     let name = here.unwrap_or(name);
-                    let field = Field { name: name.into(), doc: about, kind: kind(kind_of), skipped };
+                    let is_flat = attributes.contains("#[serde(flatten)]");
+                    let field = Field { name: name.into(), doc: about, kind: kind(kind_of), skipped, is_flat };
                     self.structs.get_mut(of).unwrap().1.push(field);
                 }
                 (_, Some((false, of))) if !line.is_empty() => {
@@ -132,10 +135,22 @@ impl Sources {
         }
     }
 
+    /// The documentation and the fields of the struct `kind`. One of flat structs has the
+    /// documentation of the first and the fields of all.
+    fn of_struct(&self, kind: &str) -> (&str, Vec<&Field>) {
+        let (about, fields) = &self.structs[kind];
+        let flat = fields.iter().filter(|field| field.is_flat && self.structs.contains_key(&field.kind));
+        let mut flat = flat.map(|field| self.of_struct(&field.kind));
+        match flat.next() {
+            None => (about, fields.iter().collect()),
+            Some((about, first)) => (about, first.into_iter().chain(flat.flat_map(|(_, fields)| fields)).collect()),
+        }
+    }
+
     /// The section of the field `of`, whose keys stand in `[section]`, and those of the tables in
     /// it.
     fn section(&self, of: &Field, section: &str, defaults: Option<&toml::Value>, out: &mut String) {
-        let (about, fields) = &self.structs[&of.kind];
+        let (about, fields) = self.of_struct(&of.kind);
         let (title, rest) = about.split_once(". ").unwrap_or((about.trim_end_matches('.'), ""));
         let title = if of.doc.starts_with("`[") { of.doc.trim_end_matches('.') } else { title };
         *out += &format!("\n## {title}\n\n");
@@ -143,7 +158,7 @@ impl Sources {
             *out += &format!("{}\n", wrapped(rest, 0));
         }
         let (mut tables, mut keys) = (Vec::new(), Vec::new());
-        for field in fields.iter().filter(|field| !field.skipped) {
+        for field in fields.into_iter().filter(|field| !field.skipped) {
             if self.structs.contains_key(&field.kind) {
                 tables.push(field);
             } else {

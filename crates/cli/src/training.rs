@@ -794,7 +794,7 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
 
 /// The file whose rows are to be predicted, where `trainer.do_predict` asks for it.
 fn test_file(config: &RunConfig) -> Result<Option<PathBuf>> {
-    let Some(test) = config.data.test.as_ref().filter(|_| config.trainer.do_predict) else { return Ok(None) };
+    let Some(test) = config.trainer.test.as_ref().filter(|_| config.trainer.do_predict) else { return Ok(None) };
     let path = variables::expand(test)?;
     if path.is_dir() || hub::is_dataset(test) {
         let files =

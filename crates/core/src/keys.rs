@@ -52,10 +52,10 @@ impl Key {
 /// be absent. `@ "section.key"` names another place of the key; an entry without `Resume` is no
 /// key.
 ///
-/// A second struct behind the first has keys that a program finds among the fields of the first,
-/// and a config file in a section of their own. Each of its entries names its place there, and is
-/// an entry of both structs; `From` takes the section out of the first struct, and `laid_on` puts
-/// it back. A field with another name in the section is renamed by serde.
+/// The structs behind the first have keys that a program finds among the fields of the first, and a
+/// config file in other sections. Each of their entries names its place there, and is an entry of
+/// both structs; `From` takes such a struct out of the first one, and `laid_on` puts it back. A
+/// field with another name in the section is renamed by serde.
 ///
 /// The struct has a `Default`, a [`Schema`](crate::schema::Schema), the list `KEYS`, and the
 /// methods `check_ranges`, `given`, `first_given` and `without`. Where it is declared, serde's
@@ -64,23 +64,23 @@ impl Key {
 macro_rules! keys {
     (
         $(#[$($meta:tt)*])* pub struct $name:ident in $section:literal { $($entries:tt)+ }
-        $(#[$($part_meta:tt)*])* pub struct $part:ident in $part_section:literal {
+        $($(#[$($part_meta:tt)*])* pub struct $part:ident in $part_section:literal {
             $($(#[$($field_meta:tt)*])* $field:ident: $type:ty = $default:expr,
                 $resume:ident $($hf:ident)? @ $place:literal $(, $range:expr)?;)+
-        }
+        })+
     ) => {
         $crate::keys! {
             $(#[$($meta)*])* pub struct $name in $section {
                 $($entries)+
-                $(
+                $($(
                     #[doc = concat!("`", $place, "` of a config file; see [`", stringify!($part), "`].")]
                     #[serde(skip_serializing)]
                     $field: $type = $default, $resume $($hf)? @ $place $(, $range)?;
-                )+
+                )+)+
             }
         }
 
-        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        $(#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         $(#[$($part_meta)*])*
         pub struct $part { $($(#[$($field_meta)*])* pub $field: $type),+ }
 
@@ -111,7 +111,7 @@ macro_rules! keys {
             }
         }
 
-        $crate::keys!(@schema $part, $part_section, [$([$($part_meta)*])*] $([$([$($field_meta)*])*] $field)+);
+        $crate::keys!(@schema $part, $part_section, [$([$($part_meta)*])*] $([$([$($field_meta)*])*] $field)+);)+
     };
     ($(#[$($meta:tt)*])* pub struct $name:ident in $section:literal {
         $($(#[$($field_meta:tt)*])* $field:ident: $type:ty = $default:expr

@@ -8,7 +8,7 @@ use kiln_core::metrics::Record;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::arguments::{Key, TrainingArguments};
+use crate::arguments::{DataArguments, Key, TrainingArguments};
 use crate::plan::{self, Remarks, TrainFacts, TrainPlan};
 
 /// The weights that a run begins with.
@@ -97,17 +97,9 @@ impl Description {
 
 /// The arguments by section and key, as a config file names them, without those of the run folder.
 fn settings(arguments: &TrainingArguments) -> Value {
-    let mut data = json!({ "sampler": arguments.sampler, "padding": arguments.padding });
-    // A setting that is not given is left out, as in a config file.
-    if let Some(multiple) = arguments.pad_to_multiple_of {
-        data["pad_to_multiple_of"] = multiple.into();
-    }
-    if let Some(buckets) = &arguments.buckets {
-        data["buckets"] = json!(buckets);
-    }
     json!({
         "precision": arguments.precision,
-        "data": data,
+        "data": DataArguments::from(arguments),
         "trainer": arguments,
         "batch": arguments.batch,
         "learning_rate": arguments.learning_rate_scaling,

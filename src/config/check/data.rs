@@ -82,6 +82,7 @@ pub(super) fn streaming(config: &RunConfig) -> Checked {
         };
     }
     let refuse = |message: &str, help: &str| Err(Complaint::new("data.streaming", message).help(help));
+    let has_lengths = matches!(trainer.buckets, Some(Buckets::Lengths(_)));
     match data {
         _ if trainer.max_steps.is_none() => refuse(
             "how many examples there are is not known before they are read, so the length of the run must be given in steps",
@@ -98,11 +99,11 @@ pub(super) fn streaming(config: &RunConfig) -> Checked {
         DataSection { packing: true, .. } => {
             refuse("data.packing fits rows together by the lengths of all of them", "leave one of the two out")
         }
-        DataSection { sampler: Sampler::GroupByLength, .. } => refuse(
+        _ if trainer.sampler == Sampler::GroupByLength => refuse(
             "data.sampler = \"group_by_length\" needs the lengths of all examples",
             "set data.sampler = \"random\"",
         ),
-        DataSection { padding: PaddingStrategy::Buckets, buckets: None | Some(Buckets::Number(_)), .. } => refuse(
+        _ if trainer.padding == PaddingStrategy::Buckets && !has_lengths => refuse(
             "data.padding = \"buckets\" chooses lengths from those of all examples",
             "set data.buckets to a list of lengths, or data.padding = \"longest\" or \"max_length\"",
         ),

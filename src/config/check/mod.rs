@@ -11,7 +11,7 @@ use kiln_train::arguments::CheckedArguments;
 use toml::Value;
 
 use super::origin::full_key;
-use super::{DataFormat, EvalStrategy, GenerationSection, LoraSection, RunConfig, Task};
+use super::{DataFormat, EvalStrategy, GenerationSection, LoraSection, RunConfig, Samples, Task};
 
 impl RunConfig {
     /// Checks the values and how they go together, as far as the config alone can tell.
@@ -34,7 +34,9 @@ impl RunConfig {
 /// The arguments of the Trainer, or the first rule that `config` breaks.
 pub(super) fn check(config: &RunConfig) -> std::result::Result<CheckedArguments, Complaint> {
     let arguments = config.arguments().checked()?;
-    config.check_places()?;
+    if config.trainer.samples != Samples::Never {
+        return Err(Complaint::new("trainer.samples", "is set elsewhere in a config").help("set [generation]"));
+    }
     model(config)?;
     config.lora.as_ref().map_or(Ok(()), |section| lora(section, config))?;
     data::check(&config.data)?;
@@ -184,7 +186,7 @@ fn evaluation(config: &RunConfig) -> Checked {
 /// The settings that `trainer.do_predict` needs.
 fn prediction(config: &RunConfig) -> Checked {
     let (data, wanted) = (&config.data, config.trainer.do_predict);
-    match &data.test {
+    match &config.trainer.test {
         Some(_) if !wanted => {
             Err(Complaint::new("data.test", "its rows are predicted with trainer.do_predict = true alone")
                 .help("set trainer.do_predict = true, or leave it out"))

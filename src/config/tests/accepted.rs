@@ -82,7 +82,7 @@ fn defaults_are_hugging_faces() {
     assert_eq!((trainer.adam_beta1, trainer.adam_beta2, trainer.adam_epsilon), (0.9, 0.999, 1e-8));
     assert_eq!((trainer.lr_scheduler_type, trainer.warmup_steps), (SchedulerType::Linear, Interval::Steps(0)));
     assert_eq!((trainer.seed, trainer.data_seed(), trainer.eval_strategy), (42, 42, EvalStrategy::No));
-    assert_eq!((config.trainer.on_existing, config.data.sampler), (OnExisting::Fail, Sampler::Random));
+    assert_eq!((config.trainer.on_existing, config.trainer.sampler), (OnExisting::Fail, Sampler::Random));
     assert_eq!((config.data.format, config.trainer.device.kind), (DataFormat::Text, DeviceKind::Auto));
 }
 
@@ -182,7 +182,7 @@ fn older_spellings() {
     assert_eq!(config.trainer.eval_strategy, EvalStrategy::Epoch);
     assert_eq!(config.trainer.warmup_steps, Interval::Ratio(0.1));
     assert_eq!((config.trainer.per_device_train_batch_size, config.trainer.per_device_eval_batch_size), (4.into(), 5));
-    assert_eq!((config.trainer.device.kind, config.data.sampler), (DeviceKind::Cpu, Sampler::Sequential));
+    assert_eq!((config.trainer.device.kind, config.trainer.sampler), (DeviceKind::Cpu, Sampler::Sequential));
     assert_eq!(parse("adafactor = true").unwrap().trainer.optim, OptimizerName::Adafactor);
     assert_eq!(parse("adafactor = false").unwrap().trainer.optim, OptimizerName::AdamW);
     for written in ["\"momentum=0.9, nesterov=True\"", "{ momentum = 0.9, nesterov = true }"] {
@@ -208,9 +208,9 @@ fn older_spellings() {
     assert_eq!(parse("warmup_ratio = 0").unwrap().trainer.warmup_steps, Interval::Steps(0));
     refused.lines(&["evaluation_strategy = \"sometimes\"", "warmup_ratio = 1.1", "no_cuda = \"maybe\""]);
     for written in ["train_sampling_strategy = \"group_by_length\"", "group_by_length = true"] {
-        assert_eq!(parse(written).unwrap().data.sampler, Sampler::GroupByLength);
+        assert_eq!(parse(written).unwrap().trainer.sampler, Sampler::GroupByLength);
     }
-    assert_eq!(parse("group_by_length = false").unwrap().data.sampler, Sampler::Random);
+    assert_eq!(parse("group_by_length = false").unwrap().trainer.sampler, Sampler::Random);
     refused.lines(&["group_by_length = 2"]);
 }
 
@@ -274,14 +274,23 @@ fn the_builder_checks_like_a_file() {
     let config = of(TrainingArguments { on_existing: OnExisting::Overwrite, ..run() }).build().unwrap();
     assert_eq!(config.model.fields["n_layer"].as_integer(), Some(2));
     assert_eq!(RunConfig::parse(&config.to_toml().unwrap(), "x").unwrap().model, config.model);
+    // They stand in [data] of a file.
+    let (sampler, test) = (Sampler::Sequential, Some("t.csv".to_owned()));
+    let data = DataSection { format: DataFormat::Csv, ..DataSection::text(Task::SequenceClassification, ["a.csv"]) };
+    let builder = of(TrainingArguments { max_steps: Some(1), sampler, test, do_predict: true, ..run() }).data(data);
+    let config = builder.tokenizer(TokenizerSection::from_pretrained("t")).build().unwrap();
+    let written = config.to_toml().unwrap();
+    let data = &toml::from_str::<toml::Table>(&written).unwrap()["data"];
+    assert_eq!((data["sampler"].as_str(), data["test"].as_str()), (Some("sequential"), Some("t.csv")));
+    assert_eq!(RunConfig::parse(&written, "x").unwrap().trainer, config.trainer);
     let trainer = TrainingArguments { learning_rate: f64::NAN, ..run() };
     refused.add("learning_rate: NaN", of(trainer).build());
     let trainer = TrainingArguments { warmup_steps: Interval::Ratio(1.5), ..run() };
     refused.add("warmup_steps: 1.5", of(trainer).build());
     let trainer = TrainingArguments { seed: u64::MAX, max_tokens: Some(u64::MAX), ..run() };
     refused.add("max_tokens: the largest u64", of(trainer).build());
-    let sampler = TrainingArguments { sampler: Sampler::Sequential, ..run() };
-    refused.add("a sampler in the arguments", of(sampler).build());
+    let samples = TrainingArguments { samples: Samples::AtEnd, ..run() };
+    refused.add("samples in the arguments", of(samples).build());
     refused.add("a tokenizer to learn", of(run()).tokenizer(TokenizerSection::train(4096)).build());
     let config = RunConfig::builder(run())
         .model(ModelSection::from_pretrained("gpt2"))

@@ -324,7 +324,10 @@ fn whole_files_of_both_releases() {
         assert_eq!((trainer.length(), trainer.learning_rate), (RunLength::Epochs(2.0), 2e-5));
         assert_eq!(trainer.warmup_steps, Interval::Ratio(0.06));
         assert_eq!((trainer.eval_strategy, trainer.save_strategy), (EvalStrategy::Epoch, SaveStrategy::Epoch));
-        assert_eq!((config.data.sampler, config.trainer.run_name.as_deref()), (Sampler::GroupByLength, Some("glue")));
+        assert_eq!(
+            (config.trainer.sampler, config.trainer.run_name.as_deref()),
+            (Sampler::GroupByLength, Some("glue"))
+        );
         assert_eq!(trainer.report_to, [Integration::TensorBoard]);
         assert!(trainer.do_train && trainer.do_eval && trainer.load_best_model_at_end);
         for name in ["dataloader_num_workers", "ddp_find_unused_parameters", "label_names"] {

@@ -318,3 +318,23 @@ fn text_that_is_not_toml() {
     let json = "{\"run\": {}}";
     refused.add(json, RunConfig::parse(json, "a.json"));
 }
+
+/// Keys of `[data]` belong to two structs, and a mistake in one of either has its line.
+#[test]
+fn a_mistake_in_the_data_has_its_line() {
+    let refused = Refused(messages!());
+    for line in [
+        "sampler = \"randm\"",
+        "padding = 3",
+        "pad_to_multiple_of = \"eight\"",
+        "pad_to_multiple_of = 0",
+        "buckets = { number = 4 }",
+        "buckets = 4",
+        "test = 1",
+        "samplr = \"random\"",
+        "block_size = \"long\"",
+    ] {
+        let text = SMALL.replace("task = \"clm\"", &format!("task = \"clm\"\n{line}"));
+        refused.add(line, RunConfig::parse(&text, "a.toml"));
+    }
+}

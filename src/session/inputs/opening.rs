@@ -94,7 +94,7 @@ impl<'a> Opening<'a> {
 
 /// The order in which data are streamed.
 pub(super) fn shuffle(config: &RunConfig) -> Shuffle {
-    let buffer = match config.data.sampler {
+    let buffer = match config.trainer.sampler {
         Sampler::Sequential => 1,
         Sampler::Random | Sampler::GroupByLength => config.data.shuffle_buffer_size,
     };

@@ -329,7 +329,7 @@ fn relocate(config: &mut RunConfig, contract: &Contract) {
     if let Some(Validation::Files(files)) = &mut config.data.validation {
         files.iter_mut().for_each(place);
     }
-    let paths = [&mut config.data.test, &mut config.model.from, &mut config.tokenizer.from];
+    let paths = [&mut config.trainer.test, &mut config.model.from, &mut config.tokenizer.from];
     paths.into_iter().flatten().for_each(place);
 }
 

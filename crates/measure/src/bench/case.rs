@@ -123,10 +123,7 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
     write_json(&folder.join("case.json"), &file)?;
     let mut config = RunConfig {
         model: ModelSection::from_pretrained(from.to_string_lossy()),
-        data: DataSection {
-            sampler: Sampler::Sequential,
-            ..DataSection::tokenized(case.task, [data.to_string_lossy()])
-        },
+        data: DataSection::tokenized(case.task, [data.to_string_lossy()]),
         trainer: TrainingArguments {
             // Longer than any measurement.
             max_steps: Some(1_000_000),
@@ -135,6 +132,7 @@ pub fn prepare(case: &Case, review_lengths: &[usize], kind: DeviceKind, folder: 
             lr_scheduler_type: SchedulerType::Constant,
             max_grad_norm: MAX_GRAD_NORM,
             save_strategy: SaveStrategy::No,
+            sampler: Sampler::Sequential,
             dataloader_drop_last: true,
             precision: case.precision,
             device: DeviceArguments { kind, index: 0 },

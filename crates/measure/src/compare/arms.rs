@@ -284,7 +284,7 @@ mod tests {
             folder.join("run"),
             folder.join("data.jsonl")
         );
-        let config: RunConfig = toml::from_str(&text).unwrap();
+        let config = RunConfig::parse(&text, "config.toml").unwrap();
         (config.clone(), config.plan().unwrap())
     }
 

@@ -79,8 +79,7 @@ pub fn trial_config(
             (SaveStrategy::Steps, (steps - 1).into(), Some(1));
         trainer.save_only_model = given.save_only_model;
     }
-    trainer.dataloader_drop_last = false;
-    config.data.sampler = Sampler::Sequential;
+    (trainer.sampler, trainer.dataloader_drop_last) = (Sampler::Sequential, false);
     (config.data.max_train_samples, config.data.max_eval_samples) = (None, None);
     Ok(config)
 }

@@ -1,8 +1,8 @@
 //! The arguments of the [`Trainer`](crate::Trainer), by the names and with the defaults of Hugging
 //! Face's `TrainingArguments`: values alone, which know no file. They are read from the names of
 //! the fields of [`TrainingArguments`], and a name that is none is refused. Their serialised form
-//! is the section `[trainer]` of a config file, without the last fields, which have places of their
-//! own there.
+//! is the section `[trainer]` of a config file, without the last fields, which have other places
+//! there: [`RunSection`] and [`DataArguments`] are read from their sections.
 
 mod batch;
 mod check;
@@ -285,28 +285,9 @@ kiln_core::keys! {
         #[serde(skip_serializing)]
         distributed: DistributedArguments = DistributedArguments::default(), Free @ "distributed",
             Section(DistributedArguments::check_ranges);
-        /// The order of the training examples; in a config file it is a setting of the data, and
-        /// `RunConfig::arguments` takes it from there. Default: `random`.
-        #[serde(skip_serializing)]
-        sampler: Sampler = Sampler::Random, Bound @ "data.sampler";
-        /// The lengths that batches are padded to; in a config file it is a setting of the data,
-        /// and `RunConfig::arguments` takes it from there. Default: `longest`.
-        #[serde(skip_serializing)]
-        padding: PaddingStrategy = PaddingStrategy::Longest, Bound @ "data.padding";
-        /// These lengths are multiples of this, as `pad_to_multiple_of` of the collators of
-        /// `transformers`; in a config file a setting of the data. Default: none.
-        #[serde(skip_serializing)]
-        pad_to_multiple_of: Option<usize> = None, Bound @ "data.pad_to_multiple_of";
-        /// The number of the lengths of [`PaddingStrategy::Buckets`], or these lengths; in a config
-        /// file a setting of the data. Default: at most 4.
-        #[serde(skip_serializing)]
-        buckets: Option<Buckets> = None, Bound @ "data.buckets";
         /// When the model writes samples of text; in a config file `[generation]`. Default: never.
         #[serde(skip)]
         samples: Samples = Samples::Never, Free @ "generation";
-        /// The rows that are predicted at the end, with `do_predict`; in a config file `data.test`.
-        #[serde(skip)]
-        test: Option<String> = None, Free @ "data.test";
         /// The devices that the run computes on, one process each: as a launcher has started them.
         #[serde(skip)]
         devices: Devices = Devices::default();
@@ -333,6 +314,32 @@ kiln_core::keys! {
         /// and not to the run, so that plan.toml does not repeat it. Default: the newest.
         #[serde(skip_serializing)]
         resume_from_checkpoint: Option<PathBuf> = None, Free @ "run.resume_from_checkpoint";
+    }
+
+    /// `[data]`, besides what is learned from: how batches are made of the examples, and the rows
+    /// that are predicted.
+    #[serde(default)]
+    pub struct DataArguments in "data" {
+        /// The file with the rows that `trainer.do_predict` predicts, written as the training data
+        /// are, though without labels. Default: none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        test: Option<String> = None, Free @ "data.test", text;
+        /// The order of training samples; evaluation always keeps the order of the files. Default:
+        /// `random`.
+        sampler: Sampler = Sampler::Random, Bound @ "data.sampler";
+        /// To which length the rows of a batch are padded. Default: `longest`.
+        padding: PaddingStrategy = PaddingStrategy::Longest, Bound @ "data.padding";
+        /// The lengths that rows are padded to are multiples of this, as `pad_to_multiple_of` of
+        /// the collators of `transformers`. With `padding = "max_length"` the length is rounded up
+        /// too, and with `"buckets"` those that are chosen. Default: none; 8 for `"buckets"`, but
+        /// for the longest one.
+        #[serde(deserialize_with = "some_count", skip_serializing_if = "Option::is_none")]
+        pad_to_multiple_of: Option<usize> = None, Bound @ "data.pad_to_multiple_of";
+        /// With `padding = "buckets"`: a number, at most so many lengths that are chosen from the
+        /// data, or a list, these lengths in ascending order; where rows may be longer than the
+        /// last of them, the longest length is added. Default: 4.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        buckets: Option<Buckets> = None, Bound @ "data.buckets";
     }
 }
 
