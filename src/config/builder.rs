@@ -5,7 +5,8 @@
 use kiln_core::error::Result;
 
 use super::{
-    DataSection, GenerationSection, LoraSection, ModelSection, RunConfig, TokenizerSection, TrainingArguments,
+    CheckedConfig, DataSection, GenerationSection, LoraSection, ModelSection, RunConfig, TokenizerSection,
+    TrainingArguments,
 };
 
 /// Builds a [`RunConfig`] section by section.
@@ -75,8 +76,7 @@ impl RunConfigBuilder {
     ///
     /// # Errors
     /// A config error that names the key, what is expected and what was given.
-    pub fn build(self) -> Result<RunConfig> {
-        self.config.validate()?;
-        Ok(self.config)
+    pub fn build(self) -> Result<CheckedConfig> {
+        Ok(self.config.checked()?)
     }
 }

@@ -7,7 +7,7 @@ use kiln_core::files::{FROM_UTF16, MAX_CONFIG, read_given, utf16, without_mark};
 use kiln_data::settings::DataFormat;
 use kiln_data::task::Task;
 
-use super::check::{check, finite};
+use super::check::{CheckedConfig, finite};
 use super::document::{Document, escaped};
 use super::hf_args;
 use super::origin::Setting;
@@ -20,7 +20,7 @@ impl RunConfig {
     /// # Errors
     /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong
     /// type or a value that makes no sense; an io error when the system refuses to read it.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+    pub fn load(path: impl AsRef<Path>) -> Result<CheckedConfig> {
         Self::load_with(path, &[])
     }
 
@@ -31,26 +31,33 @@ impl RunConfig {
     /// A config error for a file that is missing, not UTF-8 or not TOML, an unknown key, a wrong
     /// type, a value that makes no sense or an override of another form; an io error when the
     /// system refuses to read the file.
-    pub fn load_with(path: impl AsRef<Path>, overrides: &[String]) -> Result<Self> {
-        Self::load_with_hf_args(path, None, overrides)
+    pub fn load_with(path: impl AsRef<Path>, overrides: &[String]) -> Result<CheckedConfig> {
+        Self::load_layers(path, None, overrides, |_| Ok(()))
     }
 
     /// [`load_with`](Self::load_with) with the file `hf_args`, which
     /// `TrainingArguments.to_json_string()` wrote, laid over the config file and under the
-    /// overrides. [`hugging_face_arguments`](super::hugging_face_arguments) says what becomes of
-    /// each argument; one that is null asks for nothing.
+    /// overrides, and with `change` made to the config before it is checked.
+    /// [`hugging_face_arguments`](super::hugging_face_arguments) says what becomes of each
+    /// argument; one that is null asks for nothing.
     ///
     /// # Errors
-    /// Any error of [`load_with`](Self::load_with); a config error for a file that is no JSON
-    /// object, that has a name which `TrainingArguments` has not, or that asks for something that
-    /// Kiln does not have.
-    pub fn load_with_hf_args(path: impl AsRef<Path>, hf_args: Option<&Path>, overrides: &[String]) -> Result<Self> {
+    /// Any error of [`load_with`](Self::load_with) and of `change`; a config error for a file that
+    /// is no JSON object, that has a name which `TrainingArguments` has not, or that asks for
+    /// something that Kiln does not have.
+    pub fn load_layers(
+        path: impl AsRef<Path>,
+        hf_args: Option<&Path>,
+        overrides: &[String],
+        change: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<CheckedConfig> {
         let path = path.as_ref();
         let text = read(path)?;
         let args =
             hf_args.map(|path| hf_args::read(path).map(|text| (text, path.display().to_string()))).transpose()?;
         let args = args.as_ref().map(|(text, origin)| (text.as_str(), origin.as_str()));
-        Self::from_text(&text, &path.display().to_string(), Some(path), args, &[], overrides)
+        let document = Document::layered(&text, &path.display().to_string(), Some(path), args, &[], overrides)?;
+        Self::of_document(document, Some(path), change)
     }
 
     /// Reads and checks a config from text. `origin` stands for the file name in messages; there is
@@ -59,8 +66,8 @@ impl RunConfig {
     /// # Errors
     /// A config error for text that is not TOML, an unknown key, a wrong type or a value that makes
     /// no sense.
-    pub fn parse(text: &str, origin: &str) -> Result<Self> {
-        Self::from_text(text, origin, None, None, &[], &[])
+    pub fn parse(text: &str, origin: &str) -> Result<CheckedConfig> {
+        Self::with_settings(text, origin, &[])
     }
 
     /// The config in `text`, a file called `origin`, with `settings` laid over it. There may be no
@@ -69,8 +76,8 @@ impl RunConfig {
     /// # Errors
     /// Text that is not TOML, an unknown key, a wrong type or a value that makes no sense; an error
     /// about a setting names its origin.
-    pub fn with_settings(text: &str, origin: &str, settings: &[Setting]) -> Result<Self> {
-        Self::from_text(text, origin, None, None, settings, &[])
+    pub fn with_settings(text: &str, origin: &str, settings: &[Setting]) -> Result<CheckedConfig> {
+        Self::of_document(Document::layered(text, origin, None, None, settings, &[])?, None, |_| Ok(()))
     }
 
     /// The config as a file: every key that has a value, defaults included. Reading it gives an
@@ -89,15 +96,12 @@ impl RunConfig {
         escaped(text).map_err(|error| bad(&error))
     }
 
-    pub(super) fn from_text(
-        text: &str,
-        origin: &str,
+    /// The config in `document`, which came from `file`, with `change` made to it.
+    pub(super) fn of_document(
+        mut document: Document,
         file: Option<&Path>,
-        hf_args: Option<(&str, &str)>,
-        settings: &[Setting],
-        overrides: &[String],
-    ) -> Result<Self> {
-        let document = Document::layered(text, origin, file, hf_args, settings, overrides)?;
+        change: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<CheckedConfig> {
         let mut config = document.read()?;
         if let Some(stem) = file.and_then(Path::file_stem)
             && document.table.get("run").and_then(|run| run.get("output_dir")).is_none()
@@ -116,12 +120,11 @@ impl RunConfig {
                 DataFormat::Parquet
             };
         }
+        config.trainer.no_effect = std::mem::take(&mut document.unused).lines();
+        config.included = std::mem::take(&mut document.included);
+        change(&mut config)?;
         let finite = document.table.iter().try_for_each(|(name, value)| finite(name, value));
-        let checked = finite.and_then(|()| check(&config).map(drop));
-        checked.map_err(|complaint| document.locate(complaint))?;
-        config.trainer.no_effect = document.unused.lines();
-        config.included = document.included;
-        Ok(config)
+        finite.and_then(|()| config.checked()).map_err(|complaint| document.locate(complaint))
     }
 }
 

@@ -29,6 +29,7 @@ mod values;
 mod tests;
 
 pub use builder::RunConfigBuilder;
+pub use check::CheckedConfig;
 pub use document::{field_names, quoted};
 pub use generate::GenerateOptions;
 pub use hugging_face::hugging_face_arguments;

@@ -1,6 +1,6 @@
 //! The JSON Schema of config files, from the entries of their keys, for editors and for whoever
 //! checks a file without Kiln. It has what one key alone can tell: rules between keys are
-//! [`RunConfig::validate`]'s.
+//! [`RunConfig::checked`]'s.
 
 use kiln_core::schema::{Schema, unlinked};
 use kiln_models::ModelType;

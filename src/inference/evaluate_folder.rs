@@ -11,7 +11,7 @@ use kiln_models::Model;
 use kiln_train::confusion::Confusion;
 use serde_json::json;
 
-use crate::config::RunConfig;
+use crate::config::{CheckedConfig, RunConfig};
 use crate::distributed::World;
 use crate::inference::evaluate::evaluate;
 use crate::session::Session;
@@ -53,7 +53,7 @@ pub fn evaluate_folder(
     world: &World,
     config: RunConfig,
     model: Option<&str>,
-    open: &dyn Fn(&RunConfig) -> Result<EvaluationSession>,
+    open: &dyn Fn(&CheckedConfig) -> Result<EvaluationSession>,
     told: &mut dyn FnMut(u64, u64),
 ) -> Result<Evaluated> {
     let mut config = config;
@@ -77,6 +77,7 @@ pub fn evaluate_folder(
     if kiln_data::tokenizer::Tokenizer::is_read(&folder) {
         config.tokenizer = crate::config::TokenizerSection::from_pretrained(spec.clone());
     }
+    let config = config.checked()?;
     let session = open(&config)?;
     let model = ModelFolder::open(&spec, config.data.task, &session.device.clone().autodiff())?;
     if config.data.task.has_label_names() {

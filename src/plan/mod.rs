@@ -27,7 +27,8 @@ pub use sections::{Architecture, ExamplePlan, MemoryPlan, SamplePlan};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
-    DataFormat, DeviceKind, Documents, Errors, GenerateOptions, RunConfig, Sampler, SaveStrategy, Task, Validation,
+    CheckedConfig, DataFormat, DeviceKind, Documents, Errors, GenerateOptions, RunConfig, Sampler, SaveStrategy, Task,
+    Validation,
 };
 use crate::plan::file::PlanFile;
 use crate::plan::memory::{Host, MemoryEstimate, MemoryInputs, Values};
@@ -76,8 +77,8 @@ impl RunPlan {
     ///
     /// # Errors
     /// Settings that contradict one another or the facts.
-    pub fn derive(config: &RunConfig, facts: &Facts) -> Result<Self> {
-        let train = TrainPlan::derive(&config.arguments().checked()?, &facts.train)?;
+    pub fn derive(config: &CheckedConfig, facts: &Facts) -> Result<Self> {
+        let train = TrainPlan::derive(config.checked_arguments(), &facts.train)?;
         train.check_evaluation()?;
         let data = &facts.train.data;
         let longest = data.train.max_len.max(data.validation.map_or(0, |split| split.max_len));

@@ -6,7 +6,9 @@ use kiln_train::engine::device::DeviceFacts;
 use kiln_train::plan::{BatchPlan, EnginePlan, Lines, ModelFacts, RunSettings, automatic_logging, update};
 
 use super::Architecture;
-use crate::config::{EvalStrategy, Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize};
+use crate::config::{
+    CheckedConfig, EvalStrategy, Interval, LoggingStrategy, RunConfig, RunLength, SaveStrategy, StepSize,
+};
 use crate::optim::schedule::Schedule;
 use crate::optim::{OptimizerConfig, ParameterGroups};
 
@@ -25,9 +27,9 @@ pub struct Found {
 }
 
 /// The lines of the plan of `config` that follow from what has been `found`.
-pub fn outline(config: &RunConfig, found: &Found) -> String {
+pub fn outline(config: &CheckedConfig, found: &Found) -> String {
     let mut text = Lines::default();
-    let trainer = &config.arguments();
+    let trainer = config.checked_arguments();
     let run = RunSettings::of(trainer);
     run.describe(&mut text);
     match (&found.model, found.unsettled) {
@@ -45,7 +47,7 @@ pub fn outline(config: &RunConfig, found: &Found) -> String {
         }
         (None, _) => text.line("model", format!("not known, for {}", config.data.task)),
     }
-    let batch = trainer.clone().checked().ok().and_then(|trainer| BatchPlan::of(&trainer, None).ok());
+    let batch = BatchPlan::of(trainer, None).ok();
     match &batch {
         Some(batch) => text.line("batch", batch.arithmetic()),
         None => text.line("batch", "depends on what fits into memory (trainer.per_device_train_batch_size = \"auto\")"),
@@ -68,7 +70,7 @@ pub fn outline(config: &RunConfig, found: &Found) -> String {
     }
     describe_rate(config, batch.as_ref(), steps.as_ref().map(|(steps, _)| *steps), &mut text);
     let clip = (trainer.max_grad_norm > 0.0).then_some(trainer.max_grad_norm);
-    text.line("optimizer", update(trainer.optim, &OptimizerConfig::from(trainer), trainer.weight_decay, clip));
+    text.line("optimizer", update(trainer.optim, &OptimizerConfig::from(&**trainer), trainer.weight_decay, clip));
     if let Some(engine) = found.device.as_ref().and_then(|device| EnginePlan::of(trainer, device, None).ok()) {
         engine.describe(&mut text, trainer.seed);
     }

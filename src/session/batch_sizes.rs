@@ -255,8 +255,8 @@ pub(crate) fn found(config: &RunConfig, inputs: &Inputs, device: &DeviceFacts) -
     if let Some(micro) = size_of_run(config)? {
         return Ok(Some(FoundBatch { micro, because: "the size with which the run began".into() }));
     }
-    let probed = probe(config);
-    let (.., facts) = inputs.facts(&probed, &probed.checked()?, device.clone(), None)?;
+    let probed = probe(config).checked()?;
+    let (.., facts) = inputs.facts(&probed, device.clone(), None)?;
     let probe = RunPlan::derive(&probed, &facts)?;
     let mode = config.trainer.compiler_mode();
     let Some(stored) = Stored::find(&Key::of(config, &probe)?, useful(config, &probe.train))? else {

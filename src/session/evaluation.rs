@@ -11,7 +11,7 @@ pub use kiln_train::evaluation::no_validation;
 
 use super::TransformerTask;
 use super::inputs::{Inputs, Use};
-use crate::config::RunConfig;
+use crate::config::CheckedConfig;
 use crate::engine::{device, handover};
 use crate::plan::{EnginePlan, check_positions};
 use crate::task::loss_options;
@@ -24,8 +24,10 @@ pub type EvaluationSession<T = TransformerTask> = kiln_train::evaluation::Evalua
 ///
 /// # Errors
 /// A config without validation data, and inputs, a device or a compiler that cannot be used.
-pub fn open(config: &RunConfig, progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>) -> Result<EvaluationSession> {
-    config.validate()?;
+pub fn open(
+    config: &CheckedConfig,
+    progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>,
+) -> Result<EvaluationSession> {
     if config.data.validation.is_none() && config.data.dataset_name.is_none() {
         return Err(no_validation());
     }

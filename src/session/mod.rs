@@ -30,7 +30,7 @@ pub use kiln_train::provenance;
 pub use kiln_train::task::{Batch, BatchSize, TensorMapper, TensorTree, TrainingTask};
 pub use transformer_task::{Described, TransformerTask};
 
-use crate::config::RunConfig;
+use crate::config::{CheckedConfig, RunConfig};
 use crate::engine::{device, handover};
 use crate::plan::{self, Facts, Found, RunPlan, sample_plan};
 use crate::task::evaluator::ComputeMetrics;
@@ -45,7 +45,7 @@ pub trait OpenSession: Sized {
     ///
     /// # Errors
     /// Inputs that cannot be used, and settings that contradict one another or the inputs.
-    fn open(config: RunConfig) -> Result<Self> {
+    fn open(config: CheckedConfig) -> Result<Self> {
         Self::open_for(config, None, &mut |_| ControlFlow::Continue(()))
     }
 
@@ -58,7 +58,7 @@ pub trait OpenSession: Sized {
     /// `metrics` a task whose predictions are not collected (`clm`, `mlm` and
     /// `question-answering`).
     fn open_for(
-        config: RunConfig,
+        config: CheckedConfig,
         metrics: Option<ComputeMetrics>,
         progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>,
     ) -> Result<Self>;
@@ -68,7 +68,10 @@ pub trait OpenSession: Sized {
     ///
     /// # Errors
     /// The errors of [`open`](Self::open).
-    fn open_with_progress(config: RunConfig, progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>) -> Result<Self> {
+    fn open_with_progress(
+        config: CheckedConfig,
+        progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>,
+    ) -> Result<Self> {
         Self::open_for(config, None, progress)
     }
 
@@ -77,7 +80,7 @@ pub trait OpenSession: Sized {
     ///
     /// # Errors
     /// The errors of [`open_for`](Self::open_for).
-    fn open_with_metrics(config: RunConfig, metrics: ComputeMetrics) -> Result<Self> {
+    fn open_with_metrics(config: CheckedConfig, metrics: ComputeMetrics) -> Result<Self> {
         Self::open_for(config, Some(metrics), &mut |_| ControlFlow::Continue(()))
     }
 
@@ -102,11 +105,10 @@ pub trait OpenSession: Sized {
 
 impl OpenSession for Session {
     fn open_for(
-        config: RunConfig,
+        config: CheckedConfig,
         metrics: Option<ComputeMetrics>,
         progress: &mut dyn FnMut(Preparation) -> ControlFlow<()>,
     ) -> Result<Self> {
-        let arguments = config.checked()?;
         handover::settle(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
         let found = device::select(config.trainer.device.kind, config.trainer.device.index)?;
         let mut inputs = Inputs::open(&config, Use::Training, progress)?;
@@ -116,11 +118,11 @@ impl OpenSession for Session {
         }
         let facts = found.facts();
         let batch = batch_sizes::found(&config, &inputs, &facts)?;
-        let (train, validation, facts) = inputs.facts(&config, &arguments, facts, batch)?;
+        let (train, validation, facts) = inputs.facts(&config, facts, batch)?;
         let generation = sample_plan(&config, &facts)?;
-        let training = facts.train.clone();
-        let task =
-            TransformerTask { described: Some(Arc::new(Described { config, facts, generation })), ..inputs.task };
+        let (arguments, training) = (config.checked_arguments().clone(), facts.train.clone());
+        let described = Some(Arc::new(Described { config: config.into(), facts, generation }));
+        let task = TransformerTask { described, ..inputs.task };
         let session = Self::opened(arguments, training, task, found.device, train, validation)?;
         session.plan().check_evaluation()?;
         Ok(session)
@@ -158,14 +160,14 @@ pub fn saved_plan(folder: &Path) -> Result<Option<RunPlan>> {
 
 /// The part of the plan of `config` that does not depend on what is lacking of its inputs, and what
 /// that is; none where all is there.
-pub fn outline(config: &RunConfig) -> Option<String> {
+pub fn outline(config: &CheckedConfig) -> Option<String> {
     let device =
         device::select(config.trainer.device.kind, config.trainer.device.index).ok().map(|found| found.facts());
     let found = Found { device, ..inputs::found(config) };
     (!found.lacks.is_empty()).then(|| plan::outline(config, &found))
 }
 
-impl RunConfig {
+impl CheckedConfig {
     /// The plan of this run. Its inputs are opened to derive it and closed again; [`Session::open`]
     /// keeps them open.
     ///

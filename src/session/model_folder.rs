@@ -155,7 +155,7 @@ pub fn run_of(spec: &str) -> Result<Option<(PathBuf, RunConfig)>> {
         )),
         _ => error,
     })?;
-    Ok(Some((plan, config)))
+    Ok(Some((plan, config.into())))
 }
 
 /// The configuration of the model or adapter that `spec` names, and the task that an adapter

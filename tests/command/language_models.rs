@@ -272,7 +272,7 @@ fn rows_of_a_table_are_joined_as_run_clm_and_run_mlm_join_them() {
     for (config, task, tokenizer) in
         [("gpt2-wikitext103.toml", "clm", "gpt2"), ("bert-mlm-wikitext.toml", "mlm", "bert")]
     {
-        let data = kiln::RunConfig::load(root.join("configs").join(config)).unwrap().data;
+        let data = kiln::RunConfig::load(root.join("configs").join(config)).unwrap().data.clone();
         assert!(data.format.is_table() && data.task.to_string() == task, "{config}");
         let tokenizer = Tokenizer::load(&fixture.join(tokenizer)).unwrap();
         let blocks = |ends: bool| {

@@ -89,7 +89,7 @@ fn a_planted_wrong_operator_is_found() {
     // A real run of every probe, in which a fused GELU gives the layer below it a gradient that is
     // 1 % too long.
     let mut planted = |config: &RunConfig, steps: usize, look: Look| -> Result<Probe> {
-        let session = Session::open(config.clone())?;
+        let session = Session::open(config.clone().checked()?)?;
         let mut probe = probe::run(&session, session.plan().engine.ops, steps, look)?;
         if session.plan().engine.ops.fused_operators().contains(&Operator::Gelu) {
             let gradients = probe.steps.iter_mut().flat_map(|step| &mut step.gradients);

@@ -30,7 +30,7 @@ fn config(folder: &Path, model: &str, data: &str, trainer: &str, rest: &str) -> 
         "[run]\noutput_dir = {}\n[model]\n{model}[data]\n{data}[trainer]\n{trainer}\n[device]\nkind = \"cpu\"\n{rest}",
         at("run")
     );
-    RunConfig::parse(&text, "test").unwrap()
+    RunConfig::parse(&text, "test").unwrap().into()
 }
 
 const ROWS: &str = "task = \"sequence-classification\"\nformat = \"tokenized\"\ntrain = ROWS\nvalidation = \"25%\"\n";
@@ -63,6 +63,7 @@ fn configs(folder: &TempDir) -> Vec<RunConfig> {
 fn a_plan_is_the_same_value_whenever_it_is_derived_and_after_it_was_written() {
     let folder = tempfile::tempdir().unwrap();
     for config in configs(&folder) {
+        let config = config.checked().unwrap();
         let session = Session::open(config.clone()).unwrap();
         let plan = session.run_plan().unwrap();
         assert_eq!(RunPlan::derive(&config, &session.run_facts().unwrap()).unwrap(), plan);
@@ -73,7 +74,7 @@ fn a_plan_is_the_same_value_whenever_it_is_derived_and_after_it_was_written() {
         assert_eq!(serde_json::to_string_pretty(&read).unwrap(), text);
         assert_eq!(read.describe(), plan.describe());
         // The config with everything explicit has a plan that does the same.
-        let again = Session::open(session.config().unwrap()).unwrap();
+        let again = Session::open(session.config().unwrap().checked().unwrap()).unwrap();
         assert_eq!(again.config().unwrap(), session.config().unwrap());
         assert_eq!(
             (&again.plan().steps.total, &again.plan().optimizer),
@@ -85,7 +86,7 @@ fn a_plan_is_the_same_value_whenever_it_is_derived_and_after_it_was_written() {
 #[test]
 fn another_config_on_what_is_open_has_another_plan() {
     let folder = tempfile::tempdir().unwrap();
-    let session = Session::open(configs(&folder).remove(0)).unwrap();
+    let session = Session::open(configs(&folder).remove(0).checked().unwrap()).unwrap();
     let halved = session.with(|trainer| {
         trainer.per_device_train_batch_size = 2.into();
         trainer.gradient_accumulation_steps = 4;
@@ -105,7 +106,7 @@ fn another_config_on_what_is_open_has_another_plan() {
 #[test]
 fn arguments_out_of_range_have_no_plan() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
-    let session = Session::open(configs(&folder).remove(0))?;
+    let session = Session::open(configs(&folder).remove(0).checked()?)?;
     let refused = |error: Option<Error>, expected: &str| {
         let error = error.unwrap();
         assert_eq!((error.exit_code(), error.to_string().as_str()), (2, expected));
@@ -135,7 +136,7 @@ fn a_model_that_is_not_kilns_has_a_plan() -> Result<()> {
     let folder = tempfile::tempdir().unwrap();
     let mut config = configs(&folder).remove(1);
     config.trainer.compiler = None;
-    let session = Session::open(config.clone())?;
+    let session = Session::open(config.clone().checked()?)?;
     let bert = BertConfig { num_hidden_layers: 1, hidden_size: 8, num_attention_heads: 1, ..BertConfig::default() };
     let module = Model::new(&ModelConfig::Bert(bert), kiln::config::Task::Mlm.head(), &burn::tensor::Device::flex())?;
     let mut facts = session.facts().clone();
@@ -165,7 +166,8 @@ fn a_plan_for_several_devices_is_not_trained_on_one() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path(), BERT, ROWS, "max_steps = 2", "");
     config.trainer.devices = kiln::distributed::Devices { count: 2, nodes: 1 };
-    let error = kiln::Trainer::from_session(Session::open(config).unwrap()).unwrap().train().unwrap_err();
+    let error =
+        kiln::Trainer::from_session(Session::open(config.checked().unwrap()).unwrap()).unwrap().train().unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(
         error.to_string().contains("the plan is one for 2 devices, and the trainer's world has 1 device"),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use clap::Args;
-use kiln::config::{CompilerMode, DeviceKind, TrainBatchSize};
+use kiln::config::{CompilerMode, DeviceKind, RunConfig, TrainBatchSize};
 use kiln::engine::device;
 use kiln::engine::handover::Engine;
 use kiln::run_folder::PAGE;
@@ -143,9 +143,10 @@ pub(super) fn run_compare(args: &CompareArgs) -> Result<()> {
     if !args.world.is_empty() {
         return compare_worlds(args);
     }
-    let mut config = args.config.load_for_modes(BOTH_MODES).map_err(|error| {
+    let config = args.config.load_for_modes(BOTH_MODES).map_err(|error| {
         if args.config.file.is_dir() { error.help("`kiln report RUN..` reports on finished runs") } else { error }
     })?;
+    let mut config = RunConfig::from(config);
     // The compiler is what is compared: a config that switches it on has no native arm of its own.
     config.trainer.set_compiler(CompilerMode::Native);
     // On a GPU only the engine of a mode can plan a run of it, and so name what its size is kept
@@ -228,7 +229,7 @@ fn compare_worlds(args: &CompareArgs) -> Result<()> {
     signals::install()?;
     let options = scaling::Options {
         title: format!("{}: {} devices", args.config.file.display(), listed(&worlds)),
-        config: args.config.load()?,
+        config: args.config.load()?.into(),
         out: args.out.clone(),
         worlds,
         steps: args.steps.unwrap_or(WORLD_STEPS),

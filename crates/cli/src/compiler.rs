@@ -180,8 +180,8 @@ pub(super) fn worth_of_compiling(engine: &EnginePlan) -> Option<Worth> {
 
 /// The warm-up stage of a compiled run alone, which leaves its kernels in the cache.
 pub(super) fn run_pretune(args: &ConfigArgs) -> Result<()> {
-    let mut config = args.load_for_modes("kiln pretune tunes kernels of the compiled mode")?;
-    config.trainer.set_compiler(CompilerMode::Compiled);
+    let config = args.load_for_modes("kiln pretune tunes kernels of the compiled mode")?;
+    let config = config.with(|config| config.trainer.set_compiler(CompilerMode::Compiled))?;
     engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let forced = config.trainer.compiler.as_ref().is_some_and(|compiler| compiler.warmup == Switch::On);
     let session = open(config)?;

@@ -673,7 +673,7 @@ mod tests {
         let text =
             template(Purpose::Task(Task::Regression), "new", "org/model", Some(32), &named("review", "stars").unwrap());
         assert!(text.lines().all(|line| one_line(line) == line), "{text}");
-        let data = RunConfig::parse(&text, "new.toml").unwrap().data;
+        let data = RunConfig::parse(&text, "new.toml").unwrap().data.clone();
         assert_eq!(
             (data.format, &data.train, data.validation),
             (DataFormat::Tsv, &train, Some(Validation::Share(0.25)))
@@ -692,14 +692,14 @@ mod tests {
         let chat = template(Purpose::Chat, "new", "org/model", None, &Data::conversations_placeholder());
         let config = RunConfig::parse(&chat, "new.toml").unwrap();
         assert_eq!((config.data.task, config.data.max_length), (Task::Clm, Some(512)));
-        assert_eq!((config.data.messages_column.as_deref(), config.lora.unwrap().r), (Some("messages"), 16));
+        assert_eq!((config.data.messages_column.as_deref(), config.lora.as_ref().unwrap().r), (Some("messages"), 16));
         assert!(chat.lines().all(|line| line.chars().count() <= 130), "{chat}");
         for task in Task::ALL {
             if task == Task::Clm {
                 let positions = random_weights(task).unwrap();
                 let text = template(Purpose::Task(task), "new", RANDOM, Some(positions), &Data::placeholder(task));
                 let config = RunConfig::parse(&text, "new.toml").unwrap();
-                assert_eq!((config.model.from, config.tokenizer.train_vocab_size), (None, Some(4096)));
+                assert_eq!((config.model.from.as_ref(), config.tokenizer.train_vocab_size), (None, Some(4096)));
                 assert_eq!(config.trainer.learning_rate, 1e-3);
                 assert!(text.lines().all(|line| line.chars().count() <= 130), "{text}");
             } else {

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use clap::Args;
-use kiln::config::{CompilerMode, DeviceKind, OnExisting, RunConfig};
+use kiln::config::{CheckedConfig, CompilerMode, DeviceKind, OnExisting, RunConfig};
 use kiln::distributed::World;
 use kiln::distributed::environment::{self, Hosts};
 #[cfg(unix)]
@@ -496,14 +496,18 @@ fn check_mode(mode: CompilerMode, kind: DeviceKind) -> Result<()> {
 /// # Errors
 /// A world that cannot be joined, fewer devices than ranks of a machine, and a mode that ranks
 /// cannot choose.
-pub(super) fn join(config: &mut RunConfig) -> Result<Ranks> {
-    if environment::find()?.is_some() && config.trainer.compiler_mode() == CompilerMode::Auto {
+pub(super) fn join(config: CheckedConfig) -> Result<(CheckedConfig, Ranks)> {
+    if environment::find()?.is_none() {
+        return Ok((config, Ranks { world: World::join()?, other: None }));
+    }
+    if config.trainer.compiler_mode() == CompilerMode::Auto {
         check_mode(CompilerMode::Auto, device::select(config.trainer.device.kind, config.trainer.device.index)?.kind)?;
     }
-    let world = world(config)?;
+    let mut config = RunConfig::from(config);
+    let world = world(&mut config)?;
     config.trainer.devices = world.devices();
     if world.is_root() {
-        return Ok(Ranks { world, other: None });
+        return Ok((config.checked()?, Ranks { world, other: None }));
     }
     // A message for people comes from rank 0; a path that it refuses, it refuses for all.
     let folder = config.trainer.expanded_output_dir()?;
@@ -517,7 +521,7 @@ pub(super) fn join(config: &mut RunConfig) -> Result<Ranks> {
     config.trainer.on_existing = OnExisting::Resume;
     config.trainer.resume_from_checkpoint = None;
     let log = folder.join(log_of(world.rank()));
-    Ok(Ranks { world, other: Some(OtherRank { scratch, log }) })
+    Ok((config.checked()?, Ranks { world, other: Some(OtherRank { scratch, log }) }))
 }
 
 impl OtherRank {

@@ -14,7 +14,8 @@ use console::Term;
 use indicatif::HumanBytes;
 use kiln::Trainer;
 use kiln::config::{
-    CompilerMode, DataFormat, OnExisting, Precision, RunConfig, SCHEMA_FILE, Switch, Task, Validation, json_schema,
+    CheckedConfig, CompilerMode, DataFormat, OnExisting, Precision, RunConfig, SCHEMA_FILE, Switch, Task, Validation,
+    json_schema,
 };
 use kiln::distributed::World;
 use kiln::engine::compiler::decision::Decision;
@@ -85,26 +86,27 @@ pub(super) struct Layers {
 
 impl ConfigArgs {
     /// The config: the file, and [`Layers`] over it.
-    pub(super) fn load(&self) -> Result<RunConfig> {
-        self.layers.load(&self.file)
+    pub(super) fn load(&self) -> Result<CheckedConfig> {
+        self.layers.load(&self.file, |_| Ok(()))
     }
 
     /// [`load`](Self::load) for a command that chooses the mode itself, for the reason `why`.
-    pub(super) fn load_for_modes(&self, why: &str) -> Result<RunConfig> {
+    pub(super) fn load_for_modes(&self, why: &str) -> Result<CheckedConfig> {
         self.layers.refuse_compiler(why)?;
         self.load()
     }
 }
 
 impl Layers {
-    /// The config: the file, Hugging Face's arguments over it, overrides over both, the mode and
-    /// the precision over all.
-    pub(super) fn load(&self, file: &Path) -> Result<RunConfig> {
-        let mut config = RunConfig::load_with_hf_args(file, self.hf_args.as_deref(), &self.overrides())?;
-        if let Some(mode) = self.compiler {
-            config.trainer.set_compiler(mode);
-        }
-        Ok(config)
+    /// The config: the file, Hugging Face's arguments over it, overrides over both, the mode, the
+    /// precision and the command's own `change` over all.
+    pub(super) fn load(&self, file: &Path, change: impl FnOnce(&mut RunConfig) -> Result<()>) -> Result<CheckedConfig> {
+        RunConfig::load_layers(file, self.hf_args.as_deref(), &self.overrides(), |config| {
+            if let Some(mode) = self.compiler {
+                config.trainer.set_compiler(mode);
+            }
+            change(config)
+        })
     }
 
     /// The overrides of keys, the precision among them.
@@ -449,13 +451,15 @@ pub(super) struct EvalArgs {
 }
 
 pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
-    let mut config = if args.config.file.is_dir() { of_run(&args.config)? } else { args.config.load()? };
-    if args.config.layers.compiler.is_none() && config.trainer.compiler.is_none() {
+    let ConfigArgs { file, layers } = &args.config;
+    let mut config =
+        RunConfig::from(if file.is_dir() { of_run(&args.config, |_| Ok(()))? } else { args.config.load()? });
+    if layers.compiler.is_none() && config.trainer.compiler.is_none() {
         config.trainer.set_compiler(CompilerMode::Auto);
     }
     engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let world = ranks::world(&mut config)?;
-    let open = |config: &RunConfig| world.first_of_a_machine_first(|| open_evaluation(config));
+    let open = |config: &CheckedConfig| world.first_of_a_machine_first(|| open_evaluation(config));
     let figures = evaluating(|told| evaluate_folder(&world, config, args.model.as_deref(), &open, told))?;
     if !world.is_root() {
         return Ok(());
@@ -468,8 +472,9 @@ pub(super) fn run_eval(args: &EvalArgs) -> Result<()> {
     finite("eval_loss", figures.record.get("eval_loss").unwrap_or(0.0))
 }
 
-/// The config of the run whose folder `args` names in place of a config file.
-fn of_run(args: &ConfigArgs) -> Result<RunConfig> {
+/// The config of the run whose folder `args` names in place of a config file, with `change` made to
+/// it.
+fn of_run(args: &ConfigArgs, change: impl FnOnce(&mut RunConfig) -> Result<()>) -> Result<CheckedConfig> {
     let (folder, plan) = (&args.file, args.file.join(PLAN_TOML));
     if !plan.is_file() {
         return Err(Error::config(format!(
@@ -479,34 +484,57 @@ fn of_run(args: &ConfigArgs) -> Result<RunConfig> {
         .help("name the config file, and the model by --model"));
     }
     let Layers { hf_args, set, .. } = &args.layers;
-    let mut config = args.layers.load(&plan)?;
-    if !set.iter().any(|set| set.trim_start().starts_with("run.output_dir")) {
-        if let Some(laid_over) = hf_args
-            && config.trainer.output_dir != *folder
-            && config.trainer.output_dir != RunConfig::load(&plan)?.trainer.output_dir
-        {
-            let output_dir = config.trainer.output_dir.display();
-            tracing::warn!(
-                "{}: output_dir = \"{output_dir}\" has no effect, since the run folder is named by {}; --set \
-                 run.output_dir=.. names another one",
-                laid_over.display(),
-                folder.display()
-            );
+    args.layers.load(&plan, |config| {
+        if !set.iter().any(|set| set.trim_start().starts_with("run.output_dir")) {
+            if let Some(laid_over) = hf_args
+                && config.trainer.output_dir != *folder
+                && config.trainer.output_dir != RunConfig::load(&plan)?.trainer.output_dir
+            {
+                let output_dir = config.trainer.output_dir.display();
+                tracing::warn!(
+                    "{}: output_dir = \"{output_dir}\" has no effect, since the run folder is named by {}; --set \
+                     run.output_dir=.. names another one",
+                    laid_over.display(),
+                    folder.display()
+                );
+            }
+            // The folder may have been moved since the plan was written.
+            config.trainer.output_dir.clone_from(folder);
         }
-        // The folder may have been moved since the plan was written.
-        config.trainer.output_dir.clone_from(folder);
-    }
-    Ok(config)
+        change(config)
+    })
 }
 
-/// The config of a training, which a run folder stands for where its run is to be continued.
-fn of_training(args: &TrainArgs) -> Result<RunConfig> {
+/// The config of a training, which a run folder stands for where its run is to be continued, and
+/// whether it is `--resume` alone that continues the run.
+fn of_training(args: &TrainArgs) -> Result<(CheckedConfig, bool)> {
     let (folder, plan) = (&args.config.file, args.config.file.join(PLAN_TOML));
+    let mut is_continued = false;
+    let change = |config: &mut RunConfig| {
+        // A config that begins a run where there is none does so with --resume, too.
+        is_continued = args.resume && args.resume_from.is_none() && config.trainer.on_existing != OnExisting::Resume;
+        if args.resume || args.resume_from.is_some() {
+            config.trainer.on_existing = OnExisting::Resume;
+        }
+        if let Some(checkpoint) = &args.resume_from {
+            config.trainer.resume_from_checkpoint = Some(checkpoint.clone());
+        }
+        if !args.unfused {
+            return Ok(());
+        }
+        let compiled = config.trainer.compiler.as_mut().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
+        let Some(compiler) = compiled else {
+            return Err(Error::config("--unfused: the native engine has no fusion to switch off")
+                .help("--unfused is for debugging the compiled engine: --compiler compiled --unfused"));
+        };
+        compiler.fusion = Switch::Off;
+        Ok(())
+    };
     if !plan.is_file() {
-        return args.config.load();
+        return Ok((args.config.layers.load(folder, change)?, is_continued));
     }
     if args.resume || args.resume_from.is_some() {
-        return of_run(&args.config);
+        return Ok((of_run(&args.config, change)?, is_continued));
     }
     let (shown, again) = (folder.display(), repeat_command(folder).unwrap_or_default());
     let quoted = shell_quoted(&shown.to_string()).into_owned();
@@ -515,24 +543,24 @@ fn of_training(args: &TrainArgs) -> Result<RunConfig> {
 }
 
 /// The config of `args`, in the engine that it asks for.
-fn load(args: &ConfigArgs) -> Result<RunConfig> {
+fn load(args: &ConfigArgs) -> Result<CheckedConfig> {
     let config = args.load()?;
     engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     Ok(config)
 }
 
 /// The plan of `config`; a signal stops tokenising.
-pub(super) fn resolve(config: RunConfig) -> Result<RunPlan> {
+pub(super) fn resolve(config: CheckedConfig) -> Result<RunPlan> {
     open(config)?.run_plan()
 }
 
 /// Opens `config`; a signal stops tokenising.
-pub(super) fn open(config: RunConfig) -> Result<Session> {
+pub(super) fn open(config: CheckedConfig) -> Result<Session> {
     tokenising("before the first step", |progress| Session::open_with_progress(config, progress))
 }
 
 /// Opens `config` for an evaluation alone; a signal stops tokenising.
-fn open_evaluation(config: &RunConfig) -> Result<EvaluationSession> {
+fn open_evaluation(config: &CheckedConfig) -> Result<EvaluationSession> {
     tokenising("before the first batch", |progress| evaluation::open(config, progress))
 }
 
@@ -564,12 +592,11 @@ fn tokenising<S>(when: &str, open: impl FnOnce(&mut store::OnProgress<'_>) -> Re
 }
 
 pub(super) fn plan(args: &PlanArgs) -> Result<()> {
-    let mut config = load(&args.config)?;
-    let Ranks { world, .. } = ranks::join(&mut config)?;
+    let (config, Ranks { world, .. }) = ranks::join(load(&args.config)?)?;
     world.by_root(|| show_plan(config, args)).map(drop)
 }
 
-fn show_plan(config: RunConfig, args: &PlanArgs) -> Result<()> {
+fn show_plan(config: CheckedConfig, args: &PlanArgs) -> Result<()> {
     let opened = open(config.clone()).and_then(|session| Ok((session.run_plan()?, session)));
     let (plan, session) = match opened {
         Ok(opened) => opened,
@@ -598,32 +625,16 @@ fn show_plan(config: RunConfig, args: &PlanArgs) -> Result<()> {
 }
 
 pub(super) fn train(args: &TrainArgs) -> Result<()> {
-    let mut config = of_training(args)?;
+    let (config, is_continued) = of_training(args)?;
     #[cfg(unix)]
     if args.watch {
         ranks::refuse("train --watch")?;
         let code = super::terminal::watch::train(&config.trainer.expanded_output_dir()?, args.log_format.is_some())?;
         std::process::exit(code.into());
     }
-    // A config that begins a run where there is none does so with --resume, too.
-    let is_continued = args.resume && args.resume_from.is_none() && config.trainer.on_existing != OnExisting::Resume;
-    if args.resume || args.resume_from.is_some() {
-        config.trainer.on_existing = OnExisting::Resume;
-    }
-    if let Some(checkpoint) = &args.resume_from {
-        config.trainer.resume_from_checkpoint = Some(checkpoint.clone());
-    }
-    if args.unfused {
-        let compiled = config.trainer.compiler.as_mut().filter(|compiler| compiler.enabled == CompilerMode::Compiled);
-        let Some(compiler) = compiled else {
-            return Err(Error::config("--unfused: the native engine has no fusion to switch off")
-                .help("--unfused is for debugging the compiled engine: --compiler compiled --unfused"));
-        };
-        compiler.fusion = Switch::Off;
-    }
     engines::hand_over(config.trainer.compiler.as_ref(), config.trainer.device.kind)?;
     let talk = Talk::new(args.log_format, config.trainer.log_level);
-    let Ranks { world, other } = ranks::join(&mut config)?;
+    let (mut config, Ranks { world, other }) = ranks::join(config)?;
     if !config.trainer.do_train {
         return world.by_root(|| without_training(config, talk)).map(drop);
     }
@@ -636,7 +647,7 @@ pub(super) fn train(args: &TrainArgs) -> Result<()> {
     // The others have the micro-batch of rank 0: theirs might be another one.
     let found = world.made_by_root(|| tuning::size_of(&config))?;
     if let Some(micro) = found.filter(|_| !world.is_root()) {
-        config.trainer.per_device_train_batch_size = micro.into();
+        config = config.with(|config| config.trainer.per_device_train_batch_size = micro.into())?;
     }
     // The files that one rank of a machine has tokenised are in the cache for the others.
     let session = world.first_of_a_machine_first(|| open(config))?;
@@ -757,7 +768,7 @@ fn choose_together(world: &World, session: Session, handed: Option<&str>) -> Res
 }
 
 /// `trainer.do_train = false`: evaluates, or predicts, or both.
-fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
+fn without_training(config: CheckedConfig, talk: Talk) -> Result<()> {
     let trained = config.trainer.expanded_output_dir()?.join("model");
     let trained = (config.model.from.is_none() && trained.is_dir()).then(|| trained.display().to_string());
     let trainer = &config.trainer;
@@ -774,7 +785,7 @@ fn without_training(config: RunConfig, talk: Talk) -> Result<()> {
         talk.inform(format!("trainer.do_train = false: no training; evaluating {what}"))?;
         let figures = match &trained {
             Some(model) => evaluating(|told| {
-                evaluate_folder(&World::alone(), config.clone(), Some(model), &open_evaluation, told)
+                evaluate_folder(&World::alone(), config.clone().into(), Some(model), &open_evaluation, told)
             })?,
             None => {
                 let session = open(config.clone())?;
@@ -832,21 +843,20 @@ fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
 }
 
 pub(super) fn run_verify_resume(args: &VerifyResumeArgs) -> Result<()> {
-    if let Some(micro) = args.micro_batch {
-        let report = with_micro_batch(&args.config.load()?, micro, &part_in_a_process)?;
-        shown(&format!("micro-batch {micro}: "), &report)?;
-        return say(match report.apart {
-            0.0 => "the weights are the same to the bit".into(),
-            apart => format!("the weights are apart by rounding, by {apart:.1e} of their norm"),
-        });
+    if args.modes {
+        let config = args.config.load_for_modes("has no effect with --modes, which resumes in both modes")?;
+        return across_modes(&config, &part_in_a_process)?
+            .iter()
+            .try_for_each(|(modes, report)| shown(&format!("{modes}: "), report));
     }
-    if !args.modes {
-        return shown("", &verify(&args.config.load()?, &part_in_a_process)?);
-    }
-    let config = args.config.load_for_modes("has no effect with --modes, which resumes in both modes")?;
-    across_modes(&config, &part_in_a_process)?
-        .iter()
-        .try_for_each(|(modes, report)| shown(&format!("{modes}: "), report))
+    let config = args.config.load()?;
+    let Some(micro) = args.micro_batch else { return shown("", &verify(&config, &part_in_a_process)?) };
+    let report = with_micro_batch(&config, micro, &part_in_a_process)?;
+    shown(&format!("micro-batch {micro}: "), &report)?;
+    say(match report.apart {
+        0.0 => "the weights are the same to the bit".into(),
+        apart => format!("the weights are apart by rounding, by {apart:.1e} of their norm"),
+    })
 }
 
 /// Trains a part, for the process that asked for it.

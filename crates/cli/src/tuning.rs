@@ -90,7 +90,7 @@ pub(super) fn run_trial(args: &TrialArgs) -> Result<()> {
 pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     // Without a file, clap has seen --list.
     let Some(file) = &args.file else { return list() };
-    let mut config = args.layers.load(file)?;
+    let mut config = RunConfig::from(args.layers.load(file, |_| Ok(()))?);
     let modes = match (args.mode.as_deref(), config.trainer.compiler_mode()) {
         (Some("both" | "auto"), _) | (None, CompilerMode::Auto) => vec![CompilerMode::Native, CompilerMode::Compiled],
         (None, mode) => vec![mode],

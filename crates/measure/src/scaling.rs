@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kiln::build_info::COMMIT;
-use kiln::config::{BatchScaling, OnExisting, RunConfig, TrainingArguments};
+use kiln::config::{BatchScaling, CheckedConfig, OnExisting, RunConfig, TrainingArguments};
 use kiln::distributed::Devices;
 use kiln::plan::RunPlan;
 use kiln_core::error::{Error, Result};
@@ -151,13 +151,13 @@ struct WorldRuns {
 /// signal.
 pub fn run(
     options: &Options,
-    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+    plan: &dyn Fn(CheckedConfig) -> Result<RunPlan>,
     say: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<(Scaling, PathBuf)> {
     let base = &options.config;
     let out = output::folder(options.out.as_deref(), base, "scaling", FILE)?;
     let alone = TrainingArguments { devices: Devices::default(), ..base.trainer.clone() };
-    let planned = plan(RunConfig { trainer: alone, ..base.clone() })?;
+    let planned = plan(RunConfig { trainer: alone, ..base.clone() }.checked()?)?;
     let (global, gradient_bytes) = (planned.train.batch.global, 4 * planned.memory.values.trained as u64);
     let mut arms = Vec::new();
     for ranks in options.worlds.iter().copied() {
@@ -166,7 +166,8 @@ pub fn run(
         config.trainer.batch.global_batch_size = Some(global);
         config.trainer.batch.scaling = BatchScaling::Fixed;
         config.trainer.gradient_accumulation_steps = 1;
-        let planned = plan(config.clone()).map_err(|error| error.at(format_args!("--world {ranks}")))?;
+        let planned = config.clone().checked().map_err(Error::from).and_then(plan);
+        let planned = planned.map_err(|error| error.at(format_args!("--world {ranks}")))?;
         config.trainer.max_steps = Some(options.steps.min(planned.train.steps.total));
         config.trainer.num_train_epochs = None;
         config.trainer.max_tokens = None;

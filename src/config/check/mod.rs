@@ -4,6 +4,8 @@
 
 mod data;
 
+use std::ops::Deref;
+
 use kiln_core::complaint::{Checked, Complaint, at_most, two_ways};
 use kiln_core::error::Result;
 use kiln_models::LoraConfig;
@@ -13,26 +15,59 @@ use toml::Value;
 use super::origin::full_key;
 use super::{DataFormat, EvalStrategy, GenerationSection, LoraSection, RunConfig, Samples, Task};
 
-impl RunConfig {
-    /// Checks the values and how they go together, as far as the config alone can tell.
+/// A config that keeps the rules. A session opens no other, and [`RunConfig::checked`] is the only
+/// way to it; files are read and configs are built through it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CheckedConfig {
+    config: RunConfig,
+    arguments: CheckedArguments,
+}
+
+impl Deref for CheckedConfig {
+    type Target = RunConfig;
+
+    fn deref(&self) -> &RunConfig {
+        &self.config
+    }
+}
+
+impl From<CheckedConfig> for RunConfig {
+    fn from(checked: CheckedConfig) -> Self {
+        checked.config
+    }
+}
+
+impl CheckedConfig {
+    /// This config with `change` made to it, which is checked again.
     ///
     /// # Errors
-    /// A config error that names the key, what is expected and what was given.
-    pub fn validate(&self) -> Result<()> {
-        self.checked().map(drop)
+    /// The error of [`RunConfig::checked`].
+    pub fn with(self, change: impl FnOnce(&mut RunConfig)) -> Result<Self> {
+        let mut config = self.config;
+        change(&mut config);
+        Ok(config.checked()?)
     }
 
-    /// The arguments of the Trainer, after a check of the whole config.
+    /// The arguments of the Trainer ([`RunConfig::arguments`]).
+    pub(crate) fn checked_arguments(&self) -> &CheckedArguments {
+        &self.arguments
+    }
+}
+
+impl RunConfig {
+    /// This config, if its values are in their ranges and go together, as far as the config alone
+    /// can tell.
     ///
     /// # Errors
-    /// The error of [`validate`](Self::validate).
-    pub(crate) fn checked(&self) -> Result<CheckedArguments> {
-        Ok(check(self)?)
+    /// The first rule that it breaks, with the key, what is expected and what was given.
+    pub fn checked(self) -> std::result::Result<CheckedConfig, Complaint> {
+        let arguments = check(&self)?;
+        Ok(CheckedConfig { config: self, arguments })
     }
 }
 
 /// The arguments of the Trainer, or the first rule that `config` breaks.
-pub(super) fn check(config: &RunConfig) -> std::result::Result<CheckedArguments, Complaint> {
+fn check(config: &RunConfig) -> std::result::Result<CheckedArguments, Complaint> {
     let arguments = config.arguments().checked()?;
     if config.trainer.samples != Samples::Never {
         return Err(Complaint::new("trainer.samples", "is set elsewhere in a config").help("set [generation]"));

@@ -147,9 +147,9 @@ lr_scheduler_kwargs = { power = 2, lr_end = 0.0 }
 optim = \"muon\"\noptim_args = \"ns_steps=4,adjust_lr_fn=original\"\nfreeze = \"*wte*\"\nfreeze_layers = 1
 layer_wise_lr_decay = 0.9\nlabel_smoothing_factor = 0.1\nclass_weights = [1, 2.5]
 [device]\nkind = \"cpu\"\n[generation]\nprompt = \"fn main\"\ntop_p = 0.9\n[compiler]\nenabled = \"auto\"\nfused_ops = [\"gelu\"]";
-    for config in [RunConfig::parse(EXAMPLE, "example").unwrap(), parse(long).unwrap()] {
+    for config in [from_text(EXAMPLE, "example", None, &[]).unwrap(), parse(long).unwrap()] {
         let text = config.to_toml().unwrap();
-        assert_eq!(RunConfig::parse(&text, "written").unwrap(), config, "{text}");
+        assert_eq!(from_text(&text, "written", None, &[]).unwrap(), config, "{text}");
     }
     let text = parse("").unwrap().to_toml().unwrap();
     for default in
@@ -283,6 +283,7 @@ fn the_builder_checks_like_a_file() {
     let data = &toml::from_str::<toml::Table>(&written).unwrap()["data"];
     assert_eq!((data["sampler"].as_str(), data["test"].as_str()), (Some("sequential"), Some("t.csv")));
     assert_eq!(RunConfig::parse(&written, "x").unwrap().trainer, config.trainer);
+    refused.add("weight_decay: -1 afterwards", config.with(|config| config.trainer.weight_decay = -1.0));
     let trainer = TrainingArguments { learning_rate: f64::NAN, ..run() };
     refused.add("learning_rate: NaN", of(trainer).build());
     let trainer = TrainingArguments { warmup_steps: Interval::Ratio(1.5), ..run() };

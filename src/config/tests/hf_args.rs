@@ -11,7 +11,7 @@ use super::*;
 fn laid(lines: &str, args: &Json, overrides: &[&str]) -> Result<RunConfig> {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     let args = serde_json::to_string_pretty(args).unwrap();
-    RunConfig::from_text(&format!("{SMALL}{lines}\n"), "a.toml", None, Some((&args, "args.json")), &[], &overrides)
+    from_text(&format!("{SMALL}{lines}\n"), "a.toml", Some((&args, "args.json")), &overrides)
 }
 
 impl Refused {
@@ -88,12 +88,10 @@ fn neutral_and_harmless_values_are_taken_and_listed() {
     assert!(parse("").unwrap().trainer.no_effect.is_empty());
     // An override may take back an argument of the file that would be refused.
     assert!(
-        RunConfig::from_text(
+        from_text(
             &format!("{SMALL}fsdp = \"full_shard\"\nbf16 = true\n"),
             "a.toml",
             None,
-            None,
-            &[],
             &["trainer.fsdp=".into(), "trainer.bf16=false".into()],
         )
         .is_ok_and(|config| config.trainer.precision == Precision::F32)
@@ -238,7 +236,7 @@ fn a_value_of_another_kind_is_refused_whatever_the_argument() {
             let text = if name == "output_dir" { SMALL.replace("output_dir = \"runs/x\"\n", "") } else { SMALL.into() };
             let line = format!("{name} = {}", toml::Value::try_from(&value).unwrap());
             let config = RunConfig::parse(&format!("{text}{line}\n"), "a.toml");
-            for (origin, read) in [("args.json", file), ("a.toml", config)] {
+            for (origin, read) in [("args.json", file), ("a.toml", config.map(RunConfig::from))] {
                 let error =
                     read.map(|config| config.trainer.no_effect).expect_err(&format!("{name} = {value} in {origin}"));
                 assert_eq!(error.exit_code(), 2, "{name} = {value}: {error}");
@@ -425,7 +423,7 @@ fn files_that_are_refused() {
         refused.args(args);
     }
     let cut = "{\"seed\": 1,\n";
-    refused.add(cut, RunConfig::from_text(SMALL, "a.toml", None, Some((cut, "args.json")), &[], &[]));
+    refused.add(cut, from_text(SMALL, "a.toml", Some((cut, "args.json")), &[]));
     let missing = "no/args.json";
-    refused.add(missing, RunConfig::load_with_hf_args("Cargo.toml", Some(Path::new(missing)), &[]));
+    refused.add(missing, RunConfig::load_layers("Cargo.toml", Some(Path::new(missing)), &[], |_| Ok(())));
 }

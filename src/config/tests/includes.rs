@@ -13,7 +13,7 @@ fn read(files: &[(&str, &str)], overrides: &[&str]) -> (tempfile::TempDir, Resul
         std::fs::write(path, text).unwrap();
     }
     let overrides = overrides.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-    let config = RunConfig::load_with(folder.path().join(files[0].0), &overrides);
+    let config = RunConfig::load_with(folder.path().join(files[0].0), &overrides).map(RunConfig::from);
     (folder, config)
 }
 
@@ -50,7 +50,7 @@ fn a_later_file_wins_and_the_file_wins_over_all() {
     assert_eq!(config.included, [at("lib/../deep.toml"), at("lib/base.toml"), at("second.toml")]);
     // What is written stands alone.
     let alone = RunConfig::parse(&config.to_toml().unwrap(), "plan.toml").unwrap();
-    assert_eq!(alone, RunConfig { included: Vec::new(), ..config });
+    assert_eq!(*alone, RunConfig { included: Vec::new(), ..config });
 }
 
 #[test]

@@ -7,11 +7,12 @@ mod hf_args;
 mod includes;
 mod refused;
 
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
 use std::path::Path;
 
 use kiln_core::error::Result;
 
+use super::document::Document;
 use super::*;
 use crate::messages::{Messages, messages};
 
@@ -30,19 +31,25 @@ train_vocab_size = 300
 "#;
 
 fn parse(lines: &str) -> Result<RunConfig> {
-    RunConfig::parse(&format!("{SMALL}{lines}\n"), "a.toml")
+    RunConfig::parse(&format!("{SMALL}{lines}\n"), "a.toml").map(RunConfig::from)
 }
 
 fn with(overrides: &[&str]) -> Result<RunConfig> {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-    RunConfig::from_text(SMALL, "a.toml", None, None, &[], &overrides)
+    from_text(SMALL, "a.toml", None, &overrides)
+}
+
+/// The config in `text` with `hf_args` and `overrides` over it.
+fn from_text(text: &str, origin: &str, hf_args: Option<(&str, &str)>, overrides: &[String]) -> Result<RunConfig> {
+    let document = Document::layered(text, origin, None, hf_args, &[], overrides)?;
+    RunConfig::of_document(document, None, |_| Ok(())).map(RunConfig::from)
 }
 
 /// The messages of a test; each input is refused as a mistake of the user.
 struct Refused(Messages);
 
 impl Refused {
-    fn add(&self, input: impl Display, result: Result<RunConfig>) {
+    fn add(&self, input: impl Display, result: Result<impl Debug>) {
         let error = result.expect_err("must be refused");
         assert_eq!(error.exit_code(), 2, "{error}");
         self.0.add(input, error);

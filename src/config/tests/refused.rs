@@ -27,7 +27,7 @@ fn two_ways_of_stating_the_same_thing() {
     // A length given on top takes the place of the file's, unless it is given twice on top.
     let over = |sets: &[&str]| {
         let sets = sets.iter().map(|set| (*set).to_owned()).collect::<Vec<_>>();
-        RunConfig::from_text(&back, "plan.toml", None, None, &[], &sets)
+        from_text(&back, "plan.toml", None, &sets)
     };
     assert_eq!(over(&["trainer.max_steps=5"]).unwrap().trainer.length(), RunLength::Steps(5));
     assert_eq!(over(&["trainer.max_tokens=5"]).unwrap().trainer.length(), RunLength::Tokens(5));
@@ -56,7 +56,7 @@ fn unknown_keys_and_sections() {
     refused.file(&["[run]\noutput = 1", "[tokenizer]\nvocab = 1", "[data]\nwords = 1", "[generation]\nprompts = 1"]);
     refused.add(
         "n_layers, of n_layer and n_head",
-        Err(document::unknown_key("model", "n_layers", &["n_layer", "n_head"]).into()),
+        Result::<()>::Err(document::unknown_key("model", "n_layers", &["n_layer", "n_head"]).into()),
     );
 }
 

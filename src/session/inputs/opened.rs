@@ -13,8 +13,7 @@ use kiln_data::subset::Subset;
 use kiln_train::task::{TrainingTask, model_facts};
 
 use super::splits::Splits;
-use crate::arguments::CheckedArguments;
-use crate::config::{RunConfig, Task};
+use crate::config::{CheckedConfig, RunConfig, Task};
 use crate::engine::device::DeviceFacts;
 use crate::plan::{
     Architecture, BatchPlan, DataFacts, ExampleFacts, Facts, FoundBatch, LabelledRows, TokenizerFacts, TrainFacts,
@@ -52,19 +51,18 @@ fn resident() -> u64 {
 impl Inputs {
     /// The training data of these inputs without the examples that `config` does not want, the
     /// validation data likewise, and what a plan has to know of all inputs, of the `device` and of
-    /// this process. `arguments` are those of `config`; `batch` is a micro-batch that was found.
+    /// this process. `batch` is a micro-batch that was found.
     ///
     /// # Errors
     /// A batch that contradicts itself, a model that cannot be built, a prompt that cannot be
     /// encoded, inputs that were opened for an evaluation alone.
     pub(crate) fn facts(
         &self,
-        config: &RunConfig,
-        arguments: &CheckedArguments,
+        config: &CheckedConfig,
         device: DeviceFacts,
         batch: Option<FoundBatch>,
     ) -> Result<(Data, Option<Data>, Facts)> {
-        let inputs = self;
+        let (inputs, arguments) = (self, config.checked_arguments());
         let of_batch = BatchPlan::of(arguments, batch.as_ref())?;
         let train = inputs.train(config, of_batch.global)?;
         let validation = inputs.validation(config);

@@ -266,7 +266,7 @@ fn config_of(contract: &Contract) -> Result<(RunConfig, Hyperparameters)> {
     let run = contract.checkpoints.join(RUN);
     found.settings.push(Setting::new("run.output_dir", run.display().to_string(), "the job"));
     found.settings.push(Setting::new("run.on_existing", OnExisting::Resume.as_str(), "the job"));
-    let mut config = RunConfig::with_settings(&text, &origin, &found.settings).map_err(|error| match base {
+    let config = RunConfig::with_settings(&text, &origin, &found.settings).map_err(|error| match base {
         // There is no file in which a section could be added.
         None if error.message().contains("data.task: required") => Error::config("the job has no task").help(format!(
             "give the hyperparameter task ({}), or a config by kiln_config or in a channel",
@@ -274,6 +274,7 @@ fn config_of(contract: &Contract) -> Result<(RunConfig, Hyperparameters)> {
         )),
         _ => error,
     })?;
+    let mut config = RunConfig::from(config);
     relocate(&mut config, contract);
     unread(contract, &config)?;
     Ok((config, found))

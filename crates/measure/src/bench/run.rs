@@ -313,7 +313,8 @@ fn measure(
         let file = folder.join(format!("{name}.toml"));
         if let Some(set) = set {
             write_whole(&file, config.to_toml()?.as_bytes())?;
-            config = RunConfig::load_with(&file, &[set]).map_err(|error| error.at(format!("--variant {name}")))?;
+            let varied = RunConfig::load_with(&file, &[set]);
+            config = varied.map_err(|error| error.at(format!("--variant {name}")))?.into();
         }
         let arm = Arm::new(name, Work::on(&config, &file, programs.of(mode), "worker")?, patience);
         if config.trainer.per_device_train_batch_size == TrainBatchSize::Auto && is_max {

@@ -285,7 +285,7 @@ mod tests {
             folder.join("data.jsonl")
         );
         let config = RunConfig::parse(&text, "config.toml").unwrap();
-        (config.clone(), config.plan().unwrap())
+        (config.clone().into(), config.plan().unwrap())
     }
 
     fn arms(base: &RunConfig, wanted: &Wanted) -> Result<(Vec<PlannedArm>, Vec<String>)> {

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kiln::config::{CompilerMode, DeviceKind, EvalStrategy, RunConfig, SaveStrategy, Switch};
+use kiln::config::{CheckedConfig, CompilerMode, DeviceKind, EvalStrategy, RunConfig, SaveStrategy, Switch};
 use kiln::engine::device::{self, DeviceFacts};
 use kiln::engine::energy::EnergyMeter;
 use kiln::engine::handover::Engine;
@@ -62,7 +62,7 @@ pub struct Options {
 /// Settings that cannot be run in every arm, a folder that is in use, and a signal.
 pub fn run(
     options: &Options,
-    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+    plan: &dyn Fn(CheckedConfig) -> Result<RunPlan>,
     verify: &dyn Fn(&RunConfig) -> Result<()>,
     say: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<(Report, PathBuf, Option<Error>)> {
@@ -83,7 +83,8 @@ pub fn run(
         .help("leave it \"auto\"; --ablate has an arm that shows what the fusion is worth"));
     }
     // Planning also tokenises, so that no arm pays for what the next one finds in the cache.
-    let planned = plan(plannable(base, &out, is_cpu)).map_err(|error| error.at("arm native"))?;
+    let planned = plannable(base, &out, is_cpu).checked().map_err(Error::from).and_then(plan);
+    let planned = planned.map_err(|error| error.at("arm native"))?;
     let (mut arms, mut notes) = arms(base, &options.wanted, &planned)?;
     let whole = whole_run(&planned.train);
     drop(planned);
@@ -250,7 +251,7 @@ fn check_arms(
     out: &Path,
     programs: &Programs,
     is_cpu: bool,
-    plan: &dyn Fn(RunConfig) -> Result<RunPlan>,
+    plan: &dyn Fn(CheckedConfig) -> Result<RunPlan>,
 ) -> Result<Vec<u64>> {
     let mut expected = Vec::new();
     for arm in arms {
@@ -264,7 +265,8 @@ fn check_arms(
             config = plannable(base, out, is_cpu);
             config.data.block_size = block;
         }
-        let planned = plan(config).map_err(|error| error.at(format_args!("arm {}", arm.runs.name)))?;
+        let planned = config.checked().map_err(Error::from).and_then(plan);
+        let planned = planned.map_err(|error| error.at(format_args!("arm {}", arm.runs.name)))?;
         expected.push(planned.memory.estimate.map_or(0, |memory| memory.total()));
         let seq_len = planned.train.batch.seq_len;
         let block = arm.config.data.block_size.filter(|block| base.data.block_size != Some(*block));

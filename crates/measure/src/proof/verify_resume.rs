@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln::Trainer;
-use kiln::config::{BatchArguments, CompilerMode, DeviceKind, OnExisting, RunConfig};
+use kiln::config::{BatchArguments, CheckedConfig, CompilerMode, DeviceKind, OnExisting, RunConfig};
 use kiln::plan::{self, RunPlan, TrainPlan};
 use kiln::run_folder::checkpoint;
 use kiln::session::Session;
@@ -64,7 +64,7 @@ pub struct Resumed {
 #[derive(Debug, Clone)]
 pub struct Part {
     /// The run's config, with an `output_dir` in which an earlier part is continued.
-    pub config: RunConfig,
+    pub config: CheckedConfig,
     /// Whether this is the part before the stop.
     pub before_stop: bool,
     /// Whether nothing is dropped out, whatever the config says: the parts are of two modes or of
@@ -80,7 +80,7 @@ pub type Runner<'a> = dyn Fn(&Part) -> Result<()> + 'a;
 ///
 /// # Errors
 /// A run of one step, and whatever the run meets.
-pub fn train(part: &Part, open: &dyn Fn(RunConfig) -> Result<Session>) -> Result<()> {
+pub fn train(part: &Part, open: &dyn Fn(CheckedConfig) -> Result<Session>) -> Result<()> {
     let session = open(part.config.clone())?;
     let total = session.plan().steps.total as u64;
     if total < 2 {
@@ -142,7 +142,7 @@ fn verify_in(
         config.trainer.on_existing = OnExisting::Resume;
         let other_modes = modes[0] != modes[1] && !operators::drop_alike(config.trainer.device.kind);
         let without_dropout = other_modes || micro.is_some();
-        runner(&Part { config, before_stop, without_dropout })?;
+        runner(&Part { config: config.checked()?, before_stop, without_dropout })?;
         let saved = checkpoint::list(&folder.path().join(name).join(checkpoint::FOLDER))?;
         Ok(saved.into_iter().map(|(step, _)| step).max().unwrap_or_default())
     };

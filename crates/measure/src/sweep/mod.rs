@@ -363,7 +363,7 @@ fn asked(options: &Options) -> Result<(Sweep, PathBuf)> {
     write_whole(&file, config.as_bytes())?;
     let load = |parameters: &Parameters| {
         let set = [&options.set[..], &overrides(parameters, &folder.path().join("run"))].concat();
-        RunConfig::load_with_hf_args(&file, options.hf_args.as_deref(), &set).map_err(|error| {
+        RunConfig::load_layers(&file, options.hf_args.as_deref(), &set, |_| Ok(())).map_err(|error| {
             let written = |(key, value): (&String, &String)| {
                 let here = format!("{}: [sweep.parameters]: {key} = {value}", options.file.display());
                 (format!("--set {key}={value}"), here)

@@ -11,7 +11,7 @@ pub mod trial;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kiln::config::{CompilerMode, DeviceKind, RunConfig};
+use kiln::config::{CheckedConfig, CompilerMode, DeviceKind, RunConfig};
 use kiln::engine::device::DeviceFacts;
 use kiln::plan::{RunPlan, batch::micro_batch};
 use kiln::session::batch_sizes::{Key, Outcome, Stored, Trial, accumulates, probe, sharers, useful};
@@ -145,7 +145,7 @@ pub enum Event<'a> {
 }
 
 /// Looks for the largest size at which `config` trains in `mode` and keeps it. `plan` makes a plan
-/// of a config ([`RunConfig::plan`], or one that shows its progress); `watch` is told how the
+/// of a config ([`CheckedConfig::plan`], or one that shows its progress); `watch` is told how the
 /// search goes.
 ///
 /// # Errors
@@ -155,7 +155,7 @@ pub fn tune(
     config: &RunConfig,
     mode: CompilerMode,
     options: &TuneOptions,
-    open: &dyn Fn(RunConfig) -> Result<Session>,
+    open: &dyn Fn(CheckedConfig) -> Result<Session>,
     watch: &mut dyn FnMut(Event<'_>) -> Result<()>,
 ) -> Result<Stored> {
     options.check()?;
@@ -163,7 +163,7 @@ pub fn tune(
     let deadline = options.time_limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut config = config.clone();
     config.trainer.set_compiler(mode);
-    let session = open(probe(&config))?;
+    let session = open(probe(&config).checked()?)?;
     let probe = &session.run_plan()?;
     let device = &probe.train.engine.device;
     let (budget_mib, because) = options.budget(device, sharers(&config, device.kind))?;
@@ -261,8 +261,8 @@ fn try_size(
 ///
 /// # Errors
 /// A config that cannot be planned.
-pub fn found(config: &RunConfig, plan: &dyn Fn(RunConfig) -> Result<RunPlan>) -> Result<Option<usize>> {
-    let probe = plan(probe(config))?;
+pub fn found(config: &RunConfig, plan: &dyn Fn(CheckedConfig) -> Result<RunPlan>) -> Result<Option<usize>> {
+    let probe = plan(probe(config).checked()?)?;
     let stored = Stored::find(&Key::of(config, &probe)?, useful(config, &probe.train))?;
     Ok(stored.map(|stored| micro_batch(&config.trainer, stored.batch)))
 }
