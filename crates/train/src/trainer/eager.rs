@@ -7,7 +7,7 @@ use kiln_core::error::Result;
 use kiln_models::Compute;
 use kiln_models::ops::dropout::DropoutRng;
 
-use super::executor::{Executor, MicroBatch, Totals, Updated};
+use super::executor::{Executor, MicroBatch, StepTotals, Updated};
 use super::gradients::{gradients, gradients_in_parts};
 use super::observer::Part;
 use super::spans::Spans;
@@ -169,7 +169,7 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
     fn update(
         &mut self,
         state: &mut TrainState<T::Model>,
-        totals: Totals,
+        totals: StepTotals,
         sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated> {
         let device = self.device.clone().inner();

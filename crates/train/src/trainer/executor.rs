@@ -43,7 +43,7 @@ pub(super) trait Executor<T: TrainingTask> {
     fn update(
         &mut self,
         state: &mut TrainState<T::Model>,
-        totals: Totals,
+        totals: StepTotals,
         sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated>;
 
@@ -61,7 +61,7 @@ pub(super) struct MicroBatch<B> {
     /// The factor of its loss before it is added to those of the others; 0 where none of its labels
     /// is valid.
     pub(super) weight: f64,
-    /// See [`Totals::expected`].
+    /// See [`StepTotals::expected`].
     pub(super) expected: f64,
     /// No micro-batch of the step follows, on any rank.
     pub(super) is_last: bool,
@@ -69,7 +69,7 @@ pub(super) struct MicroBatch<B> {
 
 /// The numbers of a step that its update needs.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Totals {
+pub(super) struct StepTotals {
     /// The divisor of the sums of losses and gradients over the micro-batches; more than 0.
     pub(super) divisor: f64,
     /// The divisor if all micro-batches were like the first one on rank 0. Before a backward pass
@@ -80,7 +80,7 @@ pub(super) struct Totals {
     pub(super) lr: f64,
 }
 
-impl Totals {
+impl StepTotals {
     /// The factors of the step's sums: that of the losses, and where the losses were scaled by
     /// `scaler` that of the gradients, `[1]`, on the device; else it is the same.
     pub(super) fn factors(&self, scaler: Option<&LossScaler>) -> (f64, Option<Tensor<1>>) {

@@ -13,7 +13,7 @@ use super::callback::Progress;
 #[cfg(feature = "compiler")]
 use super::captured::CapturedSteps;
 use super::eager::Eager;
-use super::executor::{Executor, MicroBatch, Totals, Updated};
+use super::executor::{Executor, MicroBatch, StepTotals, Updated};
 use super::observer::Part;
 use super::run::Training;
 use super::setup::Trainer;
@@ -174,7 +174,7 @@ impl<T: TrainingTask> Trainer<T> {
         let mut sees = |model: &T::Model, grads: &GradientsParams| {
             callbacks.iter_mut().for_each(|callback| callback.on_pre_optimizer_step(progress, model, grads));
         };
-        let totals = Totals { divisor: reduction.divisor(labels, micro_batches as usize), expected, lr };
+        let totals = StepTotals { divisor: reduction.divisor(labels, micro_batches as usize), expected, lr };
         let updated = executor.update(&mut self.state, totals, &mut sees)?;
         run.kernels.recorded(executor.recordings());
         let Updated { loss, grad_norm, verdict, outlier, notice } = updated;

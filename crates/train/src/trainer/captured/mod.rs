@@ -30,7 +30,7 @@ use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 
 use self::batch::{shapes, write};
 use self::body::{Body, Output};
-use super::executor::{Executor, MicroBatch, Totals, Updated};
+use super::executor::{Executor, MicroBatch, StepTotals, Updated};
 use super::observer::Part;
 use super::spans::Spans;
 use super::state::TrainState;
@@ -125,7 +125,12 @@ impl<T: TrainingTask> CapturedSteps<T> {
     }
 
     /// The step of the one micro-batch `micro`.
-    fn step(&mut self, micro: MicroBatch<OnDevice<T>>, state: &mut TrainState<T::Model>, totals: Totals) -> Updated {
+    fn step(
+        &mut self,
+        micro: MicroBatch<OnDevice<T>>,
+        state: &mut TrainState<T::Model>,
+        totals: StepTotals,
+    ) -> Updated {
         self.forget();
         let body = &self.body;
         let idle = || body.update.idle();
@@ -161,7 +166,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
     ///
     /// # Errors
     /// An error of the device or of MPI while the step is judged as an outlier or not.
-    fn update_by_sums(&mut self, state: &mut TrainState<T::Model>, totals: Totals) -> Result<Updated> {
+    fn update_by_sums(&mut self, state: &mut TrainState<T::Model>, totals: StepTotals) -> Result<Updated> {
         self.tell_divisor(totals, state.scaler.as_ref());
         if state.outliers.is_some() {
             let (loss, grad_norm) = self.body.mean();
@@ -200,7 +205,7 @@ impl<T: TrainingTask> CapturedSteps<T> {
     }
 
     /// Tells the update after this by what the sums of the step are divided.
-    fn tell_divisor(&mut self, totals: Totals, scaler: Option<&LossScaler>) {
+    fn tell_divisor(&mut self, totals: StepTotals, scaler: Option<&LossScaler>) {
         let (of_loss, of_grads) = totals.factors(scaler);
         let of_update = self.pair(of_loss, of_grads);
         self.written.push(overwrite(&self.body.of_update, of_update));
@@ -264,7 +269,7 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
     fn update(
         &mut self,
         state: &mut TrainState<T::Model>,
-        totals: Totals,
+        totals: StepTotals,
         _sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated> {
         let has_any = std::mem::replace(&mut self.is_begun, false);
