@@ -70,6 +70,7 @@ const CRATES: [(&str, &[&str]); 5] = [
     (
         "crates/measure/src",
         &[
+            "runner",
             "engines",
             "proof",
             "stats",
@@ -81,7 +82,6 @@ const CRATES: [(&str, &[&str]); 5] = [
             "output",
             "table",
             "collectives",
-            "runner",
             "measured",
             "interleaved",
             "tune_batch",

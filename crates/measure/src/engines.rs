@@ -2,9 +2,8 @@
 //! that one ([`hand_over`]), and a driver of both finds their [executables](Programs). On the CPU
 //! both modes are one binary, and a process stays what it is.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kiln::build_info::{BURN_VERSION, COMMIT};
@@ -12,8 +11,10 @@ use kiln::config::{CompilerMode, DeviceKind, TrainingCompilerConfig};
 use kiln::engine::device;
 use kiln::engine::handover::{Engine, settle};
 use kiln_core::error::{Error, ErrorKind, Result};
-use kiln_core::process::{Child, Kind, scratch, this_program};
+use kiln_core::process::{Kind, scratch, this_program};
 use serde::{Deserialize, Serialize};
+
+use crate::runner::Work;
 
 /// A kiln says within this what it is.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -66,18 +67,17 @@ impl Identity {
     /// The identity of the executable `path`.
     fn of(path: &Path) -> Result<Self> {
         let folder = scratch()?;
-        let said = folder.path().join("identity.json");
-        let file = File::create(&said).map_err(|error| Error::io(format!("create {}", said.display()), &error))?;
-        let mut command = Command::new(path);
-        let child = Child::start(command.arg("engine").stdout(file), &folder.path().join("stderr"), Kind::Foreign);
-        let exit = child.and_then(|child| child.wait(Some(Instant::now() + PATIENCE), "stopped before the first step"));
+        let work = Work { kind: Kind::Foreign, stdout: Stdio::piped, ..Work::of(path, folder.path().join("stderr")) };
+        let mut said = None;
+        let exit = work.with(["engine"]).start().and_then(|mut child| {
+            said = child.take_output();
+            child.wait(Some(Instant::now() + PATIENCE), "stopped before the first step")
+        });
         let refused = |why: &str| {
             Error::config(format!("{}: expected a kiln that says what it is (`kiln engine`){why}", path.display()))
         };
         match exit.map(|exit| exit.error()) {
-            Ok(None) => {
-                std::fs::read(&said).ok().and_then(|text| serde_json::from_slice(&text).ok()).ok_or_else(|| refused(""))
-            }
+            Ok(None) => said.and_then(|said| serde_json::from_reader(said).ok()).ok_or_else(|| refused("")),
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted(_)) => Err(error),
             Ok(Some(error)) | Err(error) => Err(refused(&format!(": {}", error.message()))),
         }
@@ -280,6 +280,25 @@ mod tests {
         let unknown = Identity { commit: Some("unknown".into()), ..sibling.clone() };
         unknown.check(path, other, DeviceKind::Wgpu).unwrap();
         says(&Identity { devices: vec!["cpu".into()], ..sibling }, "expected a build for wgpu, got one for cpu");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_program_is_asked_what_it_is() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let program = |name: &str, script: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            Identity::of(&path)
+        };
+        let this = serde_json::to_string(&Identity::this()).unwrap();
+        assert_eq!(program("kiln", &format!("[ \"$*\" = engine ] && echo '{this}'")).unwrap(), Identity::this());
+        let error = |name: &str, script: &str| program(name, script).unwrap_err().to_string();
+        assert!(error("silent", "exit 0").ends_with("silent: expected a kiln that says what it is (`kiln engine`)"));
+        let failed = error("failed", "echo no such command >&2; exit 2");
+        assert!(failed.contains("(`kiln engine`): ") && failed.contains("no such command"), "{failed}");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! measurements, [`stats`] compares two arms by time and [`loss_parity`] by loss, [`verdict`] gives
 //! the answer, and [`report`] writes it.
 
+pub mod runner;
 pub mod engines;
 pub mod proof;
 pub mod stats;
@@ -18,7 +19,6 @@ pub mod operators;
 mod output;
 mod table;
 pub mod collectives;
-pub mod runner;
 pub mod measured;
 pub mod interleaved;
 pub mod tune_batch;
