@@ -73,8 +73,9 @@ pub struct World {
     pub devices: usize,
     /// Micro-batches a step of each.
     pub accumulation: usize,
-    /// Examples a second: median of the steps of all repeats.
-    pub samples_per_s: f64,
+    /// The speed of the steps of all repeats.
+    #[serde(flatten)]
+    pub figures: SpeedFigures,
     /// Milliseconds of a step.
     pub step_ms: Spread,
     /// Medians of the repeats.
@@ -192,9 +193,10 @@ pub fn run(
     }
     let link = options.collectives.as_ref().map(|it| it.link);
     let mut worlds = arms.iter().map(|arm| arm.figures(link.as_ref(), gradient_bytes)).collect::<Vec<_>>();
-    let of_one = worlds.iter().find(|world| world.devices == 1).map(|world| world.samples_per_s);
+    let of_one = worlds.iter().find(|world| world.devices == 1).and_then(|world| world.figures.samples_per_s);
     for world in &mut worlds {
-        world.efficiency = of_one.map(|of_one| world.samples_per_s / (of_one * world.devices as f64));
+        let rates = of_one.zip(world.figures.samples_per_s);
+        world.efficiency = rates.map(|(of_one, rate)| rate / (of_one * world.devices as f64));
     }
     let largest = worlds.iter().max_by_key(|world| world.devices);
     let modelled = match (link, largest) {
@@ -294,11 +296,12 @@ impl WorldRuns {
         let communicate = |window: &Window| window.parts.map_or(0.0, |parts| parts.communicate);
         let computes = over(&|window| window.step_ms() - communicate(window));
         let modelled = link.filter(|_| self.ranks > 1).map(|link| computes + exchanges_ms(link, self.ranks, bytes));
+        let figures = SpeedFigures::of(&windows, None);
         World {
             devices: self.ranks,
             accumulation: self.accumulation,
-            samples_per_s: 1e3 / over(&Window::sample_ms),
-            step_ms: SpeedFigures::of(&windows, None).step_ms.expect("a run without windows is refused"),
+            step_ms: figures.step_ms.expect("a run without windows is refused"),
+            figures,
             step_ms_by_repeat: self.windows.iter().map(|of_run| median_step_ms(of_run)).collect(),
             communicate_ms: over(&communicate),
             communicate_share: over(&|window| communicate(window) / window.step_ms()),
@@ -312,7 +315,7 @@ impl Scaling {
     /// Tables for the terminal.
     pub fn table(&self) -> String {
         let columns: [Column<World>; 7] = [
-            ("samples/s", 2, |it| Some(it.samples_per_s)),
+            ("samples/s", 2, |it| it.figures.samples_per_s),
             ("step ms", 1, |it| Some(it.step_ms.median)),
             ("p90", 1, |it| Some(it.step_ms.p90)),
             ("communicate", 1, |it| Some(it.communicate_ms)),
