@@ -455,6 +455,25 @@ impl TensorTree for DeviceBatch {
         let class_weights = self.class_weights.map(|weights| weights.map(mapper));
         Self { input, targets, class_weights, ..self }
     }
+
+    fn host_values(&self) -> Vec<u64> {
+        let ModelInput { attention_mask, token_type_ids, position_ids, .. } = &self.input;
+        let (kind, weight) = match &self.targets {
+            None => (0, &None),
+            Some(Targets::Classes { weight, .. }) => (1, weight),
+            Some(Targets::Values { weight, .. }) => (2, weight),
+            Some(Targets::Multi { weight, .. }) => (3, weight),
+            Some(Targets::Spans { weight, .. }) => (4, weight),
+        };
+        let has = [
+            attention_mask.is_some(),
+            token_type_ids.is_some(),
+            position_ids.is_some(),
+            weight.is_some(),
+            self.class_weights.is_some(),
+        ];
+        std::iter::once(kind).chain(has.map(u64::from)).collect()
+    }
 }
 
 #[cfg(test)]

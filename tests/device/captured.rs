@@ -1,10 +1,22 @@
 //! Captured steps and the other parts of the compiler: the same training without each, and with all
 //! of them.
 
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+use kiln::Result;
+use kiln::config::{
+    CompilerMode, DeviceArguments, DeviceKind, OptimizerName, Sampler, Switch, TrainingArguments,
+    TrainingCompilerConfig,
+};
+use kiln_models::weights::StateDict;
+use kiln_models::{Compute, Pass};
+use kiln_train::Trainer;
+use kiln_train::task::{Batch, BatchSize, TrainingTask};
+
 use crate::common::skip::skip;
 use crate::common::small_run::{SPIKE, copy, train, write, write_with_a_spike};
 use crate::common::{fails, json, relative_l2, rows, rows_with_skips, succeeds, tensors};
-use crate::{ONE_SHAPE, apart, device, losses, on_device, prepare, prepare_with};
+use crate::{ONE_SHAPE, apart, apart_of_any, device, losses, on_device, prepare, prepare_with};
 
 /// Each part of the compiler off by itself, and all of them on: the same training. With several
 /// micro-batches a step, of which the last of an epoch has fewer, those are captured one by one.
@@ -274,4 +286,113 @@ fn explorations_have_a_limit() {
     assert!(said.contains("up to 3 explorations; then unfused where it is new"), "{said}");
     let apart = apart(&losses(&folder.path().join("limited")), &losses(&folder.path().join("cpu")));
     assert!(apart < 1e-3, "{apart}");
+}
+
+/// Two parts, of which a batch uses those that it has a target for.
+#[derive(Module, Debug)]
+struct Two {
+    first: Param<Tensor<1>>,
+    second: Param<Tensor<1>>,
+}
+impl StateDict for Two {}
+
+/// Values of a part: no whole number of vectors.
+const WIDTH: usize = 33;
+
+/// The targets of the two parts, where they have one.
+type Targets<T> = (Option<T>, Option<T>);
+
+struct Micro(Targets<f32>);
+
+impl Batch for Micro {
+    type OnDevice = Targets<Tensor<1>>;
+
+    fn size(&self) -> BatchSize {
+        BatchSize { rows: 1, seq_len: 1, padded: false, tokens: 1, labels: 1.0 }
+    }
+
+    fn to_device(&self, device: &Device) -> Result<Self::OnDevice> {
+        let tensor = |target: f32| Tensor::from_floats([target], device);
+        Ok((self.0.0.map(tensor), self.0.1.map(tensor)))
+    }
+}
+
+#[derive(Clone)]
+struct Near;
+
+impl TrainingTask for Near {
+    type Model = Two;
+    type Example = Targets<f32>;
+    type Batch = Micro;
+
+    const CAN_BE_CAPTURED: bool = true;
+
+    fn model(&self, _: Compute, device: &Device) -> Result<Two> {
+        let part = |from: f32| {
+            let values = (0..WIDTH).map(|index| from + index as f32 / 64.0).collect::<Vec<_>>();
+            Param::from_tensor(Tensor::from_floats(values.as_slice(), device))
+        };
+        Ok(Two { first: part(-0.5), second: part(0.25) })
+    }
+
+    fn batch(&self, examples: &[Targets<f32>], _: usize) -> Result<Micro> {
+        Ok(Micro(examples[0]))
+    }
+
+    /// The squared distances of the parts from their targets.
+    fn loss(&self, model: &Two, (first, second): &Targets<Tensor<1>>, _: Pass<'_>) -> Result<Tensor<1>> {
+        let of = |part: &Param<Tensor<1>>, target: &Option<Tensor<1>>| {
+            target.as_ref().map(|target| (part.val() - target.clone()).powi_scalar(2).sum())
+        };
+        let losses = [of(&model.first, first), of(&model.second, second)];
+        Ok(losses.into_iter().flatten().reduce(|one, other| one + other).unwrap())
+    }
+}
+
+/// Micro-batches that use the one part, the other or both, in every order within a step and from
+/// one step to the next. A part that no micro-batch of a step uses keeps its weights and moments.
+#[test]
+fn a_part_that_some_micro_batches_use_is_updated_as_in_eager_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    // Of each step's two micro-batches the parts that they use: 1, 2 or both (3).
+    let steps = [[1, 1], [1, 2], [1, 1], [2, 1], [2, 2], [3, 1], [1, 3], [2, 3], [3, 2], [1, 1], [3, 3], [2, 2]];
+    let target = |parts: u32, part: u32, at: usize| (parts & part != 0).then_some(1.5 + at as f32 / 16.0 * part as f32);
+    let rows = steps.concat().into_iter().enumerate();
+    let rows = rows.map(|(at, parts)| (target(parts, 1, at), target(parts, 2, at))).collect::<Vec<_>>();
+    for (optim, accumulation) in
+        [(OptimizerName::AdamW, 2), (OptimizerName::AdamW, 1), (OptimizerName::AdamW, 3), (OptimizerName::Lion, 2)]
+    {
+        let kind = if device() == "wgpu" { DeviceKind::Wgpu } else { DeviceKind::Cuda };
+        let run = |name: &str, graph: Switch| {
+            let path = folder.path().join(format!("{name}-{optim}-{accumulation}"));
+            let arguments = TrainingArguments {
+                optim,
+                gradient_accumulation_steps: accumulation,
+                per_device_train_batch_size: 1.into(),
+                sampler: Sampler::Sequential,
+                num_train_epochs: Some(1.0),
+                learning_rate: 0.02,
+                weight_decay: 0.1,
+                logging_steps: Some(1.into()),
+                device: DeviceArguments { kind, index: 0 },
+                compiler: Some(TrainingCompilerConfig { graph, ..CompilerMode::Compiled.into() }),
+                ..TrainingArguments::new(&path)
+            };
+            let mut trainer = Trainer::new(arguments, Near, rows.clone()).unwrap();
+            trainer.train().unwrap();
+            let values = |part: &Param<Tensor<1>>| part.val().into_data().iter::<f32>().collect::<Vec<_>>();
+            let weights = [values(&trainer.model().first), values(&trainer.model().second)].concat();
+            let log = std::fs::read_to_string(path.join("run.log")).unwrap();
+            (losses(&path), weights, log.matches("is captured (").count())
+        };
+        let (expected, expected_weights, recordings) = run("eager", Switch::Off);
+        assert_eq!(recordings, 0);
+        let (got, weights, captured) = run("captured", Switch::On);
+        assert_eq!(captured, 3, "a recording for each choice of parts");
+        // A kernel sums 33 squares in another order, and the moments of 12 steps follow.
+        let off = apart_of_any(&got, &expected);
+        assert!(off < 1e-5, "{optim} {accumulation}: {off}\n{got:?}\n{expected:?}");
+        let off = relative_l2(&weights, &expected_weights);
+        assert!(off < 1e-5, "{optim} {accumulation}: {off}\n{weights:?}\n{expected_weights:?}");
+    }
 }

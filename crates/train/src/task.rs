@@ -86,7 +86,8 @@ pub trait TrainingTask: Clone + Send + Sync + 'static {
 
     /// Whether a step can be recorded once and replayed (`compiler.graph`): [`loss`](Self::loss)
     /// copies nothing from the host and reads nothing back, drops nothing but with Kiln's
-    /// operators, and [`Batch::OnDevice`] shows all of its tensors.
+    /// operators, branches by nothing but the shapes of the batch's tensors and its
+    /// [`TensorTree::host_values`], and [`Batch::OnDevice`] shows all of its tensors.
     const CAN_BE_CAPTURED: bool = false;
 
     /// Whether whoever plans the run estimates its memory, activations included. Else the plan has
@@ -522,6 +523,12 @@ pub trait TensorTree: Clone + 'static {
     /// Replaces every tensor by what `mapper` makes of it, always in the same order.
     #[must_use]
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self;
+
+    /// Whatever else the loss branches by: which of its optional tensors a batch has, the variant
+    /// of an enumeration, a number on the host. A captured step computes for a batch what it has
+    /// recorded for one of the same shapes and the same values here. Empty where there are tensors
+    /// alone.
+    fn host_values(&self) -> Vec<u64>;
 }
 
 /// Replaces the tensors of a [`TensorTree`].
@@ -538,11 +545,19 @@ impl<const D: usize> TensorTree for Tensor<D> {
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
         mapper.float(self)
     }
+
+    fn host_values(&self) -> Vec<u64> {
+        Vec::new()
+    }
 }
 
 impl<const D: usize> TensorTree for Tensor<D, Int> {
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
         mapper.int(self)
+    }
+
+    fn host_values(&self) -> Vec<u64> {
+        Vec::new()
     }
 }
 
@@ -550,11 +565,22 @@ impl<const D: usize> TensorTree for Tensor<D, Bool> {
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
         mapper.bool(self)
     }
+
+    fn host_values(&self) -> Vec<u64> {
+        Vec::new()
+    }
 }
 
 impl<T: TensorTree> TensorTree for Option<T> {
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
         self.map(|tensors| TensorTree::map(tensors, mapper))
+    }
+
+    fn host_values(&self) -> Vec<u64> {
+        match self {
+            Some(tensors) => [vec![1], tensors.host_values()].concat(),
+            None => vec![0],
+        }
     }
 }
 
@@ -562,11 +588,19 @@ impl<A: TensorTree, B: TensorTree> TensorTree for (A, B) {
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
         (self.0.map(mapper), self.1.map(mapper))
     }
+
+    fn host_values(&self) -> Vec<u64> {
+        [self.0.host_values(), self.1.host_values()].concat()
+    }
 }
 
 impl<A: TensorTree, B: TensorTree, C: TensorTree> TensorTree for (A, B, C) {
     fn map<M: TensorMapper>(self, mapper: &mut M) -> Self {
         (self.0.map(mapper), self.1.map(mapper), self.2.map(mapper))
+    }
+
+    fn host_values(&self) -> Vec<u64> {
+        [self.0.host_values(), self.1.host_values(), self.2.host_values()].concat()
     }
 }
 

@@ -30,33 +30,49 @@ pub(super) fn tracked<B: TensorTree>(batch: &B) -> B {
     batch.clone().map(&mut Tracked)
 }
 
-/// The shapes of the tensors of a batch, by which its recording is found.
-pub(super) fn shapes<B: TensorTree>(batch: &B) -> Vec<(char, Vec<usize>)> {
-    struct Shapes(Vec<(char, Vec<usize>)>);
-
-    impl TensorMapper for Shapes {
-        fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-            self.0.push(('f', tensor.dims().to_vec()));
-            tensor
-        }
-
-        fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-            self.0.push(('i', tensor.dims().to_vec()));
-            tensor
-        }
-
-        fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
-            self.0.push(('b', tensor.dims().to_vec()));
-            tensor
-        }
-    }
-
-    let mut shapes = Shapes(Vec::new());
-    let _ = batch.clone().map(&mut shapes);
-    shapes.0
+/// By what a recording is found: batches that agree in it are computed in the same way.
+#[derive(PartialEq, Eq)]
+pub(super) struct Likeness {
+    /// The kinds and shapes of the tensors.
+    shapes: Vec<(char, Vec<usize>)>,
+    /// See [`TensorTree::host_values`].
+    host_values: Vec<u64>,
 }
 
-/// Writes `new` to where `target` lies; the two have the same [shapes].
+impl Likeness {
+    pub(super) fn of<B: TensorTree>(batch: &B) -> Self {
+        let mut shapes = Shapes(Vec::new());
+        let _ = batch.clone().map(&mut shapes);
+        Self { shapes: shapes.0, host_values: batch.host_values() }
+    }
+
+    /// The shape of the first tensor, for messages.
+    pub(super) fn dims(&self) -> String {
+        let first = self.shapes.first().into_iter().flat_map(|(_, dims)| dims);
+        first.map(usize::to_string).collect::<Vec<_>>().join(" x ")
+    }
+}
+
+struct Shapes(Vec<(char, Vec<usize>)>);
+
+impl TensorMapper for Shapes {
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.0.push(('f', tensor.dims().to_vec()));
+        tensor
+    }
+
+    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+        self.0.push(('i', tensor.dims().to_vec()));
+        tensor
+    }
+
+    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+        self.0.push(('b', tensor.dims().to_vec()));
+        tensor
+    }
+}
+
+/// Writes `new` to where `target` lies; the two have the same [`Likeness`].
 pub(super) fn write<B: TensorTree>(target: &B, new: B, written: &mut Vec<Written>) {
     let mut queue = Queue(VecDeque::new());
     let _ = new.map(&mut queue);

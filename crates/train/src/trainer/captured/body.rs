@@ -1,8 +1,9 @@
 //! The computation of captured steps, and the tensors through which it gets its inputs.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor};
 use kiln_models::Compute;
@@ -43,8 +44,40 @@ pub(super) struct Body<T: TrainingTask> {
     /// The sums over the micro-batches of a step, each in memory of its own: that of the losses is
     /// there from the beginning, that of a parameter's gradients from the first one on.
     pub(super) sums: RefCell<StepSums>,
-    /// The factors of the sums so far and of a micro-batch, `[2]`: 1 where it counts, else 0.
+    /// The factors of the sums so far and of a micro-batch, `[2]`: those of [`Summing`].
     pub(super) of_sums: Tensor<1>,
+}
+
+/// The parameters of which a computation gives gradients.
+pub(super) type Given = HashSet<ParamId>;
+
+/// The use that the sums of a step make of a micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Summing {
+    /// It takes their place: it is the first of the step.
+    Replace,
+    /// It is added to them.
+    Add,
+    /// None: it is computed to be recorded.
+    Leave,
+}
+
+impl Summing {
+    /// The factors of the sums so far and of the micro-batch: 1 where it counts, else 0.
+    fn factors(self) -> [f32; 2] {
+        match self {
+            Self::Replace => [0.0, 1.0],
+            Self::Add => [1.0, 1.0],
+            Self::Leave => [1.0, 0.0],
+        }
+    }
+}
+
+/// A micro-batch in the sums.
+pub(super) struct Summed {
+    /// The parameters whose sums have taken it up.
+    pub(super) given: Given,
+    pub(super) written: Written,
 }
 
 /// The results of a step, `[1]` each.
@@ -63,27 +96,50 @@ impl<T: TrainingTask> Body<T> {
         self.update(sum, &grads)
     }
 
-    /// Has the sums keep what they are, or not, and add the following micro-batches, or not.
+    /// From now on the sums use micro-batches in the way `summing`.
     #[must_use]
-    pub(super) fn set_sums(&self, keep: bool, add: bool) -> Written {
-        let factors = [keep, add].map(|counts| f32::from(u8::from(counts)));
-        overwrite(&self.of_sums, Tensor::from_floats(factors, &self.of_sums.device()))
+    pub(super) fn set_sums(&self, summing: Summing) -> Written {
+        overwrite(&self.of_sums, Tensor::from_floats(summing.factors(), &self.of_sums.device()))
     }
 
-    /// Adds the loss and the gradients of a micro-batch to the sums.
-    pub(super) fn micro_batch(&self, batch: &OnDevice<T>) -> Written {
+    /// Has the sums of the loss and of the parameters of which `batch` gives gradients take them
+    /// up. Sums of other parameters stay what they are.
+    pub(super) fn micro_batch(&self, batch: &OnDevice<T>) -> Summed {
         let (loss, grads) = self.pass(batch);
+        let given = self.given(&grads);
         let AddInPlace { sums, values } =
             self.sums.borrow_mut().take_up(&self.model, grads, loss, AddInPlace::default());
-        accumulate(&sums, values, &self.of_sums)
+        Summed { given, written: accumulate(&sums, values, &self.of_sums) }
     }
 
-    /// The sums so far of gradients and loss, for whoever reads them before they change.
-    pub(super) fn shared_sums(&self) -> (GradientsParams, Option<Tensor<1>>) {
+    /// The parameters that have a gradient in `grads`.
+    pub(super) fn given(&self, grads: &GradientsParams) -> Given {
+        let mut each = EachGiven { grads, given: Given::default() };
+        self.model.visit(&mut each);
+        each.given
+    }
+
+    /// Zeroes the sums of all parameters but those of `given`. The first micro-batch of a step has
+    /// replaced these, and a later one may add to others.
+    #[must_use]
+    pub(super) fn zero_sums_except(&self, given: &Given) -> Vec<Written> {
         let sums = self.sums.borrow();
-        let mut shared = Shared { from: &sums.grads, grads: GradientsParams::new() };
+        let mut zeroed = Zeroed { sums: &sums.grads, given, written: Vec::new() };
+        self.model.visit(&mut zeroed);
+        zeroed.written
+    }
+
+    /// The sums of the gradients of the parameters `given`: the tensors in which they lie.
+    pub(super) fn sums_of(&self, given: &Given) -> GradientsParams {
+        let sums = self.sums.borrow();
+        let mut shared = Shared { from: &sums.grads, given, grads: GradientsParams::new() };
         self.model.visit(&mut shared);
-        (shared.grads, sums.loss.clone())
+        shared.grads
+    }
+
+    /// The sum of the losses, `[1]`: the tensor in which it lies.
+    pub(super) fn loss_sum(&self) -> Tensor<1> {
+        self.sums.borrow().loss.clone().expect("it is there from the beginning")
     }
 
     /// Writes `grads` and `loss`, `[1]`, to where the sums lie.
@@ -91,20 +147,16 @@ impl<T: TrainingTask> Body<T> {
         self.sums.borrow_mut().take_up(&self.model, grads, loss, Overwrite::default()).0
     }
 
-    /// Loss and gradient norm of the step, `[1]` each.
-    pub(super) fn mean(&self) -> (Tensor<1>, Tensor<1>) {
+    /// Loss and gradient norm, `[1]` each, of the step whose sums of gradients are `grads`.
+    pub(super) fn mean(&self, grads: &GradientsParams) -> (Tensor<1>, Tensor<1>) {
         let [loss_by, grads_by] = pair(&self.of_update);
-        let sum_norm = global_norm(&self.model, &self.sums.borrow().grads, self.compute.ops());
+        let sum_norm = global_norm(&self.model, grads, self.compute.ops());
         (self.loss_sum() * loss_by, sum_norm * grads_by)
     }
 
-    /// The update by the sums.
-    pub(super) fn update_by_sums(&self) -> Output {
-        self.update(self.loss_sum(), &self.sums.borrow().grads)
-    }
-
-    fn loss_sum(&self) -> Tensor<1> {
-        self.sums.borrow().loss.clone().expect("it is there from the beginning")
+    /// The update by the sums `grads`.
+    pub(super) fn update_by_sums(&self, grads: &GradientsParams) -> Output {
+        self.update(self.loss_sum(), grads)
     }
 
     /// Loss, `[1]`, and gradients.
@@ -171,14 +223,50 @@ impl TakeUp for Overwrite {
     }
 }
 
-/// See [`Body::shared_sums`].
+/// See [`Body::given`].
+struct EachGiven<'a> {
+    grads: &'a GradientsParams,
+    given: Given,
+}
+
+impl ModuleVisitor for EachGiven<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.grads.get::<D>(param.id).is_some() {
+            self.given.insert(param.id);
+        }
+    }
+}
+
+/// See [`Body::zero_sums_except`].
+struct Zeroed<'a> {
+    sums: &'a GradientsParams,
+    given: &'a Given,
+    written: Vec<Written>,
+}
+
+impl ModuleVisitor for Zeroed<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.given.contains(&param.id) {
+            return;
+        }
+        if let Some(sum) = self.sums.get::<D>(param.id) {
+            self.written.push(overwrite(&sum, sum.zeros_like()));
+        }
+    }
+}
+
+/// See [`Body::sums_of`].
 struct Shared<'a> {
     from: &'a GradientsParams,
+    given: &'a Given,
     grads: GradientsParams,
 }
 
 impl ModuleVisitor for Shared<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !self.given.contains(&param.id) {
+            return;
+        }
         if let Some(sum) = self.from.get::<D>(param.id) {
             self.grads.register(param.id, sum);
         }

@@ -7,7 +7,12 @@
 //! weights, moments and sums over micro-batches are updated in place.
 //!
 //! Recording computes a few times. That leaves no trace in the run: updates are idle
-//! ([`InPlace::idle`]), and nothing is added to sums ([`Body::set_sums`]).
+//! ([`InPlace::idle`]), and nothing is added to sums ([`Summing::Leave`]).
+//!
+//! A recording launches the same kernels every time, so it serves the batches for which the loss
+//! computes the same: those whose tensors have the same shapes and which agree in
+//! [`TensorTree::host_values`]. Micro-batches may give gradients of different parameters. The
+//! update is of those that have one in the step, and is recorded for each such set.
 //!
 //! In f16 the scale of the loss is one of these tensors, and the update finds out on the device
 //! whether it is skipped. Where steps may be outliers, loss and gradient norm are read between the
@@ -28,8 +33,8 @@ use kiln_core::random::seed_for;
 use kiln_core::words::duration;
 use kiln_models::ops::in_place::{Written, overwrite, overwrite_ints};
 
-use self::batch::{shapes, write};
-use self::body::{Body, Output};
+use self::batch::{Likeness, write};
+use self::body::{Body, Given, Output, Summed, Summing};
 use super::executor::{Executor, MicroBatch, StepTotals, Updated};
 use super::observer::Part;
 use super::spans::Spans;
@@ -49,6 +54,9 @@ use crate::task::{OnDevice, TensorTree, TrainingTask};
 /// of others are computed without one.
 const MOST_SHAPES: usize = 8;
 
+/// Sets of parameters whose update is captured. Updates of others are computed without a recording.
+const MOST_UPDATES: usize = 8;
+
 /// The captured steps of a run.
 pub(super) struct CapturedSteps<T: TrainingTask> {
     body: Rc<Body<T>>,
@@ -59,17 +67,20 @@ pub(super) struct CapturedSteps<T: TrainingTask> {
     is_whole: bool,
     /// The one micro-batch of the step at hand.
     alone: Option<MicroBatch<OnDevice<T>>>,
-    /// The step at hand has a micro-batch already.
-    is_begun: bool,
+    /// The parameters that have a gradient in the step at hand; none before its first micro-batch.
+    given: Option<Given>,
     /// Whole steps, and micro-batches without the update: a run has either.
     steps: ByShape<OnDevice<T>, Output>,
-    micro_batches: ByShape<OnDevice<T>, Written>,
-    /// The update after micro-batches.
-    update: Option<Recorded<Output>>,
+    micro_batches: ByShape<OnDevice<T>, Summed>,
+    /// The updates after micro-batches, by the parameters that they change.
+    updates: Vec<(Given, Recorded<Output>)>,
+    /// It has been said that an update is not captured.
+    is_full: bool,
     /// The results of writes, and of micro-batches computed without a recording, since the last
     /// step. They are held until the step ends because the device may still use them.
     written: Vec<Written>,
-    /// The result of a whole step that was computed without a recording, held for the same reason.
+    /// The result of a step or an update that was computed without a recording, held for the same
+    /// reason.
     computed: Option<Output>,
     spans: Spans,
 }
@@ -114,10 +125,11 @@ impl<T: TrainingTask> CapturedSteps<T> {
             world: world.clone(),
             is_whole: plan.batch.micro_batches() == 1 && state.outliers.is_none(),
             alone: None,
-            is_begun: false,
+            given: None,
             steps: ByShape::default(),
             micro_batches: ByShape::default(),
-            update: None,
+            updates: Vec::new(),
+            is_full: false,
             written: Vec::new(),
             computed: None,
             spans: spans.clone(),
@@ -137,7 +149,6 @@ impl<T: TrainingTask> CapturedSteps<T> {
         let recorded = Rc::clone(body);
         let compute = |batch: OnDevice<T>| move || recorded.step(&batch);
         let (place, notice) = self.steps.find(&micro.batch, &self.device, idle, compute);
-        state.optimizer.adopt(&self.body.update);
         self.tell_pass(&micro, state.scaler.as_ref());
         self.tell_divisor(totals, state.scaler.as_ref());
         let number = self.tell_update(state, totals.lr);
@@ -146,46 +157,66 @@ impl<T: TrainingTask> CapturedSteps<T> {
             Some(place) => steps.replay(place, micro.batch, written),
             None => computed.insert(body.step(&micro.batch)),
         };
+        state.optimizer.adopt(&body.update);
         output.copied(notice, number)
     }
 
-    /// Puts the sums over the ranks in the place of this rank's. One that had no micro-batch with
-    /// labels adds nothing.
-    fn exchange(&mut self, has_any: bool) -> Result<()> {
+    /// Puts the sums over the ranks in the place of this rank's, which has gradients of the
+    /// parameters `given`. A rank that had no micro-batch with labels adds nothing. Returns the
+    /// parameters of which any rank has a gradient.
+    fn exchange(&mut self, given: Option<Given>) -> Result<Given> {
         let _time = self.spans.open(Part::Communicate);
-        if !has_any {
+        if given.is_none() {
             self.forget();
         }
-        let (grads, loss) = if has_any { self.body.shared_sums() } else { Default::default() };
-        let (grads, loss) = sum_gradients(&self.world, &self.body.model, grads, loss, &self.device)?;
-        self.written.extend(self.body.overwrite_sums(grads, loss));
-        Ok(())
+        let body = &self.body;
+        let (grads, loss) = given.map(|given| (body.sums_of(&given), Some(body.loss_sum()))).unwrap_or_default();
+        let (grads, loss) = sum_gradients(&self.world, &body.model, grads, loss, &self.device)?;
+        let given = body.given(&grads);
+        self.written.extend(body.overwrite_sums(grads, loss));
+        Ok(given)
     }
 
-    /// The update by the sums, unless the step is an outlier.
+    /// The update by the sums of the parameters `given`, unless the step is an outlier.
     ///
     /// # Errors
     /// An error of the device or of MPI while the step is judged as an outlier or not.
-    fn update_by_sums(&mut self, state: &mut TrainState<T::Model>, totals: StepTotals) -> Result<Updated> {
+    fn update_by_sums(&mut self, given: Given, state: &mut TrainState<T::Model>, totals: StepTotals) -> Result<Updated> {
         self.tell_divisor(totals, state.scaler.as_ref());
+        let grads = self.body.sums_of(&given);
         if state.outliers.is_some() {
-            let (loss, grad_norm) = self.body.mean();
+            let (loss, grad_norm) = self.body.mean(&grads);
             if let Some(why) = state.outlier(&self.world, &loss, &grad_norm)? {
                 let verdict = state.scaler.as_ref().map(|scaler| scaler.judge(grad_norm.clone()));
                 return Ok(Updated { loss, grad_norm, verdict, outlier: Some(why), notice: None });
             }
         }
-        if self.update.is_none() {
+        let place = self.updates.iter().position(|(of, _)| *of == given);
+        if place.is_none() && self.updates.len() == MOST_UPDATES {
+            let number = self.tell_update(state, totals.lr);
+            let notice = (!std::mem::replace(&mut self.is_full, true)).then(|| {
+                format!(
+                    "the update of {} parameters and updates of other parameters after it are not captured: \
+                     {MOST_UPDATES} sets of parameters are",
+                    given.len()
+                )
+            });
+            let updated = self.computed.insert(self.body.update_by_sums(&grads)).copied(notice, number);
+            state.optimizer.adopt(&self.body.update);
+            return Ok(updated);
+        }
+        let place = place.unwrap_or_else(|| {
             self.written.extend(self.body.update.idle());
             let body = Rc::clone(&self.body);
-            self.update = Some(Recorded::new(&self.device, move || body.update_by_sums()));
+            let recorded = Recorded::new(&self.device, move || body.update_by_sums(&grads));
+            self.updates.push((given, recorded));
             state.optimizer.adopt(&self.body.update);
-        }
+            self.updates.len() - 1
+        });
         let number = self.tell_update(state, totals.lr);
-        let update = self.update.as_mut().expect("it is recorded above");
         // SAFETY: what the recording reads or writes and that is not its own lives in `body`; see
         // `Recorded::replay`.
-        Ok(unsafe { update.replay() }.copied(None, number))
+        Ok(unsafe { self.updates[place].1.replay() }.copied(None, number))
     }
 
     /// A new step begins: what the last one wrote has been computed.
@@ -248,20 +279,31 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
             return Ok(None);
         }
         let _time = self.spans.open(Part::Backward);
-        let follows = std::mem::replace(&mut self.is_begun, true);
-        if !follows {
+        if self.given.is_none() {
             self.forget();
         }
         let body = &self.body;
-        let idle = || vec![body.set_sums(true, false)];
+        let idle = || vec![body.set_sums(Summing::Leave)];
         let recorded = Rc::clone(body);
         let compute = |batch: OnDevice<T>| move || recorded.micro_batch(&batch);
         let (place, notice) = self.micro_batches.find(&micro.batch, &self.device, idle, compute);
-        self.written.push(self.body.set_sums(follows, true));
+        let summing = if self.given.is_some() { Summing::Add } else { Summing::Replace };
+        self.written.push(self.body.set_sums(summing));
         self.tell_pass(&micro, state.scaler.as_ref());
-        match place {
-            Some(place) => _ = self.micro_batches.replay(place, micro.batch, &mut self.written),
-            None => self.written.push(self.body.micro_batch(&micro.batch)),
+        let given = match place {
+            Some(place) => self.micro_batches.replay(place, micro.batch, &mut self.written).given.clone(),
+            None => {
+                let Summed { given, written } = self.body.micro_batch(&micro.batch);
+                self.written.push(written);
+                given
+            }
+        };
+        match &mut self.given {
+            Some(so_far) => so_far.extend(given),
+            first => {
+                self.written.extend(self.body.zero_sums_except(&given));
+                *first = Some(given);
+            }
         }
         Ok(notice)
     }
@@ -272,18 +314,16 @@ impl<T: TrainingTask> Executor<T> for CapturedSteps<T> {
         totals: StepTotals,
         _sees: &mut dyn FnMut(&T::Model, &GradientsParams),
     ) -> Result<Updated> {
-        let has_any = std::mem::replace(&mut self.is_begun, false);
         if let Some(micro) = self.alone.take() {
             return Ok(self.step(micro, state, totals));
         }
-        if self.world.is_shared() {
-            self.exchange(has_any)?;
-        }
-        self.update_by_sums(state, totals)
+        let given = self.given.take();
+        let given = if self.world.is_shared() { self.exchange(given)? } else { given.unwrap_or_default() };
+        self.update_by_sums(given, state, totals)
     }
 
     fn recordings(&self) -> usize {
-        self.steps.recordings.len() + self.micro_batches.recordings.len() + usize::from(self.update.is_some())
+        self.steps.recordings.len() + self.micro_batches.recordings.len() + self.updates.len()
     }
 }
 
@@ -332,7 +372,7 @@ impl<T: 'static> Recorded<T> {
     }
 }
 
-/// The recordings of batches, by their shape.
+/// The recordings of batches, by their [likeness](Likeness).
 struct ByShape<B, T> {
     recordings: Vec<(B, Recorded<T>)>,
     /// It has been said that a shape is not captured.
@@ -355,10 +395,9 @@ impl<B: TensorTree, T: 'static> ByShape<B, T> {
         idle: impl FnOnce() -> Vec<Written>,
         compute: impl FnOnce(B) -> C,
     ) -> (Option<usize>, Notice) {
-        let own = shapes(batch);
-        let dims =
-            own.first().into_iter().flat_map(|(_, dims)| dims).map(usize::to_string).collect::<Vec<_>>().join(" x ");
-        let place = self.recordings.iter().position(|(known, _)| shapes(known) == own);
+        let own = Likeness::of(batch);
+        let dims = own.dims();
+        let place = self.recordings.iter().position(|(known, _)| Likeness::of(known) == own);
         if place.is_some() {
             return (place, None);
         }
