@@ -155,6 +155,11 @@ pub trait Callback<M = Model> {
     /// is whole.
     fn on_save(&mut self, progress: &Progress, checkpoint: &Path) {}
 
+    /// After the last step of a run that ends before its plan does, and after the rows of that
+    /// step. `why` is the message of `status.json`: early stopping, a callback, or
+    /// `trainer.max_minutes`. Rank 0 alone calls it.
+    fn on_early_end(&mut self, progress: &Progress, why: &str) {}
+
     /// After the last step, when the weights of the best evaluation, whose row is `evaluation`,
     /// have become the model's (`trainer.load_best_model_at_end`).
     fn on_load_best(&mut self, progress: &Progress, evaluation: &Record) {}
@@ -169,9 +174,9 @@ pub trait Callback<M = Model> {
     }
 }
 
-/// Prints the rows of a run on stdout, the figures that people read with four digits, and, where
-/// `trainer.log_level` wants them, notices on stderr (`PrinterCallback` of `transformers`).
-/// [`Trainer::new`](super::Trainer::new) adds it.
+/// Prints the rows of a run on stdout, the figures that people read with four digits, and why it
+/// ends before its plan does. Where `trainer.log_level` wants them, notices go to stderr
+/// (`PrinterCallback` of `transformers`). [`Trainer::new`](super::Trainer::new) adds it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PrinterCallback {
     /// Notices are not wanted.
@@ -206,6 +211,10 @@ impl<M> Callback<M> for PrinterCallback {
         if !self.is_quiet {
             let _ = writeln!(std::io::stderr(), "{}", printable(notice));
         }
+    }
+
+    fn on_early_end(&mut self, _progress: &Progress, why: &str) {
+        Self::print(printable(why));
     }
 
     fn on_train_end(&mut self, _progress: &Progress, summary: &Record) {

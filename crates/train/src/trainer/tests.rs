@@ -13,7 +13,8 @@ use kiln_models::layers::Embedding;
 use kiln_models::weights::StateDict;
 use kiln_models::{Compute, Pass};
 
-use super::{Trainer, setup::TrainOutput};
+use super::setup::TrainOutput;
+use super::{Callback, Progress, StopAfter, Trainer};
 use crate::arguments::{EvalStrategy, OnExisting, SaveStrategy, TrainingArguments};
 use crate::evaluation::Evaluation;
 use crate::task::{Evaluator, FigureValues, Figures, TensorBatch, TrainingTask};
@@ -166,6 +167,45 @@ fn figures_are_known_by_their_names() {
         let error = trainer(arguments(rows), fault).evaluate().unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
+}
+
+/// The reasons that a callback is told of an early end.
+struct Ends(Arc<Mutex<Vec<String>>>);
+
+impl<M> Callback<M> for Ends {
+    fn on_early_end(&mut self, progress: &Progress, why: &str) {
+        self.0.lock().unwrap().push(format!("{}: {why}", progress.step));
+    }
+}
+
+#[test]
+fn an_early_end_is_told_once_with_its_reason() {
+    let _alone = TRAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let ends = |name: &str, given: TrainingArguments, stop: Option<u64>| {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let output_dir = folder.path().join(name);
+        let trainer = trainer(TrainingArguments { output_dir, ..given }, Fault::None);
+        let mut trainer = trainer.with_callback(Ends(told.clone()));
+        if let Some(step) = stop {
+            trainer = trainer.with_callback(StopAfter(step));
+        }
+        trainer.train().unwrap();
+        told.lock().unwrap().clone()
+    };
+    let exhausted = TrainingArguments {
+        eval_strategy: EvalStrategy::Steps,
+        eval_steps: Some(1.into()),
+        early_stopping_patience: Some(1),
+        early_stopping_threshold: 1e6,
+        ..arguments(folder.path())
+    };
+    let told = ends("exhausted", exhausted, None);
+    assert_eq!(told, ["2: ended after step 2 of 6: early stopping"]);
+    let told = ends("stopped", arguments(folder.path()), Some(3));
+    assert_eq!(told, ["3: ended after step 3 of 6: a callback asked for it, as that of --stop-after does"]);
+    assert_eq!(ends("whole", arguments(folder.path()), None), [""; 0]);
+    assert_eq!(ends("last", arguments(folder.path()), Some(6)), [""; 0], "the end of the plan is no early one");
 }
 
 #[test]

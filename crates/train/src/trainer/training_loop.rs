@@ -282,6 +282,9 @@ impl<T: TrainingTask> Trainer<T> {
                 if !evaluates && run.evaluating.due(&end) {
                     self.evaluate_and_record(folder, run)?;
                 }
+                if let Some(why) = folder.status.message.as_deref().filter(|_| self.world.is_root()) {
+                    self.callbacks.iter_mut().for_each(|callback| callback.on_early_end(&run.progress, why));
+                }
                 break;
             }
         }
