@@ -511,6 +511,58 @@ mod tests {
         }
     }
 
+    /// A task whose methods contradict one another.
+    struct Lacking {
+        has_scores: bool,
+    }
+
+    impl ModelTask for Lacking {
+        fn kind(&self) -> Task {
+            Task::Regression
+        }
+        fn figures(&self) -> &'static [&'static str] {
+            &["loss"]
+        }
+        fn predicts_classes(&self) -> bool {
+            !self.has_scores
+        }
+        fn targets(&self, batch: &PaddedBatch, device: &Device) -> Result<Option<Targets>> {
+            crate::task::Regression.targets(batch, device)
+        }
+        fn scores(&self, _: &Arc<dyn Dataset>, _: Vec<String>) -> Option<Box<dyn TaskScores>> {
+            self.has_scores.then(|| Box::new(FirstClasses::default()) as _)
+        }
+    }
+
+    #[test]
+    fn a_task_of_ones_own_that_lacks_a_method_is_told_which() {
+        let fields = json!({
+            "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 32,
+            "max_position_embeddings": 8, "num_labels": 1
+        });
+        let model = ModelConfig::from_fields(ModelType::Bert, fields.as_object().unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let rows = (0..4).map(|row| Example {
+            input_ids: vec![4, row, 5],
+            attention_mask: None,
+            token_type_ids: None,
+            position_ids: None,
+            label: Label::Value(0.5),
+        });
+        let rows = rows.collect::<Vec<_>>();
+        for (has_scores, parts) in [
+            (true, ["`scores` returns scores, and `predictions` returns nothing", "implement `predictions`"]),
+            (false, ["`predicts_classes` is true, and `targets` returns no `Targets::Classes`", "or false from"]),
+        ] {
+            let task = TransformerTask::new(Arc::new(Lacking { has_scores }), model.clone());
+            let arguments = TrainingArguments::new(folder.path().join(format!("{has_scores}")));
+            let trainer = kiln_train::Trainer::new(arguments, task, rows.clone()).unwrap();
+            let error = format!("{:?}", trainer.with_validation(rows.clone()).unwrap().evaluate().unwrap_err());
+            assert!(error.contains("the `ModelTask` of kind regression"), "{error}");
+            assert!(parts.iter().all(|part| error.contains(part)) && !error.contains("`evaluate`"), "{error}");
+        }
+    }
+
     /// Sequence classification whose figure is the share of rows of which the first class is
     /// predicted.
     struct FirstClass;

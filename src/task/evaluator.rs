@@ -182,16 +182,29 @@ impl TaskEvaluator {
     }
 }
 
+/// The error of a program's own task one of whose methods does not go with another.
+fn lacking(task: &dyn ModelTask, what: &str) -> Error {
+    Error::config(format!("the `ModelTask` of kind {}: {what}", task.kind()))
+}
+
 impl Evaluator<TaskBatch> for TaskEvaluator {
     fn add(&mut self, TaskBatch { batch, .. }: &TaskBatch, figures: &FigureValues) -> Result<()> {
         self.loss += figures.sum("loss")?;
         self.nll += figures.sum("nll")?;
         if self.task.predicts_classes() {
-            self.correct += figures.sum("correct")?;
+            let lacks = || {
+                lacking(&*self.task, "`predicts_classes` is true, and `targets` returns no `Targets::Classes`")
+                    .help("return `Targets::Classes` from `targets`, or false from `predicts_classes`")
+            };
+            self.correct += figures.sum("correct").map_err(|_| lacks())?;
         }
         self.count += self.task.num_terms(batch);
         if let Some(scores) = &mut self.scores {
-            scores.add(batch, figures.get("predictions")?);
+            let lacks = || {
+                lacking(&*self.task, "`scores` returns scores, and `predictions` returns nothing for them")
+                    .help("implement `predictions`, whose values `TaskScores::add` gets, or let `scores` return none")
+            };
+            scores.add(batch, figures.get("predictions").map_err(|_| lacks())?);
         }
         Ok(())
     }

@@ -58,8 +58,8 @@ pub trait ModelTask: Send + Sync + 'static {
     }
 
     /// Whether each prediction is one class, right or wrong: its [targets](Self::targets) are
-    /// [classes](Targets::Classes), or an evaluation fails for want of the figure `correct`; it has
-    /// an accuracy, and its labels can be smoothed.
+    /// [classes](Targets::Classes), or an evaluation fails with an error that says so; it has an
+    /// accuracy, and its labels can be smoothed.
     fn predicts_classes(&self) -> bool;
 
     /// Whether the classes may have weights in the loss of training.
@@ -78,7 +78,7 @@ pub trait ModelTask: Send + Sync + 'static {
 
     /// The predictions that [`TaskScores::add`] gets, from the `logits` of the examples of `batch`,
     /// row by row: `[n]`, f32. A task that has [scores](Self::scores) returns them, or its
-    /// evaluation fails.
+    /// evaluation fails with an error that says so.
     fn predictions(&self, logits: Tensor<2>, batch: &DeviceBatch) -> Option<Tensor<1>> {
         let (_, _) = (logits, batch);
         None
