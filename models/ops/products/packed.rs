@@ -20,11 +20,12 @@ pub struct Operands {
     /// every one.
     pub packed: Option<Packed>,
     /// The type of the result of a fused linear layer or feed-forward block on wgpu and CUDA: f32
-    /// or `dtype`. On the CPU it is f32.
-    pub result: FloatDType,
+    /// or `dtype`, which the layers of this crate alone ask for. On the CPU it is f32.
+    #[cfg_attr(not(feature = "compiler"), expect(dead_code))]
+    pub(crate) result: FloatDType,
     /// The type of the gradient of the left factor there: f32 or `dtype`; none for the type of that
     /// factor. On the CPU it is f32.
-    pub gradient: Option<FloatDType>,
+    pub(crate) gradient: Option<FloatDType>,
 }
 
 impl From<FloatDType> for Operands {
@@ -34,6 +35,11 @@ impl From<FloatDType> for Operands {
 }
 
 impl Operands {
+    /// Operands of bf16 whose right factor is kept in `packed`.
+    pub fn packed(packed: Packed) -> Self {
+        Self { packed: Some(packed), ..FloatDType::BF16.into() }
+    }
+
     /// The type of the gradient of the left factor `x`.
     pub(in crate::ops) fn gradient_of<B: Backend>(&self, x: &FloatTensor<B>) -> FloatDType {
         self.gradient.unwrap_or_else(|| x.dtype().into())

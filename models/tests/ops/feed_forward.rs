@@ -161,7 +161,7 @@ fn it_keeps_its_bits_without_autodiff_with_packed_weights_and_on_any_number_of_t
         assert!(one == all(2) && one == all(3), "{size:?}");
         let packed = [Packed::default(), Packed::default()];
         for _ in 0..2 {
-            let operands = packed.clone().map(|packed| Operands { packed: Some(packed), ..BF16.into() });
+            let operands = packed.clone().map(Operands::packed);
             let tensors = inputs.iter().map(|input| tensor(input, &device)).collect();
             assert_eq!(read(block(kind, tensors, operands, Ops::Fused)), one.0, "{size:?}");
         }
