@@ -29,6 +29,8 @@ MINI = BERT | {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads"
 LLAMA = {"kind": "llama", "num_hidden_layers": 6, "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8,
          "num_key_value_heads": 2, "max_position_embeddings": 256, "vocab_size": 4096, "tie_word_embeddings": True}
 QWEN3 = LLAMA | {"kind": "qwen3", "head_dim": 48, "vocab_size": 8192, "tie_word_embeddings": False}
+SMOLLM2 = LLAMA | {"num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,  # 135M
+                   "num_key_value_heads": 3, "max_position_embeddings": 512, "vocab_size": 49152}
 LORA = {"r": 8, "alpha": 16}
 ALL = {"r": 8, "alpha": 16, "target_modules": "all-linear"}
 # Name, model, task, batch, tokens of a sequence, mode, precision, checkpoints, further settings.
@@ -41,9 +43,11 @@ CONFIGS = [
     ("clm, deep", DEEP, "clm", 4, 128, "compiled", "f32", True, {}),
     ("clm, 4 micro-batches", GPT2, "clm", 8, 128, "native", "f32", True, {"trainer.gradient_accumulation_steps": 4}),
     ("clm, blocks", DEEP, "clm", 8, 128, "native", "f32", False, {"trainer.activation_checkpointing": "blocks"}),
+    ("clm, blocks", DEEP, "clm", 8, 128, "compiled", "f32", False, {"trainer.activation_checkpointing": "blocks"}),
     ("clm, balanced", GPT2, "clm", 8, 128, "native", "f32", False, {"trainer.activation_checkpointing": "balanced"}),
     ("mlm", BERT, "mlm", 16, 128, "native", "f32", False, {}),
     ("mlm", BERT, "mlm", 16, 128, "compiled", "bf16", False, {}),
+    ("mlm, blocks", BERT, "mlm", 16, 128, "compiled", "f32", False, {"trainer.activation_checkpointing": "blocks"}),
     ("sequence-classification", MINI, "sequence-classification", 16, 64, "native", "f32", True, {}),
     ("sequence-classification", MINI, "sequence-classification", 16, 64, "compiled", "f32", True, {}),
     ("multi-label-classification", BERT, "multi-label-classification", 32, 64, "native", "f32", False, {}),
@@ -76,6 +80,15 @@ CONFIGS = [
     ("llama, LoRA", LLAMA, "clm", 12, 128, "compiled", "f32", False, {"lora": ALL}),
     ("llama, LoRA", LLAMA, "clm", 12, 128, "compiled", "bf16", False, {"lora": ALL}),
     ("llama, LoRA", LLAMA, "clm", 8, 128, "native", "bf16", False, {"lora": ALL}),
+    ("smollm2, LoRA", SMOLLM2, "clm", 2, 512, "compiled", "f32", False, {"lora": ALL}),
+    ("smollm2, LoRA", SMOLLM2, "clm", 2, 512, "compiled", "bf16", False, {"lora": ALL}),
+    ("smollm2, LoRA, blocks", SMOLLM2, "clm", 2, 512, "compiled", "f32", False,
+     {"lora": ALL, "trainer.activation_checkpointing": "blocks"}),
+    ("smollm2, LoRA, blocks", SMOLLM2, "clm", 2, 512, "compiled", "bf16", False,
+     {"lora": ALL, "trainer.activation_checkpointing": "blocks"}),
+    ("smollm2, LoRA", SMOLLM2, "clm", 1, 512, "native", "f32", False, {"lora": ALL}),
+    ("smollm2", SMOLLM2, "clm", 1, 512, "compiled", "f32", False, {}),
+    ("smollm2, blocks", SMOLLM2, "clm", 2, 512, "compiled", "f32", False, {"trainer.activation_checkpointing": "blocks"}),
     ("qwen3, LoRA on attention", QWEN3, "clm", 8, 256, "compiled", "bf16", False, {"lora": LORA}),
 ]
 

@@ -42,11 +42,15 @@ pub(super) struct Activations {
     layers: u128,
     /// Embeddings and head, with what the loss and its gradient need at their largest.
     head: u128,
+    /// The part of it that the heap keeps.
+    head_in_heap: u128,
     /// Logits of the plain loss that are mapped: the heap keeps the pages of what a step has had,
     /// and one of the tensors of this size finds no place there in the next step.
     mapped: u128,
     /// The head again, in the backward pass of the layers below.
     head_gradient: u128,
+    /// The part of it that the heap keeps.
+    head_gradient_in_heap: u128,
     /// The head once more, beside the gradient of the embedding.
     second_table: u128,
     /// Gradients on their way through a layer.
@@ -227,9 +231,10 @@ impl Activations {
         let logits = F32 * tokens * vocabulary;
         let zeros =
             if inputs.host.is_some() && logits >= MAPPED { tokens * PAGE.min(F32 * vocabulary) } else { logits };
-        let (loss, head_gradient) = match (is_language_model, is_fused) {
-            (false, _) => (0, 0),
-            (true, false) => (3 * logits + zeros, table_gradient),
+        let in_heap = |bytes: u128| if inputs.host.is_some() && bytes >= MAPPED { 0 } else { bytes };
+        let (loss, loss_in_heap, head_gradient) = match (is_language_model, is_fused) {
+            (false, _) => (0, 0, 0),
+            (true, false) => (3 * logits + zeros, 3 * in_heap(logits) + in_heap(zeros), table_gradient),
             (true, true) => {
                 // On the CPU a narrow `x` is widened. Elsewhere logits are as wide as operands, and
                 // a padded table is a copy.
@@ -242,7 +247,8 @@ impl Activations {
                         copy + at_a_time(bytes, operand * F32 / 2 * columns, tokens)
                     }
                 };
-                (table_gradient + widened + chunk, table_gradient)
+                let left = in_heap(table_gradient) + in_heap(widened) + in_heap(chunk);
+                (table_gradient + widened + chunk, left, table_gradient)
             }
         };
 
@@ -302,8 +308,10 @@ impl Activations {
             passed: F32 * tokens * width,
             layers,
             head: F32 * tokens * around + loss + documents + computed,
+            head_in_heap: F32 * tokens * around + loss_in_heap + documents + in_heap(computed),
             mapped,
             head_gradient,
+            head_gradient_in_heap: in_heap(head_gradient),
             second_table,
             moving,
             again,
@@ -315,16 +323,28 @@ impl Activations {
     /// When the backward pass begins: what all layers keep, with the loss, or with what the last
     /// layer's gradients need.
     pub(super) fn at_the_top(&self) -> u128 {
-        let head = match self.head_gradient {
-            0 => self.head + self.moving + self.again,
-            _ => self.head.max(self.head_gradient + self.moving + self.again),
-        };
+        self.with_head(self.head, self.head_gradient)
+    }
+
+    /// The part of [`at_the_top`](Self::at_the_top) that the heap keeps when it is freed: tables of
+    /// the vocabulary and a chunk of logits may be mapped by themselves.
+    fn in_heap(&self) -> u128 {
+        self.with_head(self.head_in_heap, self.head_gradient_in_heap)
+    }
+
+    /// Counts all that the layers keep beside the `head` with its loss, or beside its gradient and
+    /// the needs of the last layer's gradients.
+    fn with_head(&self, head: u128, head_gradient: u128) -> u128 {
         match self.checkpointing {
             // The head comes first, without any layer's activations.
             ActivationCheckpointing::Blocks => {
-                self.layers * self.passed + self.head.max(self.head_gradient + self.layer + self.moving)
+                self.layers * self.passed + head.max(head_gradient + self.layer + self.moving)
             }
             ActivationCheckpointing::None | ActivationCheckpointing::Balanced => {
+                let head = match self.head_gradient {
+                    0 => head + self.moving + self.again,
+                    _ => head.max(head_gradient + self.moving + self.again),
+                };
                 (self.layers - 1) * self.kept + self.last + head
             }
         }
@@ -348,7 +368,7 @@ impl Activations {
         // as they hold. They are not one piece, since the optimizer's state has come between:
         // where two of the logits would fill them, one finds no place
         // (benches/results/2026-11-26-memory-llama.md).
-        let left = self.at_the_top();
+        let left = self.in_heap();
         let found = match left / logits {
             2 => 1,
             places => places,
