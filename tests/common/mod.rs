@@ -89,10 +89,11 @@ pub fn fails(command: &mut Command, code: i32, parts: &[&str]) -> String {
     let all = text(&output);
     assert_eq!(output.status.code(), Some(code), "{command:?}\n{all}");
     let stderr = String::from_utf8(output.stderr).unwrap();
-    // A run that another engine takes over says so first, and a prediction what it takes from its
-    // run.
+    // A run that another engine takes over says so first, a prediction what it takes from its run,
+    // and a rank that the launcher sends SIGTERM, since another rank has ended, that it has come.
     let is_news = |line: &&str| {
-        ["warning: ", "native engine: ", "compiled engine: ", "from "].iter().any(|start| line.starts_with(start))
+        let news = ["warning: ", "native engine: ", "compiled engine: ", "from ", "SIGTERM: the run stops after "];
+        news.iter().any(|start| line.starts_with(start))
     };
     let first = stderr.lines().find(|line| !is_news(line)).unwrap_or_default();
     assert!(first.starts_with("error: "), "{command:?}\n{all}");
