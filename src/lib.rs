@@ -44,7 +44,7 @@ pub mod prelude;
 // The guide.
 pub mod guide;
 
-pub use config::RunConfig;
+pub use config::{CheckedConfig, RunConfig};
 pub use entry::FromConfig;
 pub use kiln_core as core;
 pub use kiln_core::error::{Error, ErrorKind, Result};

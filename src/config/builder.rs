@@ -9,7 +9,7 @@ use super::{
     TrainingArguments,
 };
 
-/// Builds a [`RunConfig`] section by section.
+/// Builds a [`CheckedConfig`] section by section.
 ///
 /// ```
 /// use kiln::config::{DataSection, ModelKind, ModelSection, RunConfig, TokenizerSection, TrainingArguments, Validation};
@@ -48,7 +48,8 @@ impl RunConfigBuilder {
         self
     }
 
-    /// The data and the task. Required.
+    /// The data and the task. Required. How batches are made of them, such as `sampler` and
+    /// `padding`, is among the arguments.
     pub fn data(mut self, data: DataSection) -> Self {
         self.config.data = data;
         self

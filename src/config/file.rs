@@ -44,7 +44,8 @@ pub(super) struct RunFile {
 pub(super) struct DataTable {
     #[serde(flatten)]
     section: DataSection,
-    /// They are read by themselves: serde's `flatten` would lose the key of a mistake.
+    /// `[data]` is read a second time for these keys: serde's `flatten` would lose the key of a
+    /// mistake.
     #[serde(flatten)]
     arguments: DataArguments,
 }

@@ -19,12 +19,13 @@ pub struct RunConfig {
     /// `[lora]`: adapters beside frozen weights. None: the whole model learns.
     pub lora: Option<LoraSection>,
     /// `[data]`: what is learned from. The keys of the section that say how batches are made of it
-    /// are among the arguments of the Trainer ([`DataArguments`](super::DataArguments)).
+    /// and which rows are predicted are among the arguments of the Trainer
+    /// ([`DataArguments`](super::DataArguments)).
     pub data: DataSection,
     /// `[tokenizer]`: how text becomes ids.
     pub tokenizer: TokenizerSection,
-    /// The arguments of the Trainer: `[trainer]`, and the sections that say where, how and in which
-    /// folder it computes.
+    /// The arguments of the Trainer: `[trainer]`, the sections that say where, how and in which
+    /// folder it computes, and those keys of `[data]`.
     pub trainer: TrainingArguments,
     /// `[generation]`: a sample of text at the end, if any.
     pub generation: Option<GenerationSection>,

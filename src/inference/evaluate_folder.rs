@@ -11,7 +11,7 @@ use kiln_models::Model;
 use kiln_train::confusion::Confusion;
 use serde_json::json;
 
-use crate::config::{CheckedConfig, RunConfig};
+use crate::config::{BatchArguments, CheckedConfig, RunConfig, TrainBatchSize};
 use crate::distributed::World;
 use crate::inference::evaluate::evaluate;
 use crate::session::Session;
@@ -69,6 +69,9 @@ pub fn evaluate_folder(
     let spec = folder.display().to_string();
     config.model = crate::config::ModelSection { from: Some(spec.clone()), ..Default::default() };
     config.lora = None;
+    // No rule about the batches of training is one about an evaluation.
+    config.trainer.per_device_train_batch_size = TrainBatchSize::Size(1);
+    config.trainer.batch = BatchArguments::default();
     // Names that the model has too have its ids; others are the data's names of its labels, in the
     // order of the ids.
     if let Ok(Some(known)) = LabelNames::of_model(described(&spec)?.0.labels()) {

@@ -64,6 +64,8 @@ fn what_is_found_fits_and_the_next_does_not_and_the_run_uses_it() {
     let stdout = succeeds(kiln(folder.path()).args(["train", "config.toml"]));
     assert!(stdout.contains(&format!("{batch} fit in ")) && !stdout.contains("looking for one"), "{stdout}");
     assert_eq!(train_rows(&folder.path().join("run"))[0]["samples"], batch);
+    // The mode of an evaluation is chosen by itself, whatever the size of a training batch.
+    assert!(succeeds(kiln(folder.path()).args(["eval", "config.toml"])).contains("eval_loss"));
 }
 
 /// A trial only trains: what else the config asks of its run neither fails in it nor is done.
@@ -107,9 +109,13 @@ fn a_run_that_has_no_size_looks_for_one_once_and_keeps_it() {
 fn both_modes_are_compared() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "scaling = \"grow\"");
-    let stdout = succeeds(&mut tune(folder.path(), &["--mode", "both", "--start", "2", "--max", "2"]));
-    assert!(stdout.contains("compiled fits 2, as many as native's 2: 1.00 times"), "{stdout}");
-    assert!(stdout.contains("native: gpt2, ") && stdout.contains("compiled: gpt2, "), "{stdout}");
+    for both in
+        [&["--mode", "both"][..], &["--compiler", "auto"], &["--set", "compiler.enabled=auto", "--mode", "both"]]
+    {
+        let stdout = succeeds(tune(folder.path(), both).args(["--start", "2", "--max", "2"]));
+        assert!(stdout.contains("compiled fits 2, as many as native's 2: 1.00 times"), "{stdout}");
+        assert!(stdout.contains("native: gpt2, ") && stdout.contains("compiled: gpt2, "), "{stdout}");
+    }
     assert_eq!(
         (&stored(folder.path(), "native")["batch"], &stored(folder.path(), "compiled")["batch"]),
         (&2.into(), &2.into())

@@ -90,8 +90,17 @@ pub(super) fn run_trial(args: &TrialArgs) -> Result<()> {
 pub(super) fn run_tune(args: &TuneArgs) -> Result<()> {
     // Without a file, clap has seen --list.
     let Some(file) = &args.file else { return list() };
-    let mut config = RunConfig::from(args.layers.load(file, |_| Ok(()))?);
-    let modes = match (args.mode.as_deref(), config.trainer.compiler_mode()) {
+    let mut asked = CompilerMode::Native;
+    let config = args.layers.load(file, |config| {
+        asked = config.trainer.compiler_mode();
+        if asked == CompilerMode::Auto {
+            // Each mode is searched by itself, where the size "auto" is that of one mode.
+            config.trainer.set_compiler(CompilerMode::Native);
+        }
+        Ok(())
+    });
+    let mut config = RunConfig::from(config?);
+    let modes = match (args.mode.as_deref(), asked) {
         (Some("both" | "auto"), _) | (None, CompilerMode::Auto) => vec![CompilerMode::Native, CompilerMode::Compiled],
         (None, mode) => vec![mode],
         (Some(mode), _) => vec![mode.parse().map_err(|error: Error| error.at("--mode"))?],

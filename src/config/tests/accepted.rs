@@ -274,7 +274,7 @@ fn the_builder_checks_like_a_file() {
     let config = of(TrainingArguments { on_existing: OnExisting::Overwrite, ..run() }).build().unwrap();
     assert_eq!(config.model.fields["n_layer"].as_integer(), Some(2));
     assert_eq!(RunConfig::parse(&config.to_toml().unwrap(), "x").unwrap().model, config.model);
-    // They stand in [data] of a file.
+    // `sampler` and `test` stand in [data] of a file.
     let (sampler, test) = (Sampler::Sequential, Some("t.csv".to_owned()));
     let data = DataSection { format: DataFormat::Csv, ..DataSection::text(Task::SequenceClassification, ["a.csv"]) };
     let builder = of(TrainingArguments { max_steps: Some(1), sampler, test, do_predict: true, ..run() }).data(data);

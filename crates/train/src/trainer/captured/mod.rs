@@ -181,7 +181,12 @@ impl<T: TrainingTask> CapturedSteps<T> {
     ///
     /// # Errors
     /// An error of the device or of MPI while the step is judged as an outlier or not.
-    fn update_by_sums(&mut self, given: Given, state: &mut TrainState<T::Model>, totals: StepTotals) -> Result<Updated> {
+    fn update_by_sums(
+        &mut self,
+        given: Given,
+        state: &mut TrainState<T::Model>,
+        totals: StepTotals,
+    ) -> Result<Updated> {
         self.tell_divisor(totals, state.scaler.as_ref());
         let grads = self.body.sums_of(&given);
         if state.outliers.is_some() {
