@@ -5,7 +5,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use kiln::Result;
 use kiln::config::{
-    CompilerMode, DeviceArguments, DeviceKind, OptimizerName, Sampler, Switch, TrainingArguments,
+    CompilerMode, DeviceArguments, DeviceKind, OptimArgs, OptimizerName, Sampler, Switch, TrainingArguments,
     TrainingCompilerConfig,
 };
 use kiln_models::weights::StateDict;
@@ -302,18 +302,21 @@ const WIDTH: usize = 33;
 /// The targets of the two parts, where they have one.
 type Targets<T> = (Option<T>, Option<T>);
 
-struct Micro(Targets<f32>);
+struct Micro {
+    targets: Targets<f32>,
+    labels: f64,
+}
 
 impl Batch for Micro {
     type OnDevice = Targets<Tensor<1>>;
 
     fn size(&self) -> BatchSize {
-        BatchSize { rows: 1, seq_len: 1, padded: false, tokens: 1, labels: 1.0 }
+        BatchSize { rows: 1, seq_len: 1, padded: false, tokens: 1, labels: self.labels }
     }
 
     fn to_device(&self, device: &Device) -> Result<Self::OnDevice> {
         let tensor = |target: f32| Tensor::from_floats([target], device);
-        Ok((self.0.0.map(tensor), self.0.1.map(tensor)))
+        Ok((self.targets.0.map(tensor), self.targets.1.map(tensor)))
     }
 }
 
@@ -322,7 +325,8 @@ struct Near;
 
 impl TrainingTask for Near {
     type Model = Two;
-    type Example = Targets<f32>;
+    /// With the number of labels.
+    type Example = (Targets<f32>, f64);
     type Batch = Micro;
 
     const CAN_BE_CAPTURED: bool = true;
@@ -335,8 +339,9 @@ impl TrainingTask for Near {
         Ok(Two { first: part(-0.5), second: part(0.25) })
     }
 
-    fn batch(&self, examples: &[Targets<f32>], _: usize) -> Result<Micro> {
-        Ok(Micro(examples[0]))
+    fn batch(&self, examples: &[Self::Example], _: usize) -> Result<Micro> {
+        let (targets, labels) = examples[0];
+        Ok(Micro { targets, labels })
     }
 
     /// The squared distances of the parts from their targets.
@@ -350,23 +355,38 @@ impl TrainingTask for Near {
 }
 
 /// Micro-batches that use the one part, the other or both, in every order within a step and from
-/// one step to the next. A part that no micro-batch of a step uses keeps its weights and moments.
+/// one step to the next. A part that no micro-batch of a step uses keeps its weights and moments,
+/// and one that is used late begins then. A micro-batch without a label adds nothing.
 #[test]
 fn a_part_that_some_micro_batches_use_is_updated_as_in_eager_steps() {
     let folder = tempfile::tempdir().unwrap();
-    // Of each step's two micro-batches the parts that they use: 1, 2 or both (3).
-    let steps = [[1, 1], [1, 2], [1, 1], [2, 1], [2, 2], [3, 1], [1, 3], [2, 3], [3, 2], [1, 1], [3, 3], [2, 2]];
+    // Of each step's two micro-batches the parts that they use: 1, 2 or both (3); with 4 without a
+    // label.
+    let steps = [[1, 1], [1, 6], [1, 2], [2, 1], [2, 2], [3, 1], [1, 3], [2, 3], [3, 2], [1, 1], [3, 3], [2, 2]];
     let target = |parts: u32, part: u32, at: usize| (parts & part != 0).then_some(1.5 + at as f32 / 16.0 * part as f32);
     let rows = steps.concat().into_iter().enumerate();
-    let rows = rows.map(|(at, parts)| (target(parts, 1, at), target(parts, 2, at))).collect::<Vec<_>>();
-    for (optim, accumulation) in
-        [(OptimizerName::AdamW, 2), (OptimizerName::AdamW, 1), (OptimizerName::AdamW, 3), (OptimizerName::Lion, 2)]
-    {
+    let rows = rows.map(|(at, parts)| {
+        let labels = if parts & 4 == 0 { 1.0 } else { 0.0 };
+        ((target(parts, 1, at), target(parts, 2, at)), labels)
+    });
+    let rows = rows.collect::<Vec<_>>();
+    let damped = OptimArgs { momentum: Some(0.9), dampening: Some(0.2), ..OptimArgs::default() };
+    for (optim, optim_args, accumulation) in [
+        (OptimizerName::AdamW, OptimArgs::default(), 2),
+        (OptimizerName::AdamW, OptimArgs::default(), 1),
+        (OptimizerName::AdamW, OptimArgs::default(), 3),
+        (OptimizerName::Lion, OptimArgs::default(), 2),
+        (OptimizerName::Adafactor, OptimArgs::default(), 2),
+        (OptimizerName::Sgd, damped, 2),
+    ] {
+        // A step that has no label at all is refused.
+        let rows = rows.iter().copied().filter(|(_, labels)| accumulation > 1 || *labels > 0.0).collect::<Vec<_>>();
         let kind = if device() == "wgpu" { DeviceKind::Wgpu } else { DeviceKind::Cuda };
         let run = |name: &str, graph: Switch| {
             let path = folder.path().join(format!("{name}-{optim}-{accumulation}"));
             let arguments = TrainingArguments {
                 optim,
+                optim_args: optim_args.clone(),
                 gradient_accumulation_steps: accumulation,
                 per_device_train_batch_size: 1.into(),
                 sampler: Sampler::Sequential,

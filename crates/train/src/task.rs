@@ -590,7 +590,7 @@ impl<A: TensorTree, B: TensorTree> TensorTree for (A, B) {
     }
 
     fn host_values(&self) -> Vec<u64> {
-        [self.0.host_values(), self.1.host_values()].concat()
+        counted([self.0.host_values(), self.1.host_values()])
     }
 }
 
@@ -600,8 +600,14 @@ impl<A: TensorTree, B: TensorTree, C: TensorTree> TensorTree for (A, B, C) {
     }
 
     fn host_values(&self) -> Vec<u64> {
-        [self.0.host_values(), self.1.host_values(), self.2.host_values()].concat()
+        counted([self.0.host_values(), self.1.host_values(), self.2.host_values()])
     }
+}
+
+/// The values of several parts, each after its number of them, so that no value passes for one of
+/// another part.
+fn counted<const N: usize>(parts: [Vec<u64>; N]) -> Vec<u64> {
+    parts.into_iter().flat_map(|part| std::iter::once(part.len() as u64).chain(part)).collect()
 }
 
 #[cfg(test)]

@@ -42,14 +42,14 @@ pub(super) struct Activations {
     layers: u128,
     /// Embeddings and head, with what the loss and its gradient need at their largest.
     head: u128,
-    /// The part of it that the heap keeps.
+    /// Bytes of `head` that the heap keeps when they are freed.
     head_in_heap: u128,
     /// Logits of the plain loss that are mapped: the heap keeps the pages of what a step has had,
     /// and one of the tensors of this size finds no place there in the next step.
     mapped: u128,
     /// The head again, in the backward pass of the layers below.
     head_gradient: u128,
-    /// The part of it that the heap keeps.
+    /// Bytes of `head_gradient` that the heap keeps when they are freed.
     head_gradient_in_heap: u128,
     /// The head once more, beside the gradient of the embedding.
     second_table: u128,
@@ -231,10 +231,11 @@ impl Activations {
         let logits = F32 * tokens * vocabulary;
         let zeros =
             if inputs.host.is_some() && logits >= MAPPED { tokens * PAGE.min(F32 * vocabulary) } else { logits };
-        let in_heap = |bytes: u128| if inputs.host.is_some() && bytes >= MAPPED { 0 } else { bytes };
+        let in_heap = |bytes: u128| if bytes >= MAPPED { 0 } else { bytes };
         let (loss, loss_in_heap, head_gradient) = match (is_language_model, is_fused) {
             (false, _) => (0, 0, 0),
-            (true, false) => (3 * logits + zeros, 3 * in_heap(logits) + in_heap(zeros), table_gradient),
+            // An evaluation, which has fewer logits, asks nothing of the heap.
+            (true, false) => (3 * logits + zeros, 0, table_gradient),
             (true, true) => {
                 // On the CPU a narrow `x` is widened. Elsewhere logits are as wide as operands, and
                 // a padded table is a copy.

@@ -61,7 +61,11 @@ impl AdafactorConfig {
         let mut old = std::mem::take(state).into_iter();
         let squared = grad.clone().square() + EPSILON;
         let averaged = |old: Option<Tensor<1>>, squared: Tensor<1>| match (old, &told) {
-            (Some(old), Some([past, new])) => old * past.clone() + squared * new.clone(),
+            // In place a parameter begins with zeros, which no square leaves: each has [`EPSILON`].
+            (Some(old), Some([past, new])) => {
+                let begins = old.clone().equal_scalar(0.0);
+                (old * past.clone() + squared.clone() * new.clone()).mask_where(begins, squared)
+            }
             (Some(old), None) => old * past + squared * new,
             (None, _) => squared,
         };

@@ -44,6 +44,9 @@ pub struct InPlace {
     device: Device,
     how: How,
     state: RefCell<HashMap<ParamId, State>>,
+    /// Of each parameter 1 where it has had an update, else 0, `[1]`, for an optimizer that takes
+    /// the first gradient whole.
+    has_begun: RefCell<HashMap<ParamId, Tensor<1>>>,
     /// Copies of the weights in the type of matrix products, which AdamW's kernel writes.
     copies: Copies,
 }
@@ -105,7 +108,9 @@ impl Optimizer {
             },
         };
         let state = self.state.iter().map(|(id, state)| (*id, state.clone())).collect();
-        Some(InPlace { device: device.clone(), how, state: RefCell::new(state), copies: Copies::in_place() })
+        let has_begun = self.state.keys().map(|id| (*id, Tensor::ones([1], device))).collect();
+        let (state, has_begun) = (RefCell::new(state), RefCell::new(has_begun));
+        Some(InPlace { device: device.clone(), how, state, has_begun, copies: Copies::in_place() })
     }
 
     /// Counts an update and writes its numbers, for the learning rate `lr`, to where `in_place`
@@ -193,8 +198,8 @@ impl InPlace {
                 let verdict = Verdict { overflow: keeps, update: update.clone() };
                 let mut tables = Tables::default();
                 let skip = Skip::with_told(&verdict, &mut tables, [rate, root]);
-                let (state, written) = (&mut state, Vec::new());
-                let mut each = Each { config, groups, grads, scale, lr, by, skip, device, state, written };
+                let (state, has_begun, written) = (&mut state, &mut self.has_begun.borrow_mut(), Vec::new());
+                let mut each = Each { config, groups, grads, scale, lr, by, skip, device, state, has_begun, written };
                 model.visit(&mut each);
                 each.written
             }
@@ -244,6 +249,7 @@ struct Each<'a> {
     skip: Skip<'a>,
     device: &'a Device,
     state: &'a mut HashMap<ParamId, State>,
+    has_begun: &'a mut HashMap<ParamId, Tensor<1>>,
     written: Vec<Written>,
 }
 
@@ -258,6 +264,10 @@ impl ModuleVisitor for Each<'_> {
             None => zeros(std::iter::repeat_n(n, group.num_state), self.device),
         });
         let (old, mut new_state) = (value.clone().reshape([n]), state.clone());
+        self.skip.has_begun = self
+            .config
+            .takes_first_whole()
+            .then(|| self.has_begun.entry(param.id).or_insert_with(|| Tensor::zeros([1], self.device)).clone());
         let update = Update {
             value: old.clone(),
             grad: grad.reshape([n]) * self.scale.clone(),
@@ -277,6 +287,10 @@ impl ModuleVisitor for Each<'_> {
             places.push(place.clone());
             values.push(new);
         }
+        if let Some(has_begun) = self.skip.has_begun.take() {
+            values.push(has_begun.ones_like());
+            places.push(has_begun);
+        }
         self.written.push(accumulate(&places, values, &self.by));
     }
 }
@@ -289,6 +303,11 @@ impl OptimizerConfig {
             Self::Muon(config) => Some(config.adamw),
             _ => None,
         }
+    }
+
+    /// Whether the first gradient of a parameter counts otherwise than the later ones.
+    fn takes_first_whole(&self) -> bool {
+        matches!(self, Self::Sgd(config) if config.momentum != 0.0 && config.dampening != 0.0)
     }
 
     fn adafactor(&self) -> Option<&AdafactorConfig> {

@@ -24,6 +24,9 @@ pub(super) struct Skip<'a> {
     /// Both, for the learning rate 1, of an update in place; of Adafactor the weights of the past
     /// and of this update.
     told: Option<[Tensor<1>; 2]>,
+    /// Of an update in place 1 where the parameter at hand has had an update, else 0, `[1]`.
+    #[cfg(feature = "compiler")]
+    pub(super) has_begun: Option<Tensor<1>>,
 }
 
 /// Bias corrections of the updates from 1 on, up to where they are 1 and stay so, or to the last
@@ -60,7 +63,15 @@ fn extend(table: &mut Vec<f64>, step: u64, value: impl Fn(f64) -> f64) {
 
 impl<'a> Skip<'a> {
     pub(super) fn new(verdict: &'a Verdict, tables: &'a mut Tables) -> Self {
-        Self { verdict, tables, rates: HashMap::new(), root: None, told: None }
+        Self {
+            verdict,
+            tables,
+            rates: HashMap::new(),
+            root: None,
+            told: None,
+            #[cfg(feature = "compiler")]
+            has_begun: None,
+        }
     }
 
     /// With the numbers that an update in place is told, which are not looked up.
@@ -87,10 +98,16 @@ impl<'a> Skip<'a> {
         [rate.clone(), root.clone()]
     }
 
-    /// True where this is the first update that counts, `[n]`: what momentum that takes the first
-    /// gradient whole asks.
+    /// True where this is the first update of the parameter that counts, `[n]`: what momentum that
+    /// takes the first gradient whole asks.
     pub(super) fn is_first(&self, n: usize) -> Tensor<1, burn::tensor::Bool> {
-        self.verdict.update.clone().equal_scalar(1).expand([n])
+        let is_first = self.verdict.update.clone().equal_scalar(1);
+        #[cfg(feature = "compiler")]
+        let is_first = match &self.has_begun {
+            Some(has_begun) => is_first.bool_or(has_begun.clone().equal_scalar(0.0)),
+            None => is_first,
+        };
+        is_first.expand([n])
     }
 
     /// `new` and its state, or `old` and what the state was, by the verdict; `[n]` each. A state

@@ -124,6 +124,9 @@ impl<T: TrainingTask> Executor<T> for Eager<T> {
         state: &mut TrainState<T::Model>,
         micro: MicroBatch<OnDevice<T>>,
     ) -> Result<Option<String>> {
+        if micro.weight == 0.0 {
+            return Ok(None); // it adds nothing, and a step of nothing else is refused
+        }
         let _time = self.spans.open(Part::Backward);
         let pass = GradientPass {
             rng: DropoutRng::of(self.drops),

@@ -87,8 +87,7 @@ impl Stopping {
         let at = format!("after step {} of {}", run.progress.step, run.progress.total_steps);
         folder.status.message = Some(if self.is_told {
             let is_exhausted = run.evaluating.best.is_exhausted();
-            let by =
-                if is_exhausted { "early stopping" } else { "a callback asked for it, as that of --stop-after does" };
+            let by = if is_exhausted { "early stopping" } else { "a callback asked for it" };
             format!("ended {at}: {by}")
         } else {
             folder.status.status = RunStatus::Stopped;

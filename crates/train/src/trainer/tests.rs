@@ -203,7 +203,7 @@ fn an_early_end_is_told_once_with_its_reason() {
     let told = ends("exhausted", exhausted, None);
     assert_eq!(told, ["2: ended after step 2 of 6: early stopping"]);
     let told = ends("stopped", arguments(folder.path()), Some(3));
-    assert_eq!(told, ["3: ended after step 3 of 6: a callback asked for it, as that of --stop-after does"]);
+    assert_eq!(told, ["3: ended after step 3 of 6: a callback asked for it"]);
     assert_eq!(ends("whole", arguments(folder.path()), None), [""; 0]);
     assert_eq!(ends("last", arguments(folder.path()), Some(6)), [""; 0], "the end of the plan is no early one");
 }

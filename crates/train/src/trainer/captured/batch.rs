@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 use kiln_models::ops::in_place::{Written, overwrite, overwrite_bools, overwrite_ints};
 
 use crate::task::{TensorMapper, TensorTree};
@@ -30,11 +30,11 @@ pub(super) fn tracked<B: TensorTree>(batch: &B) -> B {
     batch.clone().map(&mut Tracked)
 }
 
-/// By what a recording is found: batches that agree in it are computed in the same way.
+/// The key of a recording: batches with equal keys are computed in the same way.
 #[derive(PartialEq, Eq)]
 pub(super) struct Likeness {
-    /// The kinds and shapes of the tensors.
-    shapes: Vec<(char, Vec<usize>)>,
+    /// The types and shapes of the tensors.
+    shapes: Vec<(DType, Vec<usize>)>,
     /// See [`TensorTree::host_values`].
     host_values: Vec<u64>,
 }
@@ -53,21 +53,21 @@ impl Likeness {
     }
 }
 
-struct Shapes(Vec<(char, Vec<usize>)>);
+struct Shapes(Vec<(DType, Vec<usize>)>);
 
 impl TensorMapper for Shapes {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        self.0.push(('f', tensor.dims().to_vec()));
+        self.0.push((tensor.dtype(), tensor.dims().to_vec()));
         tensor
     }
 
     fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        self.0.push(('i', tensor.dims().to_vec()));
+        self.0.push((tensor.dtype(), tensor.dims().to_vec()));
         tensor
     }
 
     fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
-        self.0.push(('b', tensor.dims().to_vec()));
+        self.0.push((tensor.dtype(), tensor.dims().to_vec()));
         tensor
     }
 }

@@ -58,7 +58,7 @@ pub(super) enum Summing {
     Replace,
     /// It is added to them.
     Add,
-    /// None: it is computed to be recorded.
+    /// The sums leave it out: it is computed to be recorded.
     Leave,
 }
 
