@@ -24,7 +24,7 @@ pub(super) struct Skip<'a> {
     /// Both, for the learning rate 1, of an update in place; of Adafactor the weights of the past
     /// and of this update.
     told: Option<[Tensor<1>; 2]>,
-    /// Of an update in place 1 where the parameter at hand has had an update, else 0, `[1]`.
+    /// In an update in place 1 where the parameter at hand has had an update before, else 0, `[1]`.
     #[cfg(feature = "compiler")]
     pub(super) has_begun: Option<Tensor<1>>,
 }
