@@ -44,8 +44,8 @@ pub struct InPlace {
     device: Device,
     how: How,
     state: RefCell<HashMap<ParamId, State>>,
-    /// 1 for a parameter that has had an update, else 0, `[1]` each: for an optimizer that takes the
-    /// first gradient whole.
+    /// 1 for a parameter that has had an update, else 0, `[1]` each, for an optimizer that takes
+    /// the first gradient whole.
     has_begun: RefCell<HashMap<ParamId, Tensor<1>>>,
     /// Copies of the weights in the type of matrix products, which AdamW's kernel writes.
     copies: Copies,
