@@ -511,6 +511,15 @@ mod tests {
         }
     }
 
+    /// A BERT of one layer.
+    fn small_bert(num_labels: usize) -> ModelConfig {
+        let fields = json!({
+            "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 32,
+            "max_position_embeddings": 8, "num_labels": num_labels
+        });
+        ModelConfig::from_fields(ModelType::Bert, fields.as_object().unwrap()).unwrap()
+    }
+
     /// A task whose methods contradict one another.
     struct Lacking {
         has_scores: bool,
@@ -536,11 +545,7 @@ mod tests {
 
     #[test]
     fn a_task_of_ones_own_that_lacks_a_method_is_told_which() {
-        let fields = json!({
-            "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 32,
-            "max_position_embeddings": 8, "num_labels": 1
-        });
-        let model = ModelConfig::from_fields(ModelType::Bert, fields.as_object().unwrap()).unwrap();
+        let model = small_bert(1);
         let folder = tempfile::tempdir().unwrap();
         let rows = (0..4).map(|row| Example {
             input_ids: vec![4, row, 5],
@@ -603,11 +608,7 @@ mod tests {
 
     #[test]
     fn a_task_of_ones_own_trains_a_model_of_kilns() {
-        let fields = json!({
-            "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 32,
-            "max_position_embeddings": 8, "num_labels": 2
-        });
-        let model = ModelConfig::from_fields(ModelType::Bert, fields.as_object().unwrap()).unwrap();
+        let model = small_bert(2);
         let folder = tempfile::tempdir().unwrap();
         let arguments = TrainingArguments {
             max_steps: Some(40),
