@@ -1,5 +1,6 @@
-//! Attention on the CPU: every head of every sequence is a task of its own; within it, blocks of
-//! query rows go through scores, softmax and product one after the other, in memory that stays in
+//! Attention on the CPU: every block of query rows of every head of every sequence is a task of its
+//! own; in the backward pass a task is a head with all its blocks, which add to the same gradients.
+//! A block goes through scores, softmax and product one after the other, in memory that stays in
 //! the cache. A causal block stops at its last row, so about half of the products are never
 //! computed. Heads of queries that share a head of keys read the same keys; the gradients that they
 //! give for these keys are added up when all are there. Sequences need not have the same length,
@@ -8,6 +9,8 @@
 //! those of f16 stay f32. The result is in the type that the call names, gradients are in the
 //! inputs'.
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
+
+use std::cell::RefCell;
 
 use burn::backend::Flex;
 use burn::tensor::{FloatDType, TensorData};
@@ -205,22 +208,52 @@ impl<'a> Call<'a> {
         Self { sizes, sequences, settings, query, key, value, keys, keep }
     }
 
-    /// Runs `f` for every head, with scratch memory for two blocks of scores.
-    fn for_each_head(&self, f: impl Fn(Head, Visible<'_>, &mut [f32], &mut [f32]) + Sync) {
+    /// Runs `f` for every head, with memory for two blocks of scores.
+    fn for_each_head(&self, f: impl Fn(Head, Visible<'_>, [&mut [f32]; 2]) + Sync) {
         let heads = self.sizes.heads;
-        // A block of the result fits as well.
-        let elements = |sequence: &Sequence| block(*sequence) * sequence.keys.len.max(self.sizes.head_dim);
-        let block = self.sequences.iter().map(elements).max().unwrap_or(0);
-        (0..self.sequences.len() * heads).into_par_iter().for_each_init(
-            || vec![0.0f32; 2 * block],
-            |scratch, index| {
-                let head = Head { sequence: self.sequences[index / heads], head: index % heads, sizes: self.sizes };
-                let Span { start, len } = head.sequence.keys;
-                let keys = self.keys.as_ref().map(|keys| &keys[start..][..len]);
-                let (first, second) = scratch.split_at_mut(block);
-                f(head, Visible::new(self.settings.causal, keys, len), first, second);
-            },
-        );
+        (0..self.sequences.len() * heads).into_par_iter().for_each(|index| {
+            let sequence = self.sequences[index / heads];
+            self.with_memory(sequence, |visible, memory| {
+                f(Head { sequence, head: index % heads, sizes: self.sizes }, visible, memory);
+            });
+        });
+    }
+
+    /// Runs `f` for every block of queries of every head, with its first query and the one behind
+    /// its last, and memory for two blocks of scores.
+    fn for_each_block(&self, f: impl Fn(Head, Visible<'_>, (usize, usize), [&mut [f32]; 2]) + Sync) {
+        let heads = self.sizes.heads;
+        let blocks = self.sequences.iter().flat_map(|&sequence| {
+            let len = sequence.queries.len;
+            (0..len).step_by(block(sequence).max(1)).map(move |from| (sequence, from))
+        });
+        let blocks = blocks.collect::<Vec<_>>();
+        (0..blocks.len() * heads).into_par_iter().for_each(|index| {
+            let (sequence, from) = blocks[index / heads];
+            let to = (from + block(sequence)).min(sequence.queries.len);
+            self.with_memory(sequence, |visible, memory| {
+                f(Head { sequence, head: index % heads, sizes: self.sizes }, visible, (from, to), memory);
+            });
+        });
+    }
+
+    /// Calls `f` with what the rows of `sequence` see and with memory for two blocks of scores, or
+    /// of the result, whose values are any.
+    fn with_memory(&self, sequence: Sequence, f: impl FnOnce(Visible<'_>, [&mut [f32]; 2])) {
+        thread_local! {
+            static MEMORY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
+        let Span { start, len } = sequence.keys;
+        let keys = self.keys.as_ref().map(|keys| &keys[start..][..len]);
+        let elements = block(sequence) * len.max(self.sizes.head_dim);
+        // Taken, not borrowed: a task may wait for another one on this thread.
+        let mut memory = MEMORY.take();
+        if memory.len() < 2 * elements {
+            memory.resize(2 * elements, 0.0);
+        }
+        let (first, second) = memory.split_at_mut(elements);
+        f(Visible::new(self.settings.causal, keys, len), [first, second]);
+        MEMORY.set(memory);
     }
 
     /// The type to which the operands of products are rounded: f16 stays f32.
@@ -256,29 +289,26 @@ impl AttentionKernel for Flex {
         let lse_at = Shared(lse.as_mut_ptr());
         // Calls `multiply` for each block of queries of each head.
         let each_block = |multiply: &Multiply<'_>| {
-            call.for_each_head(|head, visible, scores, product| {
-                let (Span { start, len }, block) = (head.sequence.queries, block(head.sequence));
-                for from in (0..len).step_by(block.max(1)) {
-                    let to = (from + block).min(len);
-                    let keys = visible.width(from, to);
-                    let scores = &mut scores[..(to - from) * keys];
-                    let (query, key) = (head.queries(call.query, from, to), head.keys(call.key, keys));
-                    // SAFETY: the scores are exclusively borrowed and as large as the product;
-                    // every head has its own part of `lse`.
-                    let lse = unsafe {
-                        multiply_rows(scores.as_mut_ptr(), keys, query, key.t(), Output::Overwrite, rounding);
-                        std::slice::from_raw_parts_mut(lse_at.at(head.first_query() + from), to - from)
-                    };
-                    softmax_rows(scores, keys, lse, from, visible, call.settings.scale, call.keep(head));
-                    let weights = Matrix::new(scores, to - from, keys);
-                    let product = &mut product[..(to - from) * head_dim];
-                    multiply(weights, head.keys(call.value, keys), product, head.element(0, width, start + from));
-                }
+            call.for_each_block(|head, visible, (from, to), [scores, product]| {
+                let keys = visible.width(from, to);
+                let scores = &mut scores[..(to - from) * keys];
+                let (query, key) = (head.queries(call.query, from, to), head.keys(call.key, keys));
+                // SAFETY: the scores are exclusively borrowed and as large as the product; every
+                // block has its own part of `lse`.
+                let lse = unsafe {
+                    multiply_rows(scores.as_mut_ptr(), keys, query, key.t(), Output::Overwrite, rounding);
+                    std::slice::from_raw_parts_mut(lse_at.at(head.first_query() + from), to - from)
+                };
+                softmax_rows(scores, keys, lse, from, visible, call.settings.scale, call.keep(head));
+                let weights = Matrix::new(scores, to - from, keys);
+                let product = &mut product[..(to - from) * head_dim];
+                let first = head.element(0, width, head.sequence.queries.start + from);
+                multiply(weights, head.keys(call.value, keys), product, first);
             });
         };
-        // SAFETY (both): every head writes the rows of all its queries in its own columns, and the
-        // heads together are all columns of all sequences. In bf16 a block is multiplied in memory
-        // of its own, which is as large as it, and rounded from there.
+        // SAFETY (both): every block of a head writes the rows of its queries in the head's columns,
+        // and the blocks of all heads together are all rows and columns. In bf16 a block is
+        // multiplied in memory of its own, which is as large as it, and rounded from there.
         let out = match dtype {
             FloatDType::BF16 => unsafe {
                 let values = flex::written(queries * width, |out| {
@@ -319,7 +349,7 @@ impl AttentionKernel for Flex {
         let dout = Operand { values: flex::values(&dout), offset: 0, row_stride: width };
         let lse = flex::values(&saved.lse);
         let run = |targets: [Target; 3]| {
-            call.for_each_head(|head, visible, weights, dscores| {
+            call.for_each_head(|head, visible, [weights, dscores]| {
                 let lse = &lse[head.first_query()..][..head.sequence.queries.len];
                 // SAFETY: every head writes its own columns of the three targets in all rows of its
                 // sequence: a sequence with keys has a query, and the first block of queries writes

@@ -1,6 +1,7 @@
 //! A linear layer with an adapter of low rank (LoRA, Hu et al. 2021), `x W + b + s (drop(x) A) B`,
-//! and its gradients. The products are added to one another in place. The backward pass computes
-//! the dropout's mask again and multiplies through the narrow side: with `h = s drop(x) A [n, r]`,
+//! and its gradients. The products are added to one another in place; on the CPU the adapter's is
+//! added while the sums of the other one are in the caches. The backward pass computes the
+//! dropout's mask again and multiplies through the narrow side: with `h = s drop(x) A [n, r]`,
 //! which the forward pass leaves, and `u = s dy B^T [n, r]` it is `dB = h^T dy`, `dA = drop(x)^T u`
 //! and `dx = dy W^T + drop(u A^T)`. A frozen `W` has no gradient.
 
@@ -11,7 +12,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::LinearKernel;
+use super::{AdapterFactors, LinearKernel};
 use crate::ops::autodiff::{Call, Differentiate};
 use crate::ops::contract::Contract;
 use crate::ops::dropout::{self, DropoutKernel, DropoutRng};
@@ -104,12 +105,11 @@ impl<B: LinearKernel + DropoutKernel> Inputs<B> {
         let bias = std::mem::replace(&mut self.bias, Optional::Missing); // the backward needs none
         let (x, weight) = (self.x.clone(), self.weight.clone());
         let operands = Operands { result: FloatDType::F32, ..self.operands.clone() };
-        let y = B::forward(super::Inputs { x, weight, bias, operands });
-        let dtype = self.operands.dtype;
-        let x = dropped::<B>(self.x.clone(), &self.seed, self.p);
-        let low = B::product(x, self.a.clone(), dtype.into());
-        let low = B::float_mul_scalar(low, self.scaling.into());
-        (B::add_product(y, low.clone(), self.b.clone(), dtype.into()), Saved { inputs: self, low })
+        let dropped = (self.p > 0.0).then(|| dropped::<B>(x.clone(), &self.seed, self.p));
+        let inputs = super::Inputs { x, weight, bias, operands };
+        let adapter = AdapterFactors { a: self.a.clone(), b: self.b.clone(), scaling: self.scaling };
+        let [y, low] = B::forward_adapted(inputs, adapter, dropped);
+        (y, Saved { inputs: self, low })
     }
 }
 
@@ -155,14 +155,22 @@ impl<B: LinearKernel + DropoutKernel> Differentiate<B> for Saved<B> {
         let db = is_tracked(3).then(|| B::backward_weight(low, dy.clone(), dtype));
         let dbias = is_tracked(4).then(|| B::backward_bias(dy.clone()));
         let dweight = is_tracked(1).then(|| B::backward_weight(x.clone(), dy.clone(), dtype));
-        let up = (is_tracked(0) || is_tracked(2))
-            .then(|| B::float_mul_scalar(B::backward_x(b, dy.clone(), dtype, FloatDType::F32), scaling.into())); // [n, r]
-        let da =
-            up.clone().filter(|_| is_tracked(2)).map(|up| B::backward_weight(dropped::<B>(x, &seed, p), up, dtype));
-        let dx = up.filter(|_| is_tracked(0)).map(|up| {
-            let through_a = dropped::<B>(B::backward_x(a, up, dtype, FloatDType::F32), &seed, p);
-            B::add_backward_x(through_a, weight, dy, dtype)
-        });
+        let adapter = AdapterFactors { a, b, scaling };
+        let (dx, up) = match (is_tracked(0), is_tracked(2)) {
+            (true, _) if p == 0.0 => {
+                let [dx, up] = B::backward_x_adapted(weight, adapter, dy, dtype);
+                (Some(dx), Some(up))
+            }
+            (true, _) => {
+                let up = B::backward_low(&adapter, dy.clone(), dtype);
+                let through_a = B::backward_x(adapter.a, up.clone(), dtype, FloatDType::F32);
+                let through_a = dropped::<B>(through_a, &seed, p);
+                (Some(B::add_backward_x(through_a, weight, dy, dtype)), Some(up))
+            }
+            (false, true) => (None, Some(B::backward_low(&adapter, dy, dtype))),
+            (false, false) => (None, None),
+        };
+        let da = up.filter(|_| is_tracked(2)).map(|up| B::backward_weight(dropped::<B>(x, &seed, p), up, dtype));
         vec![dx, dweight, da, db, dbias]
     }
 }

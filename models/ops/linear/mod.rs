@@ -24,7 +24,7 @@ use super::autodiff::{Call, Differentiate};
 use super::contract::Contract;
 use super::flex::{self, FlexTensor};
 use super::list::Optional;
-use super::products::{self, Operands, Output};
+use super::products::{self, Factor, Operands, Output, Rounding};
 use super::{Form, Operator, Ops, trace};
 pub use adapted::{Adapted, adapted};
 pub use feed_forward::{FeedForward, feed_forward, is_fused};
@@ -149,6 +149,40 @@ pub(super) trait LinearKernel: Backend {
     /// Sum over the rows of `dy`.
     fn backward_bias(dy: FloatTensor<Self>) -> FloatTensor<Self>;
 
+    /// `x W + bias + h B`, and `h = s z A`, `[n, r]`, where `z` is `dropped`, or `x` without it.
+    fn forward_adapted(
+        inputs: Inputs<Self>,
+        adapter: AdapterFactors<FloatTensor<Self>>,
+        dropped: Option<FloatTensor<Self>>,
+    ) -> [FloatTensor<Self>; 2] {
+        let (dtype, z) = (inputs.operands.dtype, dropped.unwrap_or_else(|| inputs.x.clone()));
+        let y = Self::forward(inputs);
+        let low = Self::float_mul_scalar(Self::product(z, adapter.a, dtype.into()), adapter.scaling.into());
+        [Self::add_product(y, low.clone(), adapter.b, dtype.into()), low]
+    }
+
+    /// `dy W^T + u A^T`, and `u = s dy B^T`, `[n, r]`.
+    fn backward_x_adapted(
+        weight: FloatTensor<Self>,
+        adapter: AdapterFactors<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+        dtype: FloatDType,
+    ) -> [FloatTensor<Self>; 2] {
+        let up = Self::backward_low(&adapter, dy.clone(), dtype);
+        let through_a = Self::backward_x(adapter.a, up.clone(), dtype, FloatDType::F32);
+        [Self::add_backward_x(through_a, weight, dy, dtype), up]
+    }
+
+    /// `s dy B^T`
+    fn backward_low(
+        adapter: &AdapterFactors<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let up = Self::backward_x(adapter.b.clone(), dy, dtype, FloatDType::F32);
+        Self::float_mul_scalar(up, adapter.scaling.into())
+    }
+
     /// `y + x W`
     fn add_product(
         y: FloatTensor<Self>,
@@ -168,6 +202,17 @@ pub(super) trait LinearKernel: Backend {
     ) -> FloatTensor<Self> {
         Self::float_add(dx, Self::backward_x(weight, dy, dtype, FloatDType::F32))
     }
+}
+
+/// The factors of an adapter of low rank, `s A B`, beside the weight of a layer.
+#[derive(Debug, Clone)]
+pub(super) struct AdapterFactors<F> {
+    /// `[in, r]`
+    pub a: F,
+    /// `[r, out]`
+    pub b: F,
+    /// `s`
+    pub scaling: f64,
 }
 
 /// Without autodiff the operator is its kernel's forward.
@@ -259,6 +304,53 @@ impl LinearKernel for Flex {
         flex::tensor(flex::column_sums(flex::values(&dy), width), [width])
     }
 
+    fn forward_adapted(
+        Inputs { x, weight, bias, operands, .. }: Inputs<Self>,
+        AdapterFactors { a, b, scaling }: AdapterFactors<FlexTensor>,
+        dropped: Option<FlexTensor>,
+    ) -> [FlexTensor; 2] {
+        let rounding = operands.dtype.into();
+        let (x, weight, bias) = (flex::strided(x), flex::strided(weight), bias.given().map(flex::row_major));
+        let [a, b] = [a, b].map(flex::strided);
+        let right = flex::right_factor(&weight, &operands);
+        let [rows, _] = flex::dims2(&x);
+        let low_of = |left: Factor<'_>| scaled_product(left, rows, &a, scaling, rounding);
+        let y_of = |left: Factor<'_>, low: &FlexTensor| {
+            let beside = [flex::factor(low), flex::factor(&b)];
+            products::sum_of_products([left, right], bias.as_ref().map(flex::values), beside, rounding)
+        };
+        let (y, low) = match dropped {
+            Some(z) => {
+                let low = low_of(flex::factor(&flex::strided(z)));
+                (y_of(flex::factor(&x), &low), low)
+            }
+            None => products::with_left(flex::factor(&x), [right, flex::factor(&a)], rounding, |left| {
+                let low = low_of(left);
+                (y_of(left, &low), low)
+            }),
+        };
+        [flex::tensor(y, [rows, flex::dims2(&weight)[1]]), low]
+    }
+
+    fn backward_x_adapted(
+        weight: FlexTensor,
+        AdapterFactors { a, b, scaling }: AdapterFactors<FlexTensor>,
+        dy: FlexTensor,
+        dtype: FloatDType,
+    ) -> [FlexTensor; 2] {
+        let rounding = dtype.into();
+        let [weight, a, b] = [weight, a, b].map(|factor| flex::strided(Self::float_transpose(factor)));
+        let dy = flex::strided(dy);
+        let [rows, _] = flex::dims2(&dy);
+        let others = [flex::factor(&weight), flex::factor(&b)];
+        let (dx, up) = products::with_left(flex::factor(&dy), others, rounding, |left| {
+            let up = scaled_product(left, rows, &b, scaling, rounding);
+            let beside = [flex::factor(&up), flex::factor(&a)];
+            (products::sum_of_products([left, flex::factor(&weight)], None, beside, rounding), up)
+        });
+        [flex::tensor(dx, [rows, flex::dims2(&weight)[1]]), up]
+    }
+
     fn add_product(y: FlexTensor, x: FlexTensor, weight: FlexTensor, operands: Operands) -> FlexTensor {
         let (x, weight) = (flex::strided(x), flex::strided(weight));
         let (left, right) = (flex::factor(&x), flex::right_factor(&weight, &operands));
@@ -268,4 +360,10 @@ impl LinearKernel for Flex {
     fn add_backward_x(dx: FlexTensor, weight: FlexTensor, dy: FlexTensor, dtype: FloatDType) -> FlexTensor {
         Self::add_product(dx, dy, Self::float_transpose(weight), dtype.into())
     }
+}
+
+/// `scaling left right`, `[rows, ..]`
+fn scaled_product(left: Factor<'_>, rows: usize, right: &FlexTensor, scaling: f64, rounding: Rounding) -> FlexTensor {
+    let y = products::product(left, flex::factor(right), None, rounding);
+    Flex::float_mul_scalar(flex::tensor(y, [rows, flex::dims2(right)[1]]), scaling.into())
 }

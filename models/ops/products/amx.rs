@@ -108,7 +108,7 @@ pub(super) unsafe fn multiply_tiles(a: *const u8, b: *const u8, times: usize) {
 }
 
 /// tmm0-3 are 2 x 2 tiles of the result, tmm4-5 of the left factor, tmm6-7 of the right one.
-/// All rows are computed.
+/// All rows and columns are computed.
 ///
 /// # Safety
 /// The panels must have `steps` steps, at least one; what `start` names must be readable, and
@@ -117,7 +117,7 @@ pub(super) unsafe fn kernel(
     a: *const u8,
     b: *const u8,
     steps: usize,
-    _rows: usize,
+    _size: (usize, usize),
     start: Start,
     c: *mut f32,
     c_stride: usize,

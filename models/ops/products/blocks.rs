@@ -24,6 +24,20 @@ pub(super) struct Panels {
     pub count: usize,
 }
 
+/// A product of a few steps of the inner dimension that is added to another one of its size: all
+/// panels of both factors.
+#[derive(Clone, Copy)]
+pub(super) struct Beside {
+    pub a: Panels,
+    pub b: Panels,
+    pub steps: usize,
+}
+
+// SAFETY: panels are only read, and outlive the product.
+unsafe impl Send for Beside {}
+// SAFETY: as above.
+unsafe impl Sync for Beside {}
+
 /// Where a product goes, and what its sums begin with.
 #[derive(Clone, Copy)]
 pub(super) struct Target {

@@ -6,7 +6,7 @@
 
 use std::arch::asm;
 
-use super::blocks::{Panels, Start, Target};
+use super::blocks::{Beside, Panels, Start, Target};
 use super::pack::{F32_STEP, has_avx512};
 use super::timing::Count;
 
@@ -197,28 +197,39 @@ unsafe fn kernel(a: *const u8, b: *const u8, steps: usize, start: Start, (c, str
 #[repr(align(64))]
 struct Block([f32; ROWS * COLS]);
 
-/// `a` by `b` over `steps`; `is_first` tells whether they are the first of the inner dimension.
+/// `a` by `b` over `steps`, and after them the product `beside`; `is_first` tells whether they are
+/// the first of the inner dimension.
 ///
 /// # Safety
-/// The panels must have `steps` steps, the blocks of the target that they give must be this call's
+/// The panels must have `steps` steps, and those of `beside` must be of factors with as many rows
+/// and columns as the target. The blocks of the target that `a` and `b` give must be this call's
 /// alone, and the CPU must have AVX-512 F.
-pub(super) unsafe fn run(target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool) {
+pub(super) unsafe fn run(target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool, beside: Option<Beside>) {
     let mut edge = Block([0.0; ROWS * COLS]);
+    // The steps `n` of two panels are added to the block of panels `i` and `j`.
+    let mut add = |(i, j): (usize, usize), [block_a, block_b]: [*const u8; 2], n: usize, is_first: bool| {
+        let (row, col) = ((a.first + i) * ROWS, (b.first + j) * COLS);
+        let (rows, cols) = ((target.rows - row).min(ROWS), (target.cols - col).min(COLS));
+        let whole = cols == COLS && rows % 4 == 0;
+        // SAFETY: the caller's promise; blocks at the edges go through a buffer of their own.
+        unsafe {
+            target.block((row, col), (rows, cols), whole, is_first, &mut edge.0, COLS, |start, c| {
+                kernel(block_a, block_b, n, start, c, rows);
+            });
+        }
+    };
     for s in (0..steps).step_by(INNER) {
         let (n, is_first) = (INNER.min(steps - s), is_first && s == 0);
+        let beside = beside.filter(|_| s + n == steps);
         for j in 0..b.count {
             for i in 0..a.count {
                 let block_a = a.at.wrapping_add(i * a.stride + s * STEP_BYTES[0]);
                 let block_b = b.at.wrapping_add(j * b.stride + s * STEP_BYTES[1]);
-                let (row, col) = ((a.first + i) * ROWS, (b.first + j) * COLS);
-                let (rows, cols) = ((target.rows - row).min(ROWS), (target.cols - col).min(COLS));
-                let whole = cols == COLS && rows % 4 == 0;
-                // SAFETY: the caller's promise; blocks at the edges go through a buffer of their
-                // own.
-                unsafe {
-                    target.block((row, col), (rows, cols), whole, is_first, &mut edge.0, COLS, |start, c| {
-                        kernel(block_a, block_b, n, start, c, rows);
-                    });
+                add((i, j), [block_a, block_b], n, is_first);
+                if let Some(Beside { a: left, b: right, steps }) = beside {
+                    let block_a = left.at.wrapping_add((a.first + i) * left.stride);
+                    let block_b = right.at.wrapping_add((b.first + j) * right.stride);
+                    add((i, j), [block_a, block_b], steps, false);
                 }
             }
         }

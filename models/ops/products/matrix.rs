@@ -56,13 +56,23 @@ pub(in crate::ops) enum Factor<'a> {
     F32(Matrix<'a>),
     Bf16(Matrix<'a, bf16>),
     F16(Matrix<'a, f16>),
-    /// A right factor of which all panels are there ([`Packed`](super::Packed)), for products of
-    /// bf16.
+    /// A factor of which all panels are there: a right one that is kept
+    /// ([`Packed`](super::Packed)), or a left one of several products
+    /// ([`with_left`](super::with_left)).
     #[cfg(target_arch = "x86_64")]
     Packed(&'a Whole),
 }
 
-impl Factor<'_> {
+impl<'a> Factor<'a> {
+    /// All its panels, where they are there.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn whole(self) -> Option<&'a Whole> {
+        match self {
+            Self::Packed(whole) => Some(whole),
+            _ => None,
+        }
+    }
+
     pub(super) fn size(self) -> (usize, usize) {
         match self {
             Self::F32(x) => (x.rows, x.cols),
@@ -85,7 +95,7 @@ impl Factor<'_> {
             Self::Bf16(x) => Self::Bf16(x.t()),
             Self::F16(x) => Self::F16(x.t()),
             #[cfg(target_arch = "x86_64")]
-            Self::Packed(_) => panic!("panels of a right factor have no transpose"),
+            Self::Packed(_) => panic!("packed panels have no transpose"),
         }
     }
 }

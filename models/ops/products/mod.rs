@@ -62,7 +62,7 @@ pub(super) fn multiply<'a>(
     let ((rows, _), (_, cols)) = (a.size(), b.size());
     assert_eq!(out.len(), rows * cols, "product of another size than its destination");
     // SAFETY: `out` is exclusively borrowed and holds `rows` rows of `cols` elements.
-    unsafe { multiply_into(Destination::new(out.as_mut_ptr(), cols), a, b, into, rounding, true) }
+    unsafe { multiply_into(Destination::new(out.as_mut_ptr(), cols), [a, b], into, None, rounding, true) }
 }
 
 /// `out = a b`, `a b + bias` or `out + a b` on this thread alone, of operands rounded to
@@ -80,7 +80,7 @@ pub(super) unsafe fn multiply_rows<'a>(
     rounding: Rounding,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { multiply_into(Destination::new(out, row_stride), a.into(), b.into(), into, rounding, false) }
+    unsafe { multiply_into(Destination::new(out, row_stride), [a.into(), b.into()], into, None, rounding, false) }
 }
 
 /// `a b`, or `a b + bias`, a new row-major matrix; otherwise as [`multiply`].
@@ -90,15 +90,48 @@ pub(super) fn product<'a>(
     bias: Option<&[f32]>,
     rounding: Rounding,
 ) -> Vec<f32> {
-    let (a, b) = (a.into(), b.into());
+    new([a.into(), b.into()], bias, None, rounding)
+}
+
+/// `a b + c d`, or `a b + bias + c d`, where `c d` is a product of a small inner dimension: products
+/// of panels that take its factors add it while the sums of `a b` are in the caches, others after
+/// them. Otherwise as [`product`].
+pub(super) fn sum_of_products(
+    factors: [Factor<'_>; 2],
+    bias: Option<&[f32]>,
+    beside: [Factor<'_>; 2],
+    rounding: Rounding,
+) -> Vec<f32> {
+    new(factors, bias, Some(beside), rounding)
+}
+
+fn new([a, b]: [Factor<'_>; 2], bias: Option<&[f32]>, beside: Option<[Factor<'_>; 2]>, rounding: Rounding) -> Vec<f32> {
     let ((rows, _), (_, cols)) = (a.size(), b.size());
     // SAFETY: the product overwrites all of its `rows * cols` elements, which are the whole
     // destination.
     unsafe {
         super::flex::written(rows * cols, |out| {
             let into = bias.map_or(Output::Overwrite, Output::Bias);
-            multiply_into(Destination::new(out.as_mut_ptr().cast(), cols), a, b, into, rounding, true);
+            multiply_into(Destination::new(out.as_mut_ptr().cast(), cols), [a, b], into, beside, rounding, true);
         })
+    }
+}
+
+/// Calls `f` with `x`, the left factor of the products with each of `others`, with operands rounded
+/// to `rounding`: packed once for all of them, or as it is where these products have no panels of
+/// one kind, in f32, and where its panels are larger than what a thread keeps.
+pub(super) fn with_left<R>(
+    x: Factor<'_>,
+    others: [Factor<'_>; 2],
+    rounding: Rounding,
+    f: impl FnOnce(Factor<'_>) -> R,
+) -> R {
+    #[cfg(target_arch = "x86_64")]
+    return panels::with_left(x, others, rounding, f);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (others, rounding);
+        f(x)
     }
 }
 
@@ -131,16 +164,18 @@ pub(super) fn finished<'a>(
     });
 }
 
-/// The product over all threads where it is large enough and `threads` is set, else on this one.
+/// The product over all threads where it is large enough and `threads` is set, else on this one,
+/// and added to it that of the factors `beside`.
 ///
 /// # Safety
 /// The rows of the product at `out` must be valid for writing and accessed by nobody else
-/// meanwhile; for [`Output::Add`] they must be initialised.
+/// meanwhile; for [`Output::Add`] they must be initialised. The sizes of the factors, those of
+/// `beside` among them, are checked here.
 unsafe fn multiply_into(
     out: Destination,
-    a: Factor<'_>,
-    b: Factor<'_>,
+    [a, b]: [Factor<'_>; 2],
     into: Output<'_>,
+    beside: Option<[Factor<'_>; 2]>,
     rounding: Rounding,
     threads: bool,
 ) {
@@ -149,17 +184,36 @@ unsafe fn multiply_into(
     if let Output::Bias(bias) = into {
         assert_eq!(bias.len(), cols, "a bias of a product has a number for each column");
     }
+    if let Some([c, d]) = beside {
+        assert_eq!((c.size().0, d.size().1), (rows, cols), "products of two sizes cannot be added");
+        assert_eq!(c.size().1, d.size().0, "inner dimensions of a product");
+    }
     if rows == 0 || cols == 0 {
         return;
     }
-    let threads = threads && is_parallel(rows, inner, cols, rounding);
+    let parallel = threads && is_parallel(rows, inner, cols, rounding);
+    let beside = beside.filter(|[c, _]| c.size().1 > 0);
+    // SAFETY (all): the caller's promise; the method has been asked of the CPU.
     #[cfg(target_arch = "x86_64")]
-    if let Some(method) = panels::Method::of(a, b, rounding, threads) {
-        // SAFETY: the caller's promise; the method has been asked of the CPU.
-        return unsafe { panels::multiply(method, out, a, b, into, rounding, threads) };
+    let beside = match panels::Method::of(a, b, rounding, parallel) {
+        Some(method) => {
+            let joined = beside.filter(|factors| method.takes(factors));
+            unsafe { panels::multiply(method, out, [a, b], into, joined, rounding, parallel) };
+            beside.filter(|_| joined.is_none())
+        }
+        None => {
+            unsafe { multiply_by_gemm(out, a, b, into, rounding, parallel) };
+            beside
+        }
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe {
+        multiply_by_gemm(out, a, b, into, rounding, parallel);
     }
-    // SAFETY: the caller's promise.
-    unsafe { multiply_by_gemm(out, a, b, into, rounding, threads) }
+    if let Some(factors) = beside {
+        // SAFETY: the product above has filled the destination.
+        unsafe { multiply_into(out, factors, Output::Add, None, rounding, threads) };
+    }
 }
 
 /// Whether a product is large enough for all threads.

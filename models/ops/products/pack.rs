@@ -290,6 +290,13 @@ pub(super) enum Side {
     Right,
 }
 
+impl Side {
+    /// Its place among the factors of a product.
+    pub(super) fn place(self) -> usize {
+        usize::from(self == Self::Right)
+    }
+}
+
 /// `part` of `view` as tiles to `to`, where panels are `stride` bytes apart.
 ///
 /// # Safety

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::blocks::{Panels, Target, even};
+use super::blocks::{Beside, Panels, Target, even};
 use super::destination::{Destination, Finish, Output, Shared};
 use super::matrix::{Factor, Matrix, Rounding};
 use super::pack::{self, Buffer, Exact, F32_STEP, Part, Side, ToBf16, ToF16, View, Wide, has_avx512};
@@ -29,13 +29,16 @@ pub(super) enum Method {
 }
 
 impl Method {
-    /// The method for a product of `a` and `b`, on all `threads` or on one; none for the `gemm`
-    /// crate's.
+    /// The method for a product of `a` and `b`, on all `threads` or on one: that of the factor that is
+    /// packed, if one is; none for the `gemm` crate's.
     ///
     /// # Panics
     /// Where the environment asks for a unit that is not permitted, which
     /// [`Ops::fused`](crate::Ops::fused) refuses.
     pub(super) fn of(a: Factor<'_>, b: Factor<'_>, rounding: Rounding, threads: bool) -> Option<Self> {
+        if let Some(whole) = [a, b].into_iter().find_map(Factor::whole) {
+            return Some(whole.method);
+        }
         let is_f16 = |factor| matches!(factor, Factor::F16(_));
         let unit = match rounding {
             Rounding::Bf16 if !is_f16(a) && !is_f16(b) => units::unit().unwrap_or_else(|error| panic!("{error}")),
@@ -60,8 +63,17 @@ impl Method {
         }
     }
 
+    /// Whether its panels are made of all `factors`: tiles are not made of f16.
+    pub(super) fn takes(self, factors: &[Factor<'_>]) -> bool {
+        !self.is_of_tiles() || !factors.iter().any(|factor| matches!(factor, Factor::F16(_)))
+    }
+
+    fn is_of_tiles(self) -> bool {
+        matches!(self, Self::Tiles { .. })
+    }
+
     /// Rows and columns of a block of the result.
-    fn block(self) -> [usize; 2] {
+    pub(super) fn block(self) -> [usize; 2] {
         match self {
             Self::F32 => [fma::ROWS, fma::COLS],
             Self::Tiles { .. } => [pack::TILES; 2],
@@ -69,7 +81,7 @@ impl Method {
     }
 
     /// How much of the inner dimension a step has.
-    fn step(self) -> usize {
+    pub(super) fn step(self) -> usize {
         match self {
             Self::F32 => F32_STEP,
             Self::Tiles { .. } => pack::TILE_STEP,
@@ -77,7 +89,7 @@ impl Method {
     }
 
     /// Bytes of a step of a panel of each factor.
-    fn bytes(self) -> [usize; 2] {
+    pub(super) fn bytes(self) -> [usize; 2] {
         match self {
             Self::F32 => fma::STEP_BYTES,
             Self::Tiles { .. } => [pack::TILE_BYTES; 2],
@@ -114,15 +126,16 @@ impl Method {
 
     /// # Safety
     /// The panels must have `steps` steps, the blocks of the target that they give must be this
-    /// call's alone, and the method must have been asked of the CPU.
-    unsafe fn run(self, target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool) {
+    /// call's alone, and the method must have been asked of the CPU. The panels of `beside` must be
+    /// of factors with as many rows and columns as the target.
+    unsafe fn run(self, target: &Target, [a, b]: [Panels; 2], steps: usize, is_first: bool, beside: Option<Beside>) {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Self::F32 => fma::run(target, a, b, steps, is_first),
+                Self::F32 => fma::run(target, a, b, steps, is_first, beside),
                 Self::Tiles { kernel, is_amx } => {
                     let _tiles = is_amx.then(|| amx::Tiles::configured());
-                    tiles::run(kernel, target, a, b, steps, is_first);
+                    tiles::run(kernel, target, a, b, steps, is_first, beside);
                 }
             }
         }
@@ -183,12 +196,19 @@ thread_local! {
     static OWN: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
     /// The panels that all tasks of a product share, kept by the thread that calls it.
     static SHARED: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
+    /// The panels of a left factor of several products, kept by the thread that calls for them.
+    static LEFT: RefCell<Buffer> = const { RefCell::new(Buffer::new()) };
+    /// The panels of both factors of a product that is added to another one.
+    static BESIDE: RefCell<[Buffer; 2]> = const { RefCell::new([Buffer::new(), Buffer::new()]) };
 }
 
 /// Bytes that one task packs at once, at most: a part of the second-level cache.
 const OWN_BYTES: usize = 768 << 10;
 /// Bytes that are packed for all tasks at once, about.
 const SHARED_BYTES: usize = 4 << 20;
+/// Bytes of a left factor that is packed for several products at once, at most: they stay with the
+/// thread.
+const LEFT_BYTES: usize = 32 << 20;
 /// Rows, or columns, of a task, at most.
 const TASK: usize = 528;
 
@@ -197,21 +217,29 @@ fn for_each(parallel: bool, n: usize, f: impl Fn(usize) + Send + Sync) {
     if parallel { (0..n).into_par_iter().with_max_len(1).for_each(f) } else { (0..n).for_each(f) }
 }
 
-/// `a b` to `out`, over all threads if it is `parallel`.
+/// `a b` to `out`, over all threads if it is `parallel`, and to that the product of the factors
+/// `beside`.
 ///
 /// # Safety
 /// The rows of the product at `out` must be valid for writing and accessed by nobody else
 /// meanwhile; for [`Output::Add`] they must be initialised. `method` must have been asked of the
-/// CPU. The inner dimension must not be 0.
+/// CPU. The inner dimension must not be 0. The product `beside` must be of the size of `a b`.
 pub(super) unsafe fn multiply(
     method: Method,
     out: Destination,
-    a: Factor<'_>,
-    b: Factor<'_>,
+    [a, b]: [Factor<'_>; 2],
     into: Output<'_>,
+    beside: Option<[Factor<'_>; 2]>,
     rounding: Rounding,
     parallel: bool,
 ) {
+    let packed = beside.map(|[c, d]| {
+        let [left, right] = BESIDE.replace([Buffer::new(), Buffer::new()]);
+        // SAFETY (both): the caller's promise.
+        let left = unsafe { whole(method, c, rounding, Side::Left, left, parallel) };
+        [left, unsafe { whole(method, d, rounding, Side::Right, right, parallel) }]
+    });
+    let beside = packed.as_ref().map(|[a, b]| Beside { a: a.panels(), b: b.panels(), steps: a.steps() });
     let ((rows, inner), (_, cols)) = (a.size(), b.size());
     let block = method.block();
     let mut bias = Vec::new();
@@ -231,7 +259,12 @@ pub(super) unsafe fn multiply(
     // SAFETY: the caller's promise; every task has its own rows or columns of the result, and the
     // first steps write all of it.
     unsafe {
-        cut.run(rounding, steps, piece, at_once, |a, b, (t0, t1)| method.run(&target, a, b, t1 - t0, t0 == 0));
+        cut.run(rounding, steps, piece, at_once, |a, b, (t0, t1)| {
+            method.run(&target, [a, b], t1 - t0, t0 == 0, beside.filter(|_| t1 == steps));
+        });
+    }
+    if let Some(packed) = packed {
+        BESIDE.set(packed.map(|whole| whole.memory));
     }
 }
 
@@ -276,6 +309,11 @@ impl<'a> Cut<'a> {
     fn new(method: Method, a: Factor<'a>, b: Factor<'a>, parallel: bool) -> Self {
         let ((rows, _), (_, cols), block) = (a.size(), b.size(), method.block());
         let panels = [rows.div_ceil(block[0]), cols.div_ceil(block[1])];
+        for (factor, side) in [(a, Side::Left), (b, Side::Right)] {
+            let is_right =
+                factor.whole().is_none_or(|it| it.side == side && it.method.is_of_tiles() == method.is_of_tiles());
+            assert!(is_right, "packed panels of the other factor or of another method");
+        }
         let (own, shared) = if rows >= cols { (0, 1) } else { (1, 0) };
         let mut cut =
             Self { method, factors: [(a, Side::Left), (b, Side::Right)], panels, own, shared, width: 0, parallel };
@@ -293,10 +331,7 @@ impl<'a> Cut<'a> {
 
     /// The panels of a factor, where all of them are there.
     fn whole(&self, factor: usize) -> Option<&'a Whole> {
-        match self.factors[factor].0 {
-            Factor::Packed(whole) => Some(whole),
-            _ => None,
-        }
+        self.factors[factor].0.whole()
     }
 
     /// Calls `run` with panels of both factors for steps of the inner dimension, until all products
@@ -393,7 +428,7 @@ unsafe fn pack_all(
         (Side::Left, (rows, inner)) => (inner, rows),
         (Side::Right, (inner, cols)) => (inner, cols),
     };
-    let place = usize::from(side == Side::Right);
+    let place = side.place();
     let (panels, step, bytes) = (outer.div_ceil(method.block()[place]), method.step(), method.bytes()[place]);
     let at = |s: usize| (s * step).min(inner);
     let (across, down) = if inner_is_contiguous(factor, side) {
@@ -410,20 +445,53 @@ unsafe fn pack_all(
     });
 }
 
-/// All panels of `matrix`.
+/// All panels of `matrix` in `memory`, by all threads where it is large and `parallel` is set.
 ///
 /// # Safety
-/// `method`, which is of tiles, must have been asked of the CPU.
-unsafe fn whole(method: Method, matrix: Factor<'_>) -> Whole {
-    let (inner, cols) = matrix.size();
-    let steps = inner.div_ceil(pack::TILE_STEP);
-    let stride = steps * pack::TILE_BYTES;
-    let mut memory = Buffer::new();
-    let at = Shared(memory.at_least(cols.div_ceil(pack::TILES) * stride));
-    let parallel = inner * cols >= PACK_PARALLEL_FROM;
+/// `method` must have been asked of the CPU.
+unsafe fn whole(
+    method: Method,
+    matrix: Factor<'_>,
+    rounding: Rounding,
+    side: Side,
+    memory: Buffer,
+    parallel: bool,
+) -> Whole {
+    let (outer, inner) = match (side, matrix.size()) {
+        (Side::Left, (rows, inner)) => (rows, inner),
+        (Side::Right, (inner, cols)) => (cols, inner),
+    };
+    let mut whole = Whole { method, at: Shared(std::ptr::null_mut()), memory, side, outer, inner };
+    whole.at = Shared(whole.memory.at_least(whole.bytes()));
+    let parallel = parallel && inner * outer >= PACK_PARALLEL_FROM;
+    let (steps, stride) = ((0, whole.steps()), whole.stride());
     // SAFETY: the memory holds all panels; the caller's promise.
-    unsafe { pack_all(method, matrix, Rounding::Bf16, Side::Right, (0, steps), at, stride, parallel) };
-    Whole { at, _memory: memory, inner, cols }
+    unsafe { pack_all(method, matrix, rounding, side, steps, whole.at, stride, parallel) };
+    whole
+}
+
+/// Calls `f` with `x`, the left factor of the products with each of `others`, as
+/// [`with_left`](super::with_left) says.
+pub(super) fn with_left<R>(
+    x: Factor<'_>,
+    others: [Factor<'_>; 2],
+    rounding: Rounding,
+    f: impl FnOnce(Factor<'_>) -> R,
+) -> R {
+    let of_others = others.map(|other| Method::of(x, other, rounding, true));
+    let [Some(method), Some(other)] = of_others else { return f(x) };
+    let (rows, inner) = x.size();
+    let bytes = rows.div_ceil(method.block()[0]) * inner.div_ceil(method.step()) * method.bytes()[0];
+    let is_packed = x.whole().is_some() || rows == 0;
+    let is_like = method.is_of_tiles() == other.is_of_tiles();
+    if rounding == Rounding::F32 || is_packed || !is_like || bytes > LEFT_BYTES {
+        return f(x);
+    }
+    // SAFETY: the methods of products have been asked of the CPU.
+    let whole = unsafe { whole(method, x, rounding, Side::Left, LEFT.replace(Buffer::new()), true) };
+    let result = f(Factor::Packed(&whole));
+    LEFT.set(whole.memory);
+    result
 }
 
 /// Elements from which a matrix is packed by all threads.
@@ -439,16 +507,16 @@ pub(super) fn packed<'a>(kept: &'a OnceLock<Whole>, matrix: Factor<'_>, rounding
     if rounding != Rounding::Bf16 || !is_narrow || inner == 0 || cols == 0 {
         return None;
     }
-    let method = Method::on(units::unit().ok()?).filter(|method| matches!(method, Method::Tiles { .. }))?;
+    let method = Method::on(units::unit().ok()?).filter(|method| method.is_of_tiles())?;
     let whole = match kept.get() {
         Some(whole) => whole,
         None => {
             // Not within `get_or_init`: a thread that waits for others may run a task that asks for
             // the same panels. SAFETY: the unit of the process is permitted.
-            let made = unsafe { whole(method, matrix) };
+            let made = unsafe { whole(method, matrix, rounding, Side::Right, Buffer::new(), true) };
             kept.get_or_init(|| made)
         }
     };
-    assert_eq!(whole.size(), (inner, cols), "packed panels of another matrix");
+    assert_eq!(whole.size(), matrix.size(), "packed panels of another matrix");
     Some(whole)
 }

@@ -36,7 +36,7 @@ unsafe fn emulated(
     a: *const u8,
     b: *const u8,
     steps: usize,
-    rows: usize,
+    (rows, _cols): (usize, usize),
     start: blocks::Start,
     c: *mut f32,
     c_stride: usize,
@@ -88,7 +88,7 @@ fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
                 // SAFETY: `out` is as large as the product, and the CPU has been asked.
                 unsafe {
                     let out = Destination::new(out.as_mut_ptr(), b.size().1);
-                    panels::multiply(method, out, a, b, into, rounding, true);
+                    panels::multiply(method, out, [a, b], into, None, rounding, true);
                 }
             });
             all.push((name, multiply));
@@ -402,6 +402,62 @@ fn packed_factors_give_equal_products() {
             }
             let bytes = 2 * n.next_multiple_of(32) * k.next_multiple_of(32);
             assert_eq!(packed.bytes(), if is_packed { bytes } else { 0 });
+        }
+    }
+}
+
+/// A product beside another one is added as by a call of its own, which may multiply by another
+/// method and so round in another order; a left factor that is packed once gives the products of the
+/// factor itself, to the bit.
+#[test]
+fn a_product_beside_another_is_the_sum_of_both() {
+    for (m, n, k, r) in
+        [(1, 1, 1, 1), (33, 16, 64, 5), (31, 17, 33, 16), (131, 67, 1031, 40), (257, 769, 97, 1), (65, 97, 700, 33)]
+    {
+        let [a, b, c, d, bias] =
+            [(m * k, 1), (k * n, 2), (m * r, 3), (r * n, 4), (n, 5)].map(|(n, seed)| noise(n, seed));
+        let bt = transposed(&b, k, n);
+        let [b16, d16] = [&b, &d].map(|x| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>());
+        let [b16, d16] = [Factor::F16(Matrix::new(&b16, k, n)), Factor::F16(Matrix::new(&d16, r, n))];
+        let [a, c, d] = [(&a, m, k), (&c, m, r), (&d, r, n)].map(|(x, m, n)| Factor::F32(Matrix::new(x, m, n)));
+        let [b, bt] = [Matrix::new(&b, k, n), Matrix::new(&bt, n, k).t()].map(Factor::F32);
+        // Tiles are not made of f16.
+        for (b, d) in [(b, d), (bt, d), (b16, d), (b, d16)] {
+            for rounding in [Rounding::F32, Rounding::Bf16, Rounding::F16] {
+                for bias in [None, Some(&bias[..])] {
+                    let mut expected = product(a, b, bias, rounding);
+                    multiply(&mut expected, c, d, Output::Add, rounding);
+                    let packed = Packed::default();
+                    let right = packed.right(b, rounding);
+                    let sum = |left: Factor<'_>| sum_of_products([left, right], bias, [c, d], rounding);
+                    let at_once = sum(a);
+                    // Of k + r roundings of 6e-8 each, relative to terms of at most 1, most cancel.
+                    let apart = 1e-6 * (k + r) as f32;
+                    let is_close = at_once.iter().zip(&expected).all(|(x, y)| (x - y).abs() <= apart);
+                    assert!(is_close, "{rounding:?}, {m} x {n} x {k}, {r}");
+                    let packed_once = with_left(a, [right, d], rounding, sum);
+                    assert!(packed_once == at_once, "{rounding:?}, {m} x {n} x {k}, {r}, packed once");
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            if units::choose(Some(Unit::Avx512Bf16)).is_ok() {
+                let method = panels::Method::Tiles { kernel: emulated, is_amx: false };
+                if !method.takes(&[b, d]) {
+                    continue;
+                }
+                let multiply = |out: &mut [f32], factors, into, beside| {
+                    // SAFETY: `out` is as large as the product, and the CPU has been asked.
+                    unsafe {
+                        let out = Destination::new(out.as_mut_ptr(), n);
+                        panels::multiply(method, out, factors, into, beside, Rounding::Bf16, true);
+                    }
+                };
+                let (mut expected, mut sum) = (noise(m * n, 6), noise(m * n, 6));
+                multiply(&mut expected, [a, b], Output::Add, None);
+                multiply(&mut expected, [c, d], Output::Add, None);
+                multiply(&mut sum, [a, b], Output::Add, Some([c, d]));
+                assert!(sum == expected, "emulated, {m} x {n} x {k}, {r}");
+            }
         }
     }
 }

@@ -9,7 +9,7 @@
 use std::arch::x86_64::*;
 
 use super::amx;
-use super::blocks::{Panels, Start, Target, even};
+use super::blocks::{Beside, Panels, Start, Target, even};
 use super::destination::{BLOCK_ROWS, Finish, Sums};
 use super::pack::{Buffer, TILE_BYTES, TILE_STEP, TILES};
 use super::timing::Count;
@@ -24,14 +24,36 @@ const CHUNK: usize = 768 << 10;
 #[repr(align(64))]
 struct Block([f32; TILES * TILES]);
 
-/// `a` by `b` over `steps` by `kernel`; `is_first` tells whether they are the first of the inner
-/// dimension. The result is written along its rows, which keeps to few pages.
+/// `a` by `b` over `steps` by `kernel`, and after them the product `beside`; `is_first` tells
+/// whether they are the first of the inner dimension. The result is written along its rows, which
+/// keeps to few pages.
 ///
 /// # Safety
-/// The panels must have `steps` steps, the blocks of the target that they give must be this call's
+/// The panels must have `steps` steps, and those of `beside` must be of factors with as many rows
+/// and columns as the target. The blocks of the target that `a` and `b` give must be this call's
 /// alone, and `kernel` must be permitted, within [`amx::Tiles`] where it is of AMX.
-pub(super) unsafe fn run(kernel: Kernel, target: &Target, a: Panels, b: Panels, steps: usize, is_first: bool) {
+pub(super) unsafe fn run(
+    kernel: Kernel,
+    target: &Target,
+    a: Panels,
+    b: Panels,
+    steps: usize,
+    is_first: bool,
+    beside: Option<Beside>,
+) {
     let mut edge = Block([0.0; TILES * TILES]);
+    // The steps `n` of two panels are added to the block of panels `i` and `j`.
+    let mut add = |(i, j): (usize, usize), [block_a, block_b]: [*const u8; 2], n: usize, is_first: bool| {
+        let (row, col) = ((a.first + i) * TILES, (b.first + j) * TILES);
+        let size = ((target.rows - row).min(TILES), (target.cols - col).min(TILES));
+        let whole = size == (TILES, TILES);
+        // SAFETY: the caller's promise; blocks at the edges go through a buffer of their own.
+        unsafe {
+            target.block((row, col), size, whole, is_first, &mut edge.0, TILES, |start, (c, stride)| {
+                kernel(block_a, block_b, n, size, start, c, stride);
+            });
+        }
+    };
     let inner = even(steps, INNER);
     let chunk = even(b.count, (CHUNK / (steps * TILE_BYTES)).max(2));
     for j0 in (0..b.count).step_by(chunk) {
@@ -41,16 +63,13 @@ pub(super) unsafe fn run(kernel: Kernel, target: &Target, a: Panels, b: Panels, 
                 let block_a = a.at.wrapping_add(i * a.stride + s * TILE_BYTES);
                 for j in j0..(j0 + chunk).min(b.count) {
                     let block_b = b.at.wrapping_add(j * b.stride + s * TILE_BYTES);
-                    let (row, col) = ((a.first + i) * TILES, (b.first + j) * TILES);
-                    let size = ((target.rows - row).min(TILES), (target.cols - col).min(TILES));
-                    let (whole, is_first) = (size == (TILES, TILES), is_first && s == 0);
-                    // SAFETY: the caller's promise; blocks at the edges go through a buffer of
-                    // their own.
-                    unsafe {
-                        target.block((row, col), size, whole, is_first, &mut edge.0, TILES, |start, (c, stride)| {
-                            kernel(block_a, block_b, n, size.0, start, c, stride);
-                        });
-                    }
+                    add((i, j), [block_a, block_b], n, is_first && s == 0);
+                }
+            }
+            if let Some(Beside { a: left, b: right, steps }) = beside {
+                let block_a = left.at.wrapping_add((a.first + i) * left.stride);
+                for j in j0..(j0 + chunk).min(b.count) {
+                    add((i, j), [block_a, right.at.wrapping_add((b.first + j) * right.stride)], steps, false);
                 }
             }
         }
@@ -95,7 +114,7 @@ pub(super) unsafe fn finish(
                     // writes whole but for rows that are not wanted, of which a slice of the others
                     // has none.
                     let values = unsafe {
-                        kernel(block_a, block_b, n, rows, start, at, TILES);
+                        kernel(block_a, block_b, n, (rows, cols), start, at, TILES);
                         std::slice::from_raw_parts_mut(at, rows * TILES)
                     };
                     if s + n == steps {
@@ -107,10 +126,10 @@ pub(super) unsafe fn finish(
     }
 }
 
-/// A kernel: a panel of each factor, how many steps, how many of the 32 rows are wanted (those
-/// after them may be left out), what the sums begin with, the block of 32 x 32 and how far its rows
-/// are apart.
-pub(super) type Kernel = unsafe fn(*const u8, *const u8, usize, usize, Start, *mut f32, usize);
+/// A kernel: a panel of each factor, how many steps, how many of the 32 rows and columns are wanted
+/// (rows after them may be left out, columns after them may have any number), what the sums begin
+/// with, the block of 32 x 32 and how far its rows are apart.
+pub(super) type Kernel = unsafe fn(*const u8, *const u8, usize, (usize, usize), Start, *mut f32, usize);
 
 /// The kernel of `unit`.
 ///
@@ -119,25 +138,61 @@ pub(super) type Kernel = unsafe fn(*const u8, *const u8, usize, usize, Start, *m
 pub(super) fn kernel(unit: Unit) -> Kernel {
     match unit {
         Unit::AmxBf16 => amx::kernel,
-        Unit::Avx512Bf16 => avx512,
+        Unit::Avx512Bf16 => avx512_of,
         Unit::F32 => unreachable!("products in f32 have panels of their own"),
     }
 }
 
-/// 8 x 32 of the result at a time: 16 sums, each pair of the left factor broadcast from memory.
+/// [`avx512`] of 32 columns, or of 16 where no more are wanted.
+///
+/// # Safety
+/// The panels must have `steps` steps; there must be 32 rows and columns at most; what `start`
+/// names must be readable, and the block at `c` writable; and the CPU must have AVX-512 F, BW and
+/// BF16.
+unsafe fn avx512_of(
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    (rows, cols): (usize, usize),
+    start: Start,
+    c: *mut f32,
+    c_stride: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if cols > TILES / 2 {
+            avx512::<2>(a, b, steps, rows, start, c, c_stride);
+        } else {
+            avx512::<1>(a, b, steps, rows, start, c, c_stride);
+        }
+    }
+}
+
+/// 8 x 16 `HALVES` of the result at a time: 16 sums or 8, each pair of the left factor broadcast
+/// from memory. The other half of the columns is 0.
 ///
 /// # Safety
 /// The panels must have `steps` steps; `rows` must be 32 at most; what `start` names must be
 /// readable, and the block at `c` writable; and the CPU must have AVX-512 F, BW and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn avx512(a: *const u8, b: *const u8, steps: usize, rows: usize, start: Start, c: *mut f32, c_stride: usize) {
+unsafe fn avx512<const HALVES: usize>(
+    a: *const u8,
+    b: *const u8,
+    steps: usize,
+    rows: usize,
+    start: Start,
+    c: *mut f32,
+    c_stride: usize,
+) {
     for quarter in 0..rows.div_ceil(8) {
         let mut sums = [[_mm512_setzero_ps(); 2]; 8];
         if !start.at.is_null() {
             for (r, sums) in sums.iter_mut().enumerate() {
                 let from = start.at.wrapping_add((quarter * 8 + r) * start.stride);
-                // SAFETY: the caller's promise.
-                *sums = unsafe { [_mm512_loadu_ps(from), _mm512_loadu_ps(from.wrapping_add(16))] };
+                for (half, sum) in sums.iter_mut().enumerate().take(HALVES) {
+                    // SAFETY: the caller's promise.
+                    *sum = unsafe { _mm512_loadu_ps(from.wrapping_add(half * 16)) };
+                }
             }
         }
         for step in 0..steps {
@@ -145,16 +200,17 @@ unsafe fn avx512(a: *const u8, b: *const u8, steps: usize, rows: usize, start: S
             for pair in 0..16 {
                 // SAFETY: within the panels; the types are 64 bytes.
                 unsafe {
-                    let column = |at: usize| {
-                        let x = _mm512_load_si512(b.wrapping_add(at + pair * 64).cast());
-                        std::mem::transmute::<__m512i, __m512bh>(x)
-                    };
-                    let (b0, b1) = (column(0), column(1024));
+                    let mut columns = [std::mem::transmute::<__m512i, __m512bh>(_mm512_setzero_si512()); HALVES];
+                    for (half, column) in columns.iter_mut().enumerate() {
+                        let x = _mm512_load_si512(b.wrapping_add(half * 1024 + pair * 64).cast());
+                        *column = std::mem::transmute::<__m512i, __m512bh>(x);
+                    }
                     for (r, sums) in sums.iter_mut().enumerate() {
                         let x = _mm512_set1_epi32(a.wrapping_add(r * 64 + pair * 4).cast::<i32>().read());
                         let x = std::mem::transmute::<__m512i, __m512bh>(x);
-                        sums[0] = _mm512_dpbf16_ps(sums[0], x, b0);
-                        sums[1] = _mm512_dpbf16_ps(sums[1], x, b1);
+                        for (sum, column) in sums.iter_mut().zip(columns) {
+                            *sum = _mm512_dpbf16_ps(*sum, x, column);
+                        }
                     }
                 }
             }
@@ -188,5 +244,6 @@ pub(super) fn with_product(unit: Unit, count: &mut Count<'_>) {
         return count(2 * TILES * TILES * TILE_STEP * 64, &mut || unsafe { amx::multiply_tiles(a, b, 64) });
     }
     let kernel = kernel(unit);
-    count(2 * TILES * TILES * STEPS * TILE_STEP, &mut || unsafe { kernel(a, b, STEPS, TILES, Start::ZERO, c, TILES) });
+    let size = (TILES, TILES);
+    count(2 * TILES * TILES * STEPS * TILE_STEP, &mut || unsafe { kernel(a, b, STEPS, size, Start::ZERO, c, TILES) });
 }

@@ -1,19 +1,43 @@
-//! All panels of a factor, which are kept.
+//! All panels of a factor, for several products.
 
+use super::blocks::Panels;
 use super::destination::Shared;
-use super::pack::{Buffer, TILE_BYTES, TILE_STEP, TILES};
+use super::pack::{Buffer, Side};
+use super::panels::Method;
 
-/// All panels of a right factor in bf16, each with all steps of the inner dimension.
+/// All panels of a factor, each with all steps of the inner dimension.
 pub(in crate::ops) struct Whole {
+    /// The method that they are for.
+    pub(super) method: Method,
     pub(super) at: Shared<u8>,
-    pub(super) _memory: Buffer,
+    pub(super) memory: Buffer,
+    pub(super) side: Side,
+    /// Rows of a left factor, columns of a right one.
+    pub(super) outer: usize,
     pub(super) inner: usize,
-    pub(super) cols: usize,
 }
 
 impl Whole {
+    /// Rows and columns.
     pub(super) fn size(&self) -> (usize, usize) {
-        (self.inner, self.cols)
+        match self.side {
+            Side::Left => (self.outer, self.inner),
+            Side::Right => (self.inner, self.outer),
+        }
+    }
+
+    /// The panels, all of them.
+    pub(super) fn panels(&self) -> Panels {
+        Panels { at: self.at.0.cast_const(), stride: self.stride(), first: 0, count: self.count() }
+    }
+
+    fn count(&self) -> usize {
+        self.outer.div_ceil(self.method.block()[self.side.place()])
+    }
+
+    /// Steps of a panel.
+    pub(super) fn steps(&self) -> usize {
+        self.inner.div_ceil(self.method.step())
     }
 
     /// The first panel. Nobody writes there.
@@ -23,10 +47,10 @@ impl Whole {
 
     /// Bytes of a panel.
     pub(super) fn stride(&self) -> usize {
-        self.inner.div_ceil(TILE_STEP) * TILE_BYTES
+        self.steps() * self.method.bytes()[self.side.place()]
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.cols.div_ceil(TILES) * self.stride()
+        self.count() * self.stride()
     }
 }

@@ -153,13 +153,13 @@ fn a_projection_stays_narrow() {
 
 /// `x W + b + s (drop(x) A) B` of `x`, `W`, `A`, `B` and the bias where there is a fifth input,
 /// with `s = 0.75`.
-fn with_adapter(mut inputs: Vec<Tensor<2>>, p: f64, ops: Ops) -> Tensor<1> {
+fn with_adapter(mut inputs: Vec<Tensor<2>>, p: f64, dtype: FloatDType, ops: Ops) -> Tensor<1> {
     let bias = (inputs.len() == 5).then(|| vector(inputs.pop().unwrap()));
     let [x, weight, a, b] = inputs.try_into().unwrap();
     crate::device().seed(7);
     vector(adapted(
         x,
-        Adapted { weight, a, b, scaling: 0.75, dropout: p, operands: FloatDType::F32.into() },
+        Adapted { weight, a, b, scaling: 0.75, dropout: p, operands: dtype.into() },
         bias,
         DropoutRng::Device,
         ops,
@@ -168,7 +168,7 @@ fn with_adapter(mut inputs: Vec<Tensor<2>>, p: f64, ops: Ops) -> Tensor<1> {
 
 #[test]
 fn values_and_gradients_with_an_adapter() {
-    let op = |inputs: Vec<Tensor<2>>, ops: Ops| with_adapter(inputs, 0.0, ops);
+    let op = |inputs: Vec<Tensor<2>>, ops: Ops| with_adapter(inputs, 0.0, F32, ops);
     for (rows, d_in, d_out, rank) in [(1, 1, 1, 1), (3, 5, 7, 2), (17, 2, 33, 3), (5, 13, 4, 8)] {
         let mut inputs = vec![
             input(rows, d_in, 1.0, 1),
@@ -200,6 +200,49 @@ fn values_and_gradients_with_an_adapter() {
     agrees_with_plain("threads", &inputs, &op, 2e-5);
 }
 
+/// On the CPU the operands of the products may be rounded: the input, whose panels the weight and
+/// the adapter share, and the gradient of the result, which both read as well.
+#[test]
+fn narrow_operands_with_an_adapter() {
+    if !crate::on_cpu() {
+        return;
+    }
+    for (dtype, rounding) in [(FloatDType::BF16, 2f64.powi(-9)), (FloatDType::F16, 2f64.powi(-12))] {
+        for (rows, d_in, d_out, rank) in [(1, 1, 1, 1), (13, 33, 7, 2), (33, 65, 31, 16), (1009, 97, 131, 17)] {
+            let sizes = [(rows, d_in), (d_in, d_out), (d_in, rank), (rank, d_out), (1, d_out)];
+            let inputs = (1u64..).zip(sizes).map(|(seed, (rows, cols))| input(rows, cols, 1.0, seed));
+            let inputs = inputs.collect::<Vec<_>>();
+            let (expected, expected_grads) = run(&inputs, &|it, ops| with_adapter(it, 0.0, F32, ops), Ops::Plain);
+            let (got, grads) = run(&inputs, &|it, ops| with_adapter(it, 0.0, dtype, ops), Ops::Fused);
+            let what = format!("{dtype:?}, [{rows}, {d_in}] x [{d_in}, {d_out}], rank {rank}");
+            // Three factors are rounded on the way through the adapter, two of them once more.
+            close(&what, &got, &wide(&expected), 5.0 * rounding);
+            for (i, (got, expected)) in grads.iter().zip(&expected_grads).enumerate() {
+                close(&format!("{what}: gradient {i}"), got, &wide(expected), 5.0 * rounding);
+            }
+            // A gradient does not depend on which others are wanted.
+            for tracked in [[true, false, true, true], [false, false, true, true], [true, false, false, true]] {
+                let device = crate::device().autodiff();
+                let leaf = |(input, wanted): (&crate::Input, bool)| {
+                    let leaf = crate::tensor(input, &device);
+                    if wanted { leaf.require_grad() } else { leaf }
+                };
+                let leaves = inputs.iter().zip(tracked.into_iter().chain([true])).map(leaf).collect::<Vec<_>>();
+                let result = with_adapter(leaves.clone(), 0.0, dtype, Ops::Fused);
+                let weights = crate::weights(got.len());
+                let weights = Tensor::<1>::from_data(burn::tensor::TensorData::new(weights, [got.len()]), &device);
+                let some = (result * weights).sum().backward();
+                for (i, leaf) in leaves.iter().enumerate() {
+                    match leaf.grad(&some) {
+                        Some(grad) => assert_eq!(read(grad), grads[i], "{what}: gradient {i} of {tracked:?}"),
+                        None => assert!(!tracked.get(i).copied().unwrap_or(true), "{what}: no gradient {i}"),
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// With dropout the fused operator is the composition of the fused dropout with the others, from
 /// the same seed.
 #[test]
@@ -214,12 +257,12 @@ fn an_adapter_drops_out_its_input_and_the_gradient() {
         vector(x.matmul(weight) + bias + dropped.matmul(a).matmul(b) * 0.75)
     };
     let (expected, expected_grads) = run(&inputs, &composed, Ops::Plain);
-    let (got, grads) = run(&inputs, &|inputs, ops| with_adapter(inputs, 0.4, ops), Ops::Fused);
+    let (got, grads) = run(&inputs, &|inputs, ops| with_adapter(inputs, 0.4, F32, ops), Ops::Fused);
     close("value", &got, &wide(&expected), 4e-6);
     for (i, (got, expected)) in grads.iter().zip(&expected_grads).enumerate() {
         close(&format!("gradient {i}"), got, &wide(expected), 4e-6);
     }
-    let (undropped, _) = run(&inputs, &|inputs, ops| with_adapter(inputs, 0.0, ops), Ops::Fused);
+    let (undropped, _) = run(&inputs, &|inputs, ops| with_adapter(inputs, 0.0, F32, ops), Ops::Fused);
     assert_ne!(got, undropped);
     let device = crate::device();
     let tensors = inputs.iter().map(|input| crate::tensor(input, &device)).collect::<Vec<_>>();
