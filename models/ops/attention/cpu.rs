@@ -306,8 +306,8 @@ impl AttentionKernel for Flex {
                 multiply(weights, head.keys(call.value, keys), product, first);
             });
         };
-        // SAFETY (both): every block of a head writes the rows of its queries in the head's columns,
-        // and the blocks of all heads together are all rows and columns. In bf16 a block is
+        // SAFETY (both): every block of a head writes the rows of its queries in the columns of the
+        // head, and the blocks of all heads together are all rows and columns. In bf16 a block is
         // multiplied in memory of its own, which is as large as it, and rounded from there.
         let out = match dtype {
             FloatDType::BF16 => unsafe {

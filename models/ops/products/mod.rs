@@ -93,9 +93,9 @@ pub(super) fn product<'a>(
     new([a.into(), b.into()], bias, None, rounding)
 }
 
-/// `a b + c d`, or `a b + bias + c d`, where `c d` is a product of a small inner dimension: products
-/// of panels that take its factors add it while the sums of `a b` are in the caches, others after
-/// them. Otherwise as [`product`].
+/// `a b + c d`, or `a b + bias + c d`, where `c d` is a product of a small inner dimension:
+/// products of panels that take its factors add it while the sums of `a b` are in the caches,
+/// others after them. Otherwise as [`product`].
 pub(super) fn sum_of_products(
     factors: [Factor<'_>; 2],
     bias: Option<&[f32]>,

@@ -29,8 +29,8 @@ pub(super) enum Method {
 }
 
 impl Method {
-    /// The method for a product of `a` and `b`, on all `threads` or on one: that of the factor that is
-    /// packed, if one is; none for the `gemm` crate's.
+    /// The method for a product of `a` and `b`, on all `threads` or on one: that of the factor that
+    /// is packed, if one is; none for the `gemm` crate's.
     ///
     /// # Panics
     /// Where the environment asks for a unit that is not permitted, which

@@ -407,8 +407,8 @@ fn packed_factors_give_equal_products() {
 }
 
 /// A product beside another one is added as by a call of its own, which may multiply by another
-/// method and so round in another order; a left factor that is packed once gives the products of the
-/// factor itself, to the bit.
+/// method and so round in another order; a left factor that is packed once gives the products of
+/// the factor itself, to the bit.
 #[test]
 fn a_product_beside_another_is_the_sum_of_both() {
     for (m, n, k, r) in
