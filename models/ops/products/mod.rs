@@ -2,10 +2,11 @@
 //! transposed or not, with operands rounded to the type of the products and sums in f32.
 //!
 //! Products of bf16 are made by the fastest [`Unit`] of this CPU. The others, and those of f16, are
-//! made in f32 on rounded operands: by a kernel of AVX-512 or, on a CPU without it, by the `gemm`
+//! made in f32 on rounded operands: by kernels of AVX-512 or, on a CPU without it, by the `gemm`
 //! crate, with which Burn Flex multiplies too. That crate makes products of f32 as well, but for
-//! gradients of tall weights, in which the kernel is 1.2 to 1.3 times as fast, and those with the
-//! transpose of a weight (1.0 to 2 times with 128 rows and more, 9 times with 4). Packed factors
+//! gradients of tall weights, in which the kernel is 1.2 to 1.3 times as fast, those with the
+//! transpose of a weight (1.0 to 2 times with 128 rows and more), and those of few rows, for which
+//! AVX-512 has a kernel that reads the right factor as it lies and packs nothing. Packed factors
 //! live in memory that every thread keeps and that starts at a page: fresh pages and results that
 //! straddle cache lines cost AMX most of its speed.
 //!
@@ -19,6 +20,8 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod blocks;
 mod destination;
+#[cfg(target_arch = "x86_64")]
+mod few;
 #[cfg(target_arch = "x86_64")]
 mod fma;
 mod matrix;
@@ -119,13 +122,18 @@ fn new([a, b]: [Factor<'_>; 2], bias: Option<&[f32]>, beside: Option<[Factor<'_>
 
 /// Calls `f` with `x`, the left factor of the products with each of `others`, with operands rounded
 /// to `rounding`: packed once for all of them, or as it is where these products have no panels of
-/// one kind, in f32, and where its panels are larger than what a thread keeps.
+/// one kind, in f32, where there are few rows, and where its panels are larger than what a thread
+/// keeps.
 pub(super) fn with_left<R>(
     x: Factor<'_>,
     others: [Factor<'_>; 2],
     rounding: Rounding,
     f: impl FnOnce(Factor<'_>) -> R,
 ) -> R {
+    #[cfg(target_arch = "x86_64")]
+    if others.into_iter().any(|other| few::takes(x, other, rounding)) {
+        return f(x);
+    }
     #[cfg(target_arch = "x86_64")]
     return panels::with_left(x, others, rounding, f);
     #[cfg(not(target_arch = "x86_64"))]
@@ -196,6 +204,11 @@ unsafe fn multiply_into(
     // SAFETY (all): the caller's promise; the method has been asked of the CPU.
     #[cfg(target_arch = "x86_64")]
     let beside = match panels::Method::of(a, b, rounding, parallel) {
+        _ if threads && few::takes(a, b, rounding) => {
+            let x = row_major(a, rounding);
+            unsafe { few::multiply(out, Matrix::new(&x, rows, inner), b, into, rounding) };
+            beside
+        }
         Some(method) => {
             let joined = beside.filter(|factors| method.takes(factors));
             unsafe { panels::multiply(method, out, [a, b], into, joined, rounding, parallel) };
@@ -277,6 +290,15 @@ unsafe fn multiply_by_gemm(
             parallelism,
         );
     }
+}
+
+/// `factor` in f32, rounded to `rounding`, row after row without gaps.
+#[cfg(target_arch = "x86_64")]
+fn row_major(factor: Factor<'_>, rounding: Rounding) -> Vec<f32> {
+    let mut memory = Vec::new();
+    let x = in_f32(factor, rounding, &mut memory, false);
+    let row = |row: usize| (0..x.cols).map(move |col| x.data[row * x.row_stride + col * x.col_stride]);
+    (0..x.rows).flat_map(row).collect()
 }
 
 /// `factor` in f32, rounded to `rounding`, in `memory` without gaps where it is not so already.

@@ -81,7 +81,7 @@ pub(super) struct Part {
 
 /// The lowest `count` bits.
 #[inline(always)]
-fn lowest(count: usize) -> u32 {
+pub(super) fn lowest(count: usize) -> u32 {
     if count >= 32 { u32::MAX } else { (1u32 << count) - 1 }
 }
 
@@ -450,7 +450,7 @@ unsafe fn transpose_tiles(at: *mut u8, count: usize, stride: usize) {
 /// Transposes 16 x 16 elements of 32 bits: 64 shuffles.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose(r: &mut [__m512i; 16]) {
+pub(super) fn transpose(r: &mut [__m512i; 16]) {
     let (mut t, mut u) = (*r, *r);
     for i in 0..8 {
         t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);

@@ -159,7 +159,7 @@ impl Method {
 
 /// Whether elements that follow each other in the inner dimension are neighbours in memory, and not
 /// those of the outer one.
-fn inner_is_contiguous(factor: Factor<'_>, side: Side) -> bool {
+pub(super) fn inner_is_contiguous(factor: Factor<'_>, side: Side) -> bool {
     let outer_step = match factor {
         Factor::F32(x) => view(x, side).outer_step,
         Factor::Bf16(x) => view(x, side).outer_step,
@@ -169,7 +169,7 @@ fn inner_is_contiguous(factor: Factor<'_>, side: Side) -> bool {
     outer_step != 1
 }
 
-fn view<T>(matrix: Matrix<'_, T>, side: Side) -> View<T> {
+pub(super) fn view<T>(matrix: Matrix<'_, T>, side: Side) -> View<T> {
     let Matrix { data, rows, cols, row_stride, col_stride } = matrix;
     let at = data.as_ptr();
     match side {

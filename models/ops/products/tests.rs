@@ -83,6 +83,7 @@ fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
     {
         use panels::Method;
         let mut finished: Vec<(&str, Multiply)> = Vec::new();
+        let mut few = None;
         let mut add = |name, method| {
             let multiply: Multiply = Box::new(move |out, a, b, into| {
                 // SAFETY: `out` is as large as the product, and the CPU has been asked.
@@ -116,8 +117,19 @@ fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
             finished.push((name, multiply));
         };
         match Method::on(Unit::F32) {
-            Some(method) => add("f32 of AVX-512", method),
-            None => skipped("no AVX-512 here: its kernel of f32 is not run"),
+            Some(method) => {
+                add("f32 of AVX-512", method);
+                let of_few: Multiply = Box::new(move |out, a, b, into| {
+                    // SAFETY: `out` is as large as the product, and the CPU has been asked.
+                    unsafe {
+                        let out = Destination::new(out.as_mut_ptr(), b.size().1);
+                        let (x, (rows, inner)) = (row_major(a, rounding), a.size());
+                        few::multiply(out, Matrix::new(&x, rows, inner), b, into, rounding);
+                    }
+                });
+                few = Some(of_few);
+            }
+            None => skipped("no AVX-512 here: its kernels of f32 are not run"),
         }
         if rounding == Rounding::Bf16 {
             for unit in [Unit::Avx512Bf16, Unit::AmxBf16] {
@@ -135,8 +147,22 @@ fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
             }
         }
         all.append(&mut finished);
+        all.extend(few.map(|multiply| (FEW_ROWS, multiply)));
     }
     all
+}
+
+/// The method that not every product is made by.
+const FEW_ROWS: &str = "few rows";
+
+/// Whether the method `name` makes the product of `a` and `b`.
+fn makes(name: &str, a: Factor<'_>, b: Factor<'_>) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if name == FEW_ROWS {
+        return few::has_few_rows(a, b);
+    }
+    let _ = (a, b);
+    true
 }
 
 /// The product in f64 of rounded operands on top of `start`, and the sums of the terms' magnitudes.
@@ -170,15 +196,31 @@ fn check(rounding: Rounding, (m, n, k): (usize, usize, usize)) {
     let (at, bt) = (transposed(&a, m, k), transposed(&b, k, n));
     let narrow = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
     let half = |x: &[f32]| x.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
-    let (b16, bt16, b_half) = (narrow(&b), narrow(&bt), half(&b));
-    let left = [Factor::F32(Matrix::new(&a, m, k)), Factor::F32(Matrix::new(&at, k, m).t())];
-    let mut right = vec![Factor::F32(Matrix::new(&b, k, n)), Factor::F32(Matrix::new(&bt, n, k).t())];
+    let (a16, b16, bt16) = (narrow(&a), narrow(&b), narrow(&bt));
+    let (a_half, b_half, bt_half) = (half(&a), half(&b), half(&bt));
+    // Rows with what belongs to others behind them.
+    const GAP: usize = 5;
+    let apart = |x: &[f32], width: usize| {
+        x.chunks_exact(width).flat_map(|row| [row, &[f32::NAN; GAP]].concat()).collect::<Vec<_>>()
+    };
+    let (b_apart, bt_apart) = (apart(&b, n), apart(&bt, k));
+    let mut left = vec![Factor::F32(Matrix::new(&a, m, k)), Factor::F32(Matrix::new(&at, k, m).t())];
+    let mut right = vec![
+        Factor::F32(Matrix::new(&b, k, n)),
+        Factor::F32(Matrix::new(&bt, n, k).t()),
+        Factor::F32(Matrix::strided(&b_apart, k, n, n + GAP)),
+        Factor::F32(Matrix::strided(&bt_apart, n, k, k + GAP).t()),
+    ];
     match rounding {
         Rounding::F32 => {}
         Rounding::Bf16 => {
+            left.push(Factor::Bf16(Matrix::new(&a16, m, k)));
             right.extend([Factor::Bf16(Matrix::new(&b16, k, n)), Factor::Bf16(Matrix::new(&bt16, n, k).t())]);
         }
-        Rounding::F16 => right.push(Factor::F16(Matrix::new(&b_half, k, n))),
+        Rounding::F16 => {
+            left.push(Factor::F16(Matrix::new(&a_half, m, k)));
+            right.extend([Factor::F16(Matrix::new(&b_half, k, n)), Factor::F16(Matrix::new(&bt_half, n, k).t())]);
+        }
     }
     let of = |start: &dyn Fn(usize, usize) -> f32| reference([&a, &b], (m, n, k), start, rounding);
     let outputs = [
@@ -188,7 +230,7 @@ fn check(rounding: Rounding, (m, n, k): (usize, usize, usize)) {
     ];
     for (name, multiply) in methods(rounding) {
         for (i, a) in left.iter().enumerate() {
-            for (j, b) in right.iter().enumerate() {
+            for (j, b) in right.iter().enumerate().filter(|(_, b)| makes(name, *a, **b)) {
                 for (l, (into, expected)) in outputs.iter().enumerate() {
                     let mut c = match into {
                         Output::Add => before.clone(),
@@ -222,6 +264,13 @@ fn products_of_awkward_sizes() {
             }
         }
         for size in [(12, 32, 64), (13, 97, 31), (101, 67, 257), (8, 4, 1), (5, 37, 3)] {
+            check(rounding, size);
+        }
+        // Few rows by strips of 16 registers and fewer, and from 65,536 elements on by several
+        // tasks.
+        for size in
+            [(1, 255, 37), (2, 263, 49), (3, 130, 16), (1, 1100, 129), (2, 1100, 131), (4, 1031, 67), (8, 497, 140)]
+        {
             check(rounding, size);
         }
     }
@@ -264,21 +313,22 @@ fn rows_of_a_destination_with_gaps() {
 /// Also of a product whose packed factor comes in several pieces.
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    for (m, n, k) in [(577, 193, 401), (193, 1201, 97), (200, 500, 4500)] {
+    for (m, n, k) in [(577, 193, 401), (193, 1201, 97), (200, 500, 4500), (1, 1201, 97), (2, 1201, 97), (8, 1201, 97)] {
         let (a, b) = (noise(m * k, 5), noise(k * n, 6));
+        let bt = transposed(&b, k, n);
+        let rights = [Matrix::new(&b, k, n).into(), Factor::F32(Matrix::new(&bt, n, k).t())];
         for rounding in [Rounding::F32, Rounding::Bf16] {
             for (name, multiply) in methods(rounding) {
-                if name.contains("emulated") {
-                    continue;
+                let left = Matrix::new(&a, m, k).into();
+                for right in rights.into_iter().filter(|b| !name.contains("emulated") && makes(name, left, *b)) {
+                    let [one, two, three] = [1, 2, 3].map(|threads| {
+                        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                        let mut c = vec![0.0; m * n];
+                        pool.install(|| multiply(&mut c, left, right, Output::Overwrite));
+                        c
+                    });
+                    assert!(one == two && two == three, "{name} {rounding:?} {m} x {n} x {k}");
                 }
-                let [one, two, three] = [1, 2, 3].map(|threads| {
-                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                    let mut c = vec![0.0; m * n];
-                    let (fa, fb) = (Matrix::new(&a, m, k).into(), Matrix::new(&b, k, n).into());
-                    pool.install(|| multiply(&mut c, fa, fb, Output::Overwrite));
-                    c
-                });
-                assert!(one == two && two == three, "{name} {rounding:?} {m} x {n} x {k}");
             }
         }
     }
@@ -315,13 +365,20 @@ fn what_is_no_number_stays_so() {
             // Bits of a NaN that bf16 does not have, and a number that rounds to infinity in f16.
             let nan = f32::from_bits(0x7f80_0001);
             for (x, expected) in [(nan, f32::NAN), (f32::INFINITY, f32::INFINITY), (-1e38, f32::NEG_INFINITY)] {
-                let a = vec![x; 3 * 20];
-                let b = vec![1.0; 20 * 35];
-                let mut c = vec![0.0; 3 * 35];
-                multiply(&mut c, Matrix::new(&a, 3, 20).into(), Matrix::new(&b, 20, 35).into(), Output::Overwrite);
-                for c in c {
-                    let is_right = if expected.is_nan() { c.is_nan() } else { c == expected };
-                    assert!(is_right, "{name} {rounding:?}: {c} for {x}");
+                let (a, b) = (vec![x; 3 * 20], vec![1.0; 20 * 35]);
+                for right in [Matrix::new(&b, 20, 35).into(), Factor::F32(Matrix::new(&b, 35, 20).t())] {
+                    for m in 1..=3 {
+                        let left = Matrix::new(&a[..m * 20], m, 20).into();
+                        if !makes(name, left, right) {
+                            continue;
+                        }
+                        let mut c = vec![0.0; m * 35];
+                        multiply(&mut c, left, right, Output::Overwrite);
+                        for c in c {
+                            let is_right = if expected.is_nan() { c.is_nan() } else { c == expected };
+                            assert!(is_right, "{name} {rounding:?}: {c} for {x}");
+                        }
+                    }
                 }
             }
         }
@@ -402,6 +459,85 @@ fn packed_factors_give_equal_products() {
             }
             let bytes = 2 * n.next_multiple_of(32) * k.next_multiple_of(32);
             assert_eq!(packed.bytes(), if is_packed { bytes } else { 0 });
+        }
+    }
+}
+
+/// So that in bf16 a text is continued alone as among others. In f32 the `gemm` crate makes most
+/// products of more rows, and rounds otherwise.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_row_alone_is_to_the_bit_that_row_among_many() {
+    let (m, n, k) = (19, 309, 133);
+    let (a, b, bias) = (noise(m * k, 1), noise(k * n, 2), noise(n, 4));
+    let bt = transposed(&b, k, n);
+    let [b16, bt16] = [&b, &bt].map(|x| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>());
+    let rights = [
+        Factor::F32(Matrix::new(&b, k, n)),
+        Factor::F32(Matrix::new(&bt, n, k).t()),
+        Factor::Bf16(Matrix::new(&b16, k, n)),
+        Factor::Bf16(Matrix::new(&bt16, n, k).t()),
+    ];
+    let rows = |from: usize, count: usize| Factor::F32(Matrix::new(&a[from * k..][..count * k], count, k));
+    let check = |name: &str, b: Factor<'_>, many: &Multiply, few: &Multiply, held: usize| {
+        let mut expected = vec![f32::NAN; m * n];
+        many(&mut expected, rows(0, m), b, Output::Bias(&bias));
+        for count in 1..=held {
+            for from in (0..=m - count).step_by(3) {
+                let mut alone = vec![f32::NAN; count * n];
+                few(&mut alone, rows(from, count), b, Output::Bias(&bias));
+                assert!(alone == expected[from * n..][..count * n], "{name}: rows {from} to {}", from + count);
+            }
+        }
+    };
+    for rounding in [Rounding::F32, Rounding::Bf16] {
+        let all = methods(rounding);
+        let of = |name: &str| all.iter().find(|(other, _)| *other == name).map(|(_, multiply)| multiply);
+        for (i, b) in rights.into_iter().enumerate() {
+            if let (Some(many), Some(few)) = (of("f32 of AVX-512"), of(FEW_ROWS)) {
+                check("f32", b, many, few, if i % 2 == 1 { 8 } else { 2 });
+            }
+            if let Some(tiles) = of(Unit::Avx512Bf16.name()) {
+                check("tiles", b, tiles, tiles, 8);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn few_rows_are_multiplied_as_they_lie_where_products_are_made_in_f32() {
+    let (a, b) = (noise(9 * 40, 1), noise(40 * 300, 2));
+    let half = b.iter().map(|x| f16::from_f32(*x)).collect::<Vec<_>>();
+    let left = |rows: usize| Factor::F32(Matrix::new(&a[..rows * 40], rows, 40));
+    let (rows, columns) = (Factor::F32(Matrix::new(&b, 40, 300)), Factor::F32(Matrix::new(&b, 300, 40).t()));
+    let has = pack::has_avx512();
+    let in_f32 = has && unit().unwrap() == Unit::F32;
+    for (right, most) in [(rows, 2), (columns, 8)] {
+        for count in 1..=9 {
+            assert_eq!(few::takes(left(count), right, Rounding::F32), has && count <= most, "{count}");
+            assert_eq!(few::takes(left(count), right, Rounding::F16), has && count <= most, "{count}");
+            assert_eq!(few::takes(left(count), right, Rounding::Bf16), in_f32 && count <= most, "{count}");
+        }
+    }
+    assert_eq!(few::takes(left(1), Factor::F16(Matrix::new(&half, 40, 300)), Rounding::Bf16), has);
+    let packed = Packed::default();
+    assert!(unit().unwrap() == Unit::F32 || !few::takes(left(1), packed.right(rows, Rounding::Bf16), Rounding::Bf16));
+    // Between columns that are not the product's, and by the product itself.
+    for (right, count) in [(rows, 1), (rows, 2), (columns, 5)] {
+        let mut expected = vec![0.0; count * 300];
+        multiply(&mut expected, left(count), right, Output::Overwrite, Rounding::F32);
+        if has {
+            let mut c = vec![7.0; count * 303];
+            let out = Destination::new(c.as_mut_ptr(), 303);
+            // SAFETY: `c` has so many rows, and the CPU has been asked.
+            unsafe {
+                let x = Matrix::new(&a[..count * 40], count, 40);
+                few::multiply(out, x, right, Output::Overwrite, Rounding::F32);
+            }
+            for (row, expected) in c.chunks_exact(303).zip(expected.chunks_exact(300)) {
+                assert!(row[..300] == *expected && row[300..] == [7.0; 3]);
+            }
         }
     }
 }

@@ -160,22 +160,25 @@ unsafe fn avx512_of(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        if cols > TILES / 2 {
-            avx512::<2>(a, b, steps, rows, start, c, c_stride);
-        } else {
-            avx512::<1>(a, b, steps, rows, start, c, c_stride);
+        match (rows, cols > TILES / 2) {
+            (1, true) => avx512::<1, 2>(a, b, steps, rows, start, c, c_stride),
+            (2, true) => avx512::<2, 2>(a, b, steps, rows, start, c, c_stride),
+            (3..=4, true) => avx512::<4, 2>(a, b, steps, rows, start, c, c_stride),
+            (_, true) => avx512::<8, 2>(a, b, steps, rows, start, c, c_stride),
+            (_, false) => avx512::<8, 1>(a, b, steps, rows, start, c, c_stride),
         }
     }
 }
 
-/// 8 x 16 `HALVES` of the result at a time: 16 sums or 8, each pair of the left factor broadcast
-/// from memory. The other half of the columns is 0.
+/// `ROWS` x 16 `HALVES` of the result at a time, `ROWS` being a divisor of 32, each pair of the
+/// left factor broadcast from memory. The other half of the columns is 0, and rows are filled up to
+/// a multiple of `ROWS`.
 ///
 /// # Safety
 /// The panels must have `steps` steps; `rows` must be 32 at most; what `start` names must be
 /// readable, and the block at `c` writable; and the CPU must have AVX-512 F, BW and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn avx512<const HALVES: usize>(
+unsafe fn avx512<const ROWS: usize, const HALVES: usize>(
     a: *const u8,
     b: *const u8,
     steps: usize,
@@ -184,11 +187,11 @@ unsafe fn avx512<const HALVES: usize>(
     c: *mut f32,
     c_stride: usize,
 ) {
-    for quarter in 0..rows.div_ceil(8) {
-        let mut sums = [[_mm512_setzero_ps(); 2]; 8];
+    for group in 0..rows.div_ceil(ROWS) {
+        let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
         if !start.at.is_null() {
             for (r, sums) in sums.iter_mut().enumerate() {
-                let from = start.at.wrapping_add((quarter * 8 + r) * start.stride);
+                let from = start.at.wrapping_add((group * ROWS + r) * start.stride);
                 for (half, sum) in sums.iter_mut().enumerate().take(HALVES) {
                     // SAFETY: the caller's promise.
                     *sum = unsafe { _mm512_loadu_ps(from.wrapping_add(half * 16)) };
@@ -196,7 +199,7 @@ unsafe fn avx512<const HALVES: usize>(
             }
         }
         for step in 0..steps {
-            let (a, b) = (a.wrapping_add(step * TILE_BYTES + quarter * 512), b.wrapping_add(step * TILE_BYTES));
+            let (a, b) = (a.wrapping_add(step * TILE_BYTES + group * 64 * ROWS), b.wrapping_add(step * TILE_BYTES));
             for pair in 0..16 {
                 // SAFETY: within the panels; the types are 64 bytes.
                 unsafe {
@@ -216,7 +219,7 @@ unsafe fn avx512<const HALVES: usize>(
             }
         }
         for (r, sums) in sums.iter().enumerate() {
-            let to = c.wrapping_add((quarter * 8 + r) * c_stride);
+            let to = c.wrapping_add((group * ROWS + r) * c_stride);
             // SAFETY: the caller's promise.
             unsafe {
                 _mm512_storeu_ps(to, sums[0]);
