@@ -31,7 +31,7 @@
 use std::fmt;
 
 use burn::module::Param;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use kiln_core::model_config::Activation;
 
 use super::attention::{Attention, Mask, Qkv};
@@ -467,7 +467,7 @@ impl<'a> Pass<'a> {
         let value = weight.val();
         match self.copies {
             // A frozen weight that only multiplies is kept in that type (`kiln` does so for
-            // adapters' bases).
+            // adapters' bases, predictions and generation).
             _ if FloatDType::from(value.dtype()) == dtype => value,
             Some(copies) => copies.of(weight, dtype),
             None => value.cast(dtype),
@@ -475,11 +475,10 @@ impl<'a> Pass<'a> {
     }
 
     /// How fused products on `device` take `weight` as their right factor: in bf16 on the CPU
-    /// packed, where copies are kept and the weight is not stored in bf16 itself, as the base of
-    /// adapters is to save memory.
+    /// packed, where copies are kept that pack it.
     fn operands(self, device: &Device, weight: &Param<Tensor<2>>) -> Operands {
         let dtype = self.compute.dtype;
-        let is_packed = dtype == FloatDType::BF16 && self.compute.rounds(device) && weight.val().dtype() == DType::F32;
+        let is_packed = dtype == FloatDType::BF16 && self.compute.rounds(device);
         let packed = self.copies.filter(|_| is_packed).and_then(|copies| copies.packed(weight));
         Operands { packed, ..dtype.into() }
     }

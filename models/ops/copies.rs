@@ -3,8 +3,8 @@
 //! again, and in every batch of an evaluation.
 //!
 //! Fused products on the CPU round their operands themselves. Where nothing learns (evaluation,
-//! prediction, generation) they keep the weight as they have packed it, in bf16: two bytes an
-//! element.
+//! prediction, generation) and the CPU has a unit for bf16, they keep the weight as they have
+//! packed it: two bytes an element.
 //!
 //! A copy is made when it is first asked for and holds until the weight changes: whoever loads
 //! other weights calls [`Copies::clear`], and an update takes the copies of the weights that it
@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Param, ParamId};
-use burn::tensor::{FloatDType, Gradients, Tensor};
+use burn::tensor::{DType, FloatDType, Gradients, Tensor};
 
 #[cfg(feature = "compiler")]
 use super::in_place::row_major as updatable;
@@ -45,6 +45,8 @@ struct Kept {
     is_in_place: bool,
     /// No weight gets a copy that has none.
     is_sealed: bool,
+    /// Weights that are stored in bf16 are packed too.
+    packs_narrow: bool,
     copies: HashMap<ParamId, Narrow>,
     /// Packed weights for products on the CPU, which round their operands themselves.
     packed: HashMap<ParamId, Packed>,
@@ -81,6 +83,13 @@ impl Copies {
     #[cfg(feature = "compiler")]
     pub fn in_place() -> Self {
         Self(Mutex::new(Kept { is_in_place: true, ..Kept::default() }))
+    }
+
+    /// Copies for a model that does not learn while it has them. Weights that are stored in bf16
+    /// are packed too, which takes as much memory again; the frozen base of adapters that learn is
+    /// not packed, to save it.
+    pub fn of_frozen() -> Self {
+        Self(Mutex::new(Kept { packs_narrow: true, ..Kept::default() }))
     }
 
     /// From now on a weight without a copy is cast for every product: a recorded update writes the
@@ -148,7 +157,10 @@ impl Copies {
     /// saves (measured with 1,024 and 128 tokens), and the packed forms of both passes would take
     /// as much memory as the weight.
     pub(crate) fn packed(&self, weight: &Param<Tensor<2>>) -> Option<Packed> {
-        (!weight.val().is_autodiff()).then(|| self.kept().packed.entry(weight.id).or_default().clone())
+        let (weight, id) = (weight.val(), weight.id);
+        let mut kept = self.kept();
+        let is_packed = !weight.is_autodiff() && (weight.dtype() == DType::F32 || kept.packs_narrow);
+        is_packed.then(|| kept.packed.entry(id).or_default().clone())
     }
 
     /// The copy of `weight` in `dtype`.

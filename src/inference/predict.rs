@@ -19,6 +19,7 @@ use kiln_data::squad::{Prediction, Question, SpanLogits, SpanOptions, SquadData,
 use kiln_data::table::{Columns, Row, Table};
 use kiln_data::tokenizer::{Encoded, RowEncoder, Tokenizer};
 use kiln_data::{Dataset, Example, IGNORED, Label};
+use kiln_models::ops::threads;
 use kiln_models::{Copies, Pass};
 use serde_json::{Map, Value, json};
 
@@ -115,7 +116,8 @@ impl PredictOptions {
 /// that the prediction has itself, and before `probabilities` and `probabilities.NAME` for every
 /// task, `input_` is put until no other column has the name.
 ///
-/// Returns how many there were.
+/// Returns how many there were. On the CPU this thread is one of those that compute from then on
+/// ([`threads::compute_here`]).
 ///
 /// # Errors
 /// A task without predictions of rows, an input that cannot be read, and what `write` meets.
@@ -156,12 +158,13 @@ pub fn predict(
         max_length,
         options: &options,
         device,
-        copies: Copies::default(),
+        copies: Copies::of_frozen(),
     };
     let vocabulary = folder.config.vocab_size();
     if task == Task::Mlm && !(1..=vocabulary).contains(&options.top_k) {
         return Err(Error::config(format!("--top-k: expected 1 to {vocabulary} tokens, got {}", options.top_k)));
     }
+    threads::compute_here(device);
     match task {
         Task::QuestionAnswering if options.skip_empty => {
             Err(Error::config("--skip-empty: every question has an answer or none, so no row is left out")
@@ -234,7 +237,7 @@ struct Predictor<'a> {
     max_length: usize,
     options: &'a PredictOptions,
     device: &'a Device,
-    /// Narrow copies of the model's weights.
+    /// Where the model's weights are kept as products take them.
     copies: Copies,
 }
 

@@ -9,7 +9,7 @@ use kiln_core::files::read_regular_text;
 use kiln_core::model_config::Labels;
 use kiln_core::variables::expand_text;
 use kiln_data::hub::{self, Wanted};
-use kiln_models::weights::{ALL_WIDE, LoadReport, adapter_tensors, load, load_adapted};
+use kiln_models::weights::{ALL_WIDE, LoadOptions, LoadReport, Narrow, adapter_tensors, load_adapted, load_with};
 use kiln_models::{LoraConfig, Model, ModelConfig};
 
 use super::model_folder::read_config;
@@ -109,17 +109,22 @@ impl Source {
         Ok((config, unknown))
     }
 
-    /// `model` with the weights, and with the adapter where there is one.
+    /// `model` with the weights, those of `narrow` in its type, and with the adapter where there is
+    /// one. Where the adapter has magnitudes (DoRA) all weights are f32, since they are read to
+    /// compute lengths as well.
     ///
     /// # Errors
     /// Weights that do not fit the model.
-    pub(crate) fn load(&self, model: Model) -> Result<(Model, LoadReport)> {
-        let Some(adapter) = &self.adapter else { return Ok(load(model, &self.base)?) };
+    pub(crate) fn load(&self, model: Model, narrow: Narrow<'_>) -> Result<(Model, LoadReport)> {
+        let Some(adapter) = &self.adapter else {
+            return Ok(load_with(model, &self.base, LoadOptions { narrow, ..LoadOptions::default() })?);
+        };
         let path = adapter.path.display();
         let model = model.with_lora(&adapter.config).map_err(|error| {
             Error::data(format!("{path}: the adapter does not fit its base {}: {error}", self.base.display()))
         })?;
-        Ok(load_adapted(model, &self.base, &adapter.path, ALL_WIDE)?)
+        let narrow = if adapter.config.use_dora { ALL_WIDE } else { narrow };
+        Ok(load_adapted(model, &self.base, &adapter.path, narrow)?)
     }
 }
 

@@ -8,6 +8,7 @@ use kiln_core::error::{Error, ErrorKind, Result};
 use kiln_core::files::read_regular_text;
 use kiln_data::labels::problem_type;
 use kiln_data::tokenizer::{NamedFile, Tokenizer, read_file, tokenizer_files};
+use kiln_models::weights::{ALL_WIDE, Narrow};
 use kiln_models::{Compute, Model, ModelConfig};
 
 use crate::config::{RunConfig, Task};
@@ -40,6 +41,22 @@ impl ModelFolder {
     /// Files that are missing or do not fit, and a checkpoint without that head: its output would
     /// be random.
     pub fn open(spec: &str, task: Task, device: &Device) -> Result<Self> {
+        Self::open_with(spec, task, device, ALL_WIDE)
+    }
+
+    /// [`open`](Self::open) for a model that only computes, and does so as `compute` says: weights
+    /// of linear layers are kept in the type of its products, to which these would round them. They
+    /// are f32 beside an adapter with magnitudes (DoRA), and where the adapter's file replaces
+    /// them. Such a model must not learn, be saved, be merged, or compute in another type.
+    ///
+    /// # Errors
+    /// The errors of [`open`](Self::open).
+    pub fn open_frozen(spec: &str, task: Task, device: &Device, compute: Compute) -> Result<Self> {
+        let narrow: Narrow<'_> = (compute.dtype(), &|it| it.in_linear);
+        Ok(Self::open_with(spec, task, device, narrow)?.with_compute(compute))
+    }
+
+    fn open_with(spec: &str, task: Task, device: &Device, narrow: Narrow<'_>) -> Result<Self> {
         let source = Source::resolve(spec)?;
         let path = source.folder().to_owned();
         let (mut config, unknown) = source.config()?;
@@ -54,7 +71,7 @@ impl ModelFolder {
                 .help("let id2label name the ids from 0 on, and label2id say the same, or leave label2id out"),
             other => other.into(),
         })?;
-        let (model, report) = source.load(model)?;
+        let (model, report) = source.load(model, narrow)?;
         let random = report.random().cloned().collect::<Vec<_>>();
         // A head that the task does not read would be left out without a word.
         if source.adapter.is_none()

@@ -16,7 +16,7 @@ use kiln_data::tokenizer::{NamedFile, Tokenizer};
 use kiln_data::{Dataset, Example};
 use kiln_models::layers::EmbeddingNoise;
 use kiln_models::weights::{LoadOptions, LoadReport, Narrow, Parameter, StateDict, load_adapted, load_with};
-use kiln_models::{AllowedBy, Compute, LoraConfig, Model, ModelConfig, ModelInput, Pass, Rows};
+use kiln_models::{AllowedBy, Compute, Copies, LoraConfig, Model, ModelConfig, ModelInput, Pass, Rows};
 use kiln_train::arguments::Samples;
 use kiln_train::description::{Description, Outcome, Planned, Weights};
 use kiln_train::evaluation::Evaluator;
@@ -383,7 +383,9 @@ impl TrainingTask for TransformerTask {
     fn samples(&self, model: &Model, device: &Device) -> Result<Vec<(String, String)>> {
         let generation = self.described.as_ref().and_then(|described| described.generation.as_ref());
         let (Some(options), Some(tokenizer)) = (generation, &self.tokenizer) else { return Ok(Vec::new()) };
-        let generator = Generator { model, config: &self.model_config, device, tokenizer: Some(tokenizer) };
+        let copies = Copies::default();
+        let generator =
+            Generator { model, config: &self.model_config, device, tokenizer: Some(tokenizer), copies: &copies };
         let mut samples = Vec::with_capacity(options.prompts.len());
         for prompts in options.prompts.chunks(PROMPTS_OF_A_BATCH) {
             let ids = prompts.iter().map(|prompt| tokenizer.encode(prompt)).collect::<Result<Vec<_>>>()?;

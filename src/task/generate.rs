@@ -9,6 +9,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::error::{Error, Result};
 use kiln_core::random::{seed_for, uniform};
 use kiln_data::tokenizer::Tokenizer;
+use kiln_models::ops::threads;
 use kiln_models::{Copies, KvCache, Model, ModelConfig};
 
 use crate::config::GenerateOptions;
@@ -25,6 +26,9 @@ pub struct Generator<'a> {
     pub device: &'a Device,
     /// Its tokenizer, which stop strings need.
     pub tokenizer: Option<&'a Tokenizer>,
+    /// Where weights of `model`, and of no other, are kept as products take them, from one call to
+    /// the next. They are to be [cleared](Copies::clear) when its weights change.
+    pub copies: &'a Copies,
 }
 
 /// A text that is being continued.
@@ -54,7 +58,8 @@ impl Generator<'_> {
     /// its prompt, to `on_token`, which may end the generation. A text ends at `max_new_tokens`,
     /// before a stop token, with a stop string, or when the model has no more positions. Returns
     /// the new tokens of each: those that it would have alone, whatever the other prompts are and
-    /// however long.
+    /// however long. On the CPU this thread is one of those that compute from then on
+    /// ([`threads::compute_here`]).
     ///
     /// # Errors
     /// An empty prompt, one longer than the model's positions, ids outside the vocabulary, a model
@@ -69,6 +74,7 @@ impl Generator<'_> {
         options.validate()?;
         self.check(prompts, options)?;
         let Self { model, config, device, .. } = *self;
+        threads::compute_here(device);
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
         let padding = prompts.iter().map(|prompt| longest - prompt.len()).collect::<Vec<_>>();
         let mut input = Vec::with_capacity(prompts.len() * longest);
@@ -77,8 +83,8 @@ impl Generator<'_> {
             input.extend(prompt.iter().map(|id| *id as i32));
         }
         let mut rows = prompts.iter().map(|prompt| Row::new(prompt)).collect::<Vec<_>>();
-        let (mut cache, copies) = (KvCache::left_padded(padding), Copies::default());
-        let pass = model.pass(false).with_copies(&copies);
+        let mut cache = KvCache::left_padded(padding);
+        let pass = model.pass(false).with_copies(self.copies);
         'tokens: while !rows.iter().all(|row| row.is_done) {
             let seq = input.len() / rows.len();
             let ids = Tensor::<2, Int>::from_data(TensorData::new(input, [rows.len(), seq]), device);

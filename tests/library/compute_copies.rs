@@ -1,24 +1,32 @@
 //! Narrow copies of the weights: a step casts a weight once, however many products use it, and
 //! computes to the bit what it computes when every product casts its own.
 
+use std::collections::BTreeSet;
+
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use kiln::config::{ActivationCheckpointing, Task};
 use kiln::data::{BatchLabels, PaddedBatch};
+use kiln::inference::forward::forward;
 use kiln::optim::backward::GradientPass;
 use kiln::optim::gradient::{global_norm, scale_and_norm};
 use kiln::optim::{Optimizer, OptimizerConfig, ParameterGroups};
 use kiln::reads::read_values;
+use kiln::session::model_folder::ModelFolder;
 use kiln::session::{TrainingTask, TransformerTask};
 use kiln::task::{DeviceBatch, model_task};
 use kiln::trainer::gradients::gradients;
 use kiln_core::model_config::ModelType;
+use kiln_data::tokenized::{Limits, read_batch};
 use kiln_models::ops::copies::{Copies, Counts};
 use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::ops::products::unit;
+use kiln_models::weights::NamedTensor;
 use kiln_models::{Compute, KvCache, Model, ModelConfig, Ops};
 use serde_json::json;
+
+use crate::common::fixture;
 
 const STEPS: u64 = 3;
 const MICRO_BATCHES: u64 = 2;
@@ -192,6 +200,72 @@ fn passes_without_gradients_pack_a_weight_once() {
     assert_eq!(logits(&other, Some(&copies)) != of_other, is_packed);
     copies.clear();
     assert!(logits(&other, Some(&copies)) == of_other);
+}
+
+/// A model that does not learn keeps weights that only multiply in the type of its products, and
+/// computes to the bit what it computes with all of them in f32.
+#[test]
+fn a_frozen_model_computes_what_it_computes_of_weights_in_f32() {
+    let _alone = crate::one_at_a_time();
+    let device = Device::flex();
+    for (case, task, is_narrow) in [
+        ("bert-classification/model", Task::SequenceClassification, true),
+        ("bert-mlm/model", Task::Mlm, true),
+        ("bert-qa/model", Task::QuestionAnswering, true),
+        ("distilbert-choice/model", Task::MultipleChoice, true),
+        ("electra-classification/model", Task::SequenceClassification, true),
+        ("gpt2-lm/model", Task::Clm, true),
+        ("gpt-neo-lm/model", Task::Clm, true),
+        ("llama-lm/model", Task::Clm, true),
+        ("llama-token/model", Task::TokenClassification, true),
+        ("qwen3-lm/model", Task::Clm, true),
+        ("lora-llama-lm/adapter", Task::Clm, true),
+        ("lora-bert-classification/adapter", Task::SequenceClassification, true),
+        ("lora-gpt2-dora/adapter", Task::Clm, false),
+    ] {
+        let path = fixture(case);
+        let limits = |folder: &ModelFolder| Limits::of(&folder.config, task);
+        for ops in [Ops::default(), Ops::fused(&device).unwrap()] {
+            for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F16] {
+                let (spec, compute) = (path.display().to_string(), Compute::new(ops, dtype));
+                let wide = ModelFolder::open(&spec, task, &device).unwrap().with_compute(compute);
+                let frozen = ModelFolder::open_frozen(&spec, task, &device, compute).unwrap();
+                let batch = read_batch(&path.with_file_name("batch.json"), task, &limits(&wide)).unwrap();
+                let [expected, got] = [&wide, &frozen].map(|folder| forward(folder, task, &batch, false, &device));
+                let values = |out: kiln::Result<Vec<NamedTensor>>| {
+                    out.unwrap().into_iter().map(|tensor| (tensor.name, tensor.data)).collect::<Vec<_>>()
+                };
+                assert!(values(got) == values(expected), "{case} {ops:?} {dtype:?}");
+                let mut types = Types(BTreeSet::new());
+                frozen.model.visit(&mut types);
+                let ids = Tensor::from_data(TensorData::new(vec![3, 1, 4], [1, 3]), &device);
+                let next = |folder: &ModelFolder, copies: &Copies| {
+                    let (model, mut cache) = (&folder.model, KvCache::default());
+                    let logits = model.next_logits(ids.clone(), &mut cache, model.pass(false).with_copies(copies));
+                    logits.map(|logits| read_values(logits).unwrap())
+                };
+                let (once, of_frozen) = (Copies::default(), Copies::of_frozen());
+                let expected = next(&wide, &once);
+                assert!(next(&frozen, &of_frozen) == expected && next(&frozen, &of_frozen) == expected, "{case}");
+                assert_eq!(expected.is_some(), task == Task::Clm);
+                let expected = if is_narrow { vec![DType::F32, dtype.into()] } else { vec![DType::F32] };
+                assert_eq!(
+                    types.0,
+                    expected.iter().map(|dtype: &DType| format!("{dtype:?}")).collect(),
+                    "{case} {dtype:?}"
+                );
+            }
+        }
+    }
+}
+
+/// The types of parameters.
+struct Types(BTreeSet<String>);
+
+impl ModuleVisitor for Types {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.insert(format!("{:?}", param.val().dtype()));
+    }
 }
 
 struct Halved;

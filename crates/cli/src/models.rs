@@ -28,7 +28,7 @@ use kiln_data::instruct::template::ChatTemplate;
 use kiln_data::tokenized::{Limits, read_batch};
 use kiln_data::tokenizer::Tokenizer;
 use kiln_measure::engines;
-use kiln_models::Compute;
+use kiln_models::{Compute, Copies};
 use serde_json::json;
 
 use super::{finite, say};
@@ -269,7 +269,7 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
     }
     let prompts = args.prompts()?;
     let (device, compute) = device(&args.device, CompilerMode::Auto, Precision::F32)?;
-    let folder = ModelFolder::open(&args.model, Task::Clm, &device).map_err(|error| {
+    let folder = ModelFolder::open_frozen(&args.model, Task::Clm, &device, compute).map_err(|error| {
         if !error.message().ends_with("has no head for it") {
             return error;
         }
@@ -278,13 +278,12 @@ pub(super) fn run_generate(args: &GenerateArgs) -> Result<()> {
             shell_quoted(&args.model)
         ))
     })?;
-    let folder = folder.with_compute(compute);
     let tokenizer = folder.tokenizer()?;
     let (defaults, unused) = generation_config::defaults(&folder, &tokenizer)?;
     unused.iter().for_each(|line| tracing::warn!("{line}"));
     let options = args.options(defaults);
-    let generator =
-        Generator { model: &folder.model, config: &folder.config, device: &device, tokenizer: Some(&tokenizer) };
+    let (model, config, copies) = (&folder.model, &folder.config, Copies::of_frozen());
+    let generator = Generator { model, config, device: &device, tokenizer: Some(&tokenizer), copies: &copies };
     let ids = args.ids(&prompts, &tokenizer)?;
     match &prompts[..] {
         [prompt] if !args.json && args.prompts.is_none() => {

@@ -142,7 +142,7 @@ fn predict_with(args: &PredictArgs) -> Result<()> {
         tracing::info!("from {}: {taken}", plan.display());
     }
     let (device, compute) = device(&args.device, CompilerMode::Auto, precision)?;
-    let folder = ModelFolder::open(&args.model, task, &device)?.with_compute(compute);
+    let folder = ModelFolder::open_frozen(&args.model, task, &device, compute)?;
     let Some(out) = args.out.as_ref().filter(|out| out.as_os_str() != "-") else {
         let mut table = is_seen(&std::io::stdout()).then(Aligned::default);
         let mut show = |prediction: &Value| match &mut table {

@@ -835,7 +835,7 @@ fn predict_test(session: &Session, model: &str, talk: Talk) -> Result<()> {
         ..PredictOptions::of(&config.data, task, input, plan.evaluation.batch_size)
     };
     let device = &session.device;
-    let model = ModelFolder::open(model, task, device)?.with_compute(plan.engine.compute());
+    let model = ModelFolder::open_frozen(model, task, device, plan.engine.compute())?;
     std::fs::create_dir_all(&folder).map_err(|error| Error::io(format!("create {}", folder.display()), &error))?;
     let out = folder.join(PREDICTIONS);
     let count = predict_to_file(&model, task, &options, device, &out).map_err(|error| error.at("data.test"))?;
