@@ -10,6 +10,7 @@ use kiln_core::dataset::Dataset;
 use kiln_core::dataset::loader::{Loader, LoaderOptions, Share};
 use kiln_core::dataset::sampler::Order;
 use kiln_core::error::{Error, Result};
+use kiln_core::host::return_freed_memory;
 use kiln_core::metrics::Record;
 use kiln_models::ops::dropout::DropoutRng;
 use kiln_models::{Compute, Copies, Pass};
@@ -100,6 +101,9 @@ pub fn evaluate<T: TrainingTask>(
     let EvaluationSession { device, compute, task, validation, batch_size } = session;
     let (compute, batch_size) = (*compute, *batch_size);
     let planned = validation.len().div_ceil(batch_size) as u64;
+    // The heap keeps what steps have freed, in pieces that hold the large tensors of a batch or do
+    // not.
+    return_freed_memory();
     let options = LoaderOptions {
         batch_size,
         order: Order::SEQUENTIAL,

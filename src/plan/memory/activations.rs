@@ -42,22 +42,19 @@ pub(super) struct Activations {
     layers: u128,
     /// Embeddings and head, with what the loss and its gradient need at their largest.
     head: u128,
-    /// Bytes of `head` that the heap keeps when they are freed.
-    head_in_heap: u128,
     /// Logits of the plain loss that are mapped: the heap keeps the pages of what a step has had,
     /// and one of the tensors of this size finds no place there in the next step.
     mapped: u128,
     /// The head again, in the backward pass of the layers below.
     head_gradient: u128,
-    /// Bytes of `head_gradient` that the heap keeps when they are freed.
-    head_gradient_in_heap: u128,
     /// The head once more, beside the gradient of the embedding.
     second_table: u128,
     /// Gradients on their way through a layer.
     moving: u128,
     /// Working space of the first layer of the backward pass that computes again what it needs.
     again: u128,
-    evaluation: Evaluation,
+    /// A batch of an evaluation.
+    evaluation: u128,
     checkpointing: ActivationCheckpointing,
 }
 
@@ -231,11 +228,9 @@ impl Activations {
         let logits = F32 * tokens * vocabulary;
         let zeros =
             if inputs.host.is_some() && logits >= MAPPED { tokens * PAGE.min(F32 * vocabulary) } else { logits };
-        let in_heap = |bytes: u128| if bytes >= MAPPED { 0 } else { bytes };
-        let (loss, loss_in_heap, head_gradient) = match (is_language_model, is_fused) {
-            (false, _) => (0, 0, 0),
-            // An evaluation, which has fewer logits, asks nothing of the heap.
-            (true, false) => (3 * logits + zeros, 0, table_gradient),
+        let (loss, head_gradient) = match (is_language_model, is_fused) {
+            (false, _) => (0, 0),
+            (true, false) => (3 * logits + zeros, table_gradient),
             (true, true) => {
                 // On the CPU a narrow `x` is widened. Elsewhere logits are as wide as operands, and
                 // a padded table is a copy.
@@ -248,8 +243,7 @@ impl Activations {
                         copy + at_a_time(bytes, operand * F32 / 2 * columns, tokens)
                     }
                 };
-                let left = in_heap(table_gradient) + in_heap(widened) + in_heap(chunk);
-                (table_gradient + widened + chunk, left, table_gradient)
+                (table_gradient + widened + chunk, table_gradient)
             }
         };
 
@@ -309,42 +303,28 @@ impl Activations {
             passed: F32 * tokens * width,
             layers,
             head: F32 * tokens * around + loss + documents + computed,
-            head_in_heap: F32 * tokens * around + loss_in_heap + documents + in_heap(computed),
             mapped,
             head_gradient,
-            head_gradient_in_heap: in_heap(head_gradient),
             second_table,
             moving,
             again,
-            evaluation: Evaluation::new(inputs, is_language_model, is_fused, tokens * inner * F32),
+            evaluation: evaluation(inputs, is_language_model),
             checkpointing,
         }
     }
 
-    /// When the backward pass begins: what all layers keep, with the loss, or with what the last
-    /// layer's gradients need.
+    /// When the backward pass begins: what all layers keep beside the head with its loss, or beside
+    /// the head's gradient and what the last layer's gradients need.
     pub(super) fn at_the_top(&self) -> u128 {
-        self.with_head(self.head, self.head_gradient)
-    }
-
-    /// The part of [`at_the_top`](Self::at_the_top) that the heap keeps when it is freed: tables of
-    /// the vocabulary and a chunk of logits may be mapped by themselves.
-    fn in_heap(&self) -> u128 {
-        self.with_head(self.head_in_heap, self.head_gradient_in_heap)
-    }
-
-    /// Counts all that the layers keep beside the `head` with its loss, or beside its gradient and
-    /// the needs of the last layer's gradients.
-    fn with_head(&self, head: u128, head_gradient: u128) -> u128 {
         match self.checkpointing {
             // The head comes first, without any layer's activations.
             ActivationCheckpointing::Blocks => {
-                self.layers * self.passed + head.max(head_gradient + self.layer + self.moving)
+                self.layers * self.passed + self.head.max(self.head_gradient + self.layer + self.moving)
             }
             ActivationCheckpointing::None | ActivationCheckpointing::Balanced => {
                 let head = match self.head_gradient {
-                    0 => head + self.moving + self.again,
-                    _ => head.max(head_gradient + self.moving + self.again),
+                    0 => self.head + self.moving + self.again,
+                    _ => self.head.max(self.head_gradient + self.moving + self.again),
                 };
                 (self.layers - 1) * self.kept + self.last + head
             }
@@ -357,24 +337,10 @@ impl Activations {
         layer + self.moving + self.second_table + self.mapped
     }
 
-    /// The memory of a batch of an evaluation beside `packed` bytes of weights, with the pages of
-    /// training's activations that the heap keeps meanwhile.
-    pub(super) fn of_evaluation(&self, packed: u128) -> u128 {
-        let Evaluation { bytes, logits } = self.evaluation;
-        let alone = packed + bytes;
-        if logits == 0 {
-            return alone;
-        }
-        // The heap gives its pages to packed weights, which are small, and to as many of the logits
-        // as they hold. They are not one piece, since the optimizer's state has come between:
-        // where two of the logits would fill them, one finds no place
-        // (benches/results/2026-11-26-memory-llama.md).
-        let left = self.in_heap();
-        let found = match left / logits {
-            2 => 1,
-            places => places,
-        };
-        alone.max(left + bytes.saturating_sub(found * logits))
+    /// The memory of a batch of an evaluation, before which the heap has given back what training's
+    /// activations have left there.
+    pub(super) fn of_evaluation(&self) -> u128 {
+        self.evaluation
     }
 }
 
@@ -383,42 +349,25 @@ fn at_a_time(bytes: u64, each: u128, count: u128) -> u128 {
     each * (u128::from(bytes) / each.max(1)).clamp(1, count.max(1))
 }
 
-/// A batch of an evaluation.
-#[derive(Debug, Clone, Copy)]
-struct Evaluation {
-    bytes: u128,
-    /// The bytes of its logits where they are mapped beside what training's tensors leave in the
-    /// heap; 0 where they are not.
-    logits: u128,
-}
-
-impl Evaluation {
-    /// Its logits twice, and narrow ones; without a vocabulary a layer's widest results. `widest`
-    /// is the largest tensor of a layer in training.
-    fn new(inputs: &MemoryInputs<'_>, is_language_model: bool, is_fused: bool, widest: u128) -> Self {
-        let MemoryInputs { model, compute, batch, .. } = *inputs;
-        let tokens = (inputs.eval_batch * inputs.sequences) as u128 * batch.seq_len as u128;
-        let (width, _, heads, _) = model.shape();
-        let scores = 3 * heads * batch.seq_len;
-        let layer = match compute.ops().form(Operator::Attention) {
-            Form::Plain => scores.max(9 * width),
-            Form::Fused => 9 * width,
-        };
-        let takes_f32 =
-            compute.is_f32() || (inputs.host.is_some() && compute.ops().form(Operator::Linear) == Form::Fused);
-        let halves = match (is_language_model, takes_f32) {
-            (false, _) => 0,
-            (true, true) => 4,
-            (true, false) => 5,
-        };
-        let logits = F32 * tokens * model.vocab_size() as u128;
-        // The plain loss of training has more logits than an evaluation.
-        let is_beside = inputs.host.is_some() && is_fused && widest < MAPPED && logits >= MAPPED;
-        Self {
-            bytes: (F32 * tokens * layer as u128).max(logits * halves / 2),
-            logits: if is_beside { logits } else { 0 },
-        }
-    }
+/// The bytes of a batch of an evaluation: its logits twice, and narrow ones; without a vocabulary a
+/// layer's widest results.
+fn evaluation(inputs: &MemoryInputs<'_>, is_language_model: bool) -> u128 {
+    let MemoryInputs { model, compute, batch, .. } = *inputs;
+    let tokens = (inputs.eval_batch * inputs.sequences) as u128 * batch.seq_len as u128;
+    let (width, _, heads, _) = model.shape();
+    let scores = 3 * heads * batch.seq_len;
+    let layer = match compute.ops().form(Operator::Attention) {
+        Form::Plain => scores.max(9 * width),
+        Form::Fused => 9 * width,
+    };
+    let takes_f32 = compute.is_f32() || (inputs.host.is_some() && compute.ops().form(Operator::Linear) == Form::Fused);
+    let halves = match (is_language_model, takes_f32) {
+        (false, _) => 0,
+        (true, true) => 4,
+        (true, false) => 5,
+    };
+    let logits = F32 * tokens * model.vocab_size() as u128;
+    (F32 * tokens * layer as u128).max(logits * halves / 2)
 }
 
 #[cfg(test)]

@@ -200,7 +200,11 @@ impl MemoryEstimate {
             last,
             Moment { peak: Peak::Exchange, gradients, other: sent },
             Moment { peak: Peak::Update, gradients, other: copies + update },
-            Moment { peak: Peak::Evaluation, gradients: 0, other: kept + copies + activations.of_evaluation(packed) },
+            Moment {
+                peak: Peak::Evaluation,
+                gradients: 0,
+                other: kept + copies + packed + activations.of_evaluation(),
+            },
         ];
         let Moment { peak, gradients, other } =
             moments.into_iter().max_by_key(|moment| moment.gradients + moment.other).unwrap_or(first);
