@@ -349,8 +349,8 @@ fn at_a_time(bytes: u64, each: u128, count: u128) -> u128 {
     each * (u128::from(bytes) / each.max(1)).clamp(1, count.max(1))
 }
 
-/// The bytes of a batch of an evaluation: its logits twice, and narrow ones; without a vocabulary a
-/// layer's widest results.
+/// The bytes of a batch of an evaluation: its logits twice, and narrow ones, or a layer's widest
+/// results. The heap keeps the pages of these beside logits that are mapped.
 fn evaluation(inputs: &MemoryInputs<'_>, is_language_model: bool) -> u128 {
     let MemoryInputs { model, compute, batch, .. } = *inputs;
     let tokens = (inputs.eval_batch * inputs.sequences) as u128 * batch.seq_len as u128;
@@ -367,7 +367,8 @@ fn evaluation(inputs: &MemoryInputs<'_>, is_language_model: bool) -> u128 {
         (true, false) => 5,
     };
     let logits = F32 * tokens * model.vocab_size() as u128;
-    (F32 * tokens * layer as u128).max(logits * halves / 2)
+    let (of_layer, of_logits) = (F32 * tokens * layer as u128, logits * halves / 2);
+    if inputs.host.is_some() && logits >= MAPPED { of_layer + of_logits } else { of_layer.max(of_logits) }
 }
 
 #[cfg(test)]
