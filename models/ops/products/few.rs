@@ -11,8 +11,8 @@ use rayon::prelude::*;
 use super::destination::{Destination, Output};
 use super::matrix::{Factor, Matrix, Rounding};
 use super::pack::{Exact, Side, ToBf16, ToF16, View, Wide, has_avx512, lowest, transpose};
-use super::panels::{inner_is_contiguous, view};
-use super::units::{self, Unit};
+use super::panels::{inner_is_contiguous, unit_of, view};
+use super::units::Unit;
 
 /// Rows of a product, at most, with a right factor whose columns are contiguous, and with another
 /// one: with more of them packing pays.
@@ -33,14 +33,10 @@ const AHEAD: usize = 4;
 /// Where the environment asks for a unit that is not permitted, which
 /// [`Ops::fused`](crate::Ops::fused) refuses.
 pub(super) fn takes(a: Factor<'_>, b: Factor<'_>, rounding: Rounding) -> bool {
-    let is_f16 = |factor| matches!(factor, Factor::F16(_));
-    let is_in_f32 = || {
-        rounding != Rounding::Bf16
-            || is_f16(a)
-            || is_f16(b)
-            || units::unit().unwrap_or_else(|error| panic!("{error}")) == Unit::F32
-    };
-    has_few_rows(a, b) && [a, b].into_iter().all(|factor| factor.whole().is_none()) && has_avx512() && is_in_f32()
+    has_few_rows(a, b)
+        && [a, b].into_iter().all(|factor| factor.whole().is_none())
+        && has_avx512()
+        && unit_of(a, b, rounding) == Unit::F32
 }
 
 /// Whether `a` has no more rows than are multiplied so by a factor that lies as `b` does.

@@ -39,11 +39,7 @@ impl Method {
         if let Some(whole) = [a, b].into_iter().find_map(Factor::whole) {
             return Some(whole.method);
         }
-        let is_f16 = |factor| matches!(factor, Factor::F16(_));
-        let unit = match rounding {
-            Rounding::Bf16 if !is_f16(a) && !is_f16(b) => units::unit().unwrap_or_else(|error| panic!("{error}")),
-            _ => Unit::F32,
-        };
+        let unit = unit_of(a, b, rounding);
         let ((rows, inner), (_, cols)) = (a.size(), b.size());
         // In f32 the crate is faster, but for the gradient of a weight with more rows than columns,
         // such as a vocabulary's, and for a right factor that lies transposed, whose packing takes
@@ -154,6 +150,19 @@ impl Method {
             let _tiles = is_amx.then(|| amx::Tiles::configured());
             tiles::finish(kernel, size, a, b, steps, finish);
         }
+    }
+}
+
+/// The unit that multiplies `a` and `b`, of which neither is packed.
+///
+/// # Panics
+/// Where the environment asks for a unit that is not permitted, which
+/// [`Ops::fused`](crate::Ops::fused) refuses.
+pub(super) fn unit_of(a: Factor<'_>, b: Factor<'_>, rounding: Rounding) -> Unit {
+    let is_f16 = |factor| matches!(factor, Factor::F16(_));
+    match rounding {
+        Rounding::Bf16 if !is_f16(a) && !is_f16(b) => units::unit().unwrap_or_else(|error| panic!("{error}")),
+        _ => Unit::F32,
     }
 }
 
