@@ -167,6 +167,12 @@ fn to_bf16(x: f32) -> bf16 {
     bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { nan } else { rounded } as u16)
 }
 
+/// `x` rounded to bf16, ties to even, in f32.
+#[inline(always)]
+pub(super) fn rounded_to_bf16(x: f32) -> f32 {
+    f32::from_bits(u32::from(to_bf16(x).to_bits()) << 16)
+}
+
 super::simd::vectorised! {
     /// Rounds `x` to bf16 where it is: as many elements of bf16 then fill the first half of its
     /// memory ([`narrowed_rows`]).

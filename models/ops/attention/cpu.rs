@@ -1,7 +1,9 @@
 //! Attention on the CPU: every block of query rows of every head of every sequence is a task of its
 //! own; in the backward pass a task is a head with all its blocks, which add to the same gradients.
 //! A block goes through scores, softmax and product one after the other, in memory that stays in
-//! the cache. A causal block stops at its last row, so about half of the products are never
+//! the cache. A thread packs keys and values once for the blocks and heads of theirs that it
+//! computes one after the other. Kernels in f32 of AVX-512 multiply weights and gradients of scores
+//! as they lie. A causal block stops at its last row, so about half of the products are never
 //! computed. Heads of queries that share a head of keys read the same keys; the gradients that they
 //! give for these keys are added up when all are there. Sequences need not have the same length,
 //! and may have one query each. Scores, softmax and all sums are in f32. The operands of the
@@ -11,6 +13,7 @@
 #![allow(unsafe_code)] // kernel: memory is written without being filled first, or by several threads at once
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::backend::Flex;
 use burn::tensor::{FloatDType, TensorData};
@@ -19,11 +22,17 @@ use rayon::prelude::*;
 use super::{AttentionKernel, Inputs, Parts, Rows, Saved, Settings};
 use crate::ops::dropout::{Keep, KeepRow};
 use crate::ops::flex::{self, FlexTensor};
-use crate::ops::products::{Matrix, Output, Rounding, Shared, multiply_rows};
+use crate::ops::products::{Factor, Matrix, Output, Repacked, Rounding, Shared, multiply_rounded_rows, multiply_rows};
 use crate::ops::simd::{exp_shifted, max, sum_pairs, vectorised};
 
-/// Elements of one block of scores: 256 KiB, a part of a core's second-level cache.
-const BLOCK_ELEMENTS: usize = 65_536;
+/// Elements of one block of scores, about, if it has more rows than the least: 384 KiB, a part of a
+/// core's second-level cache.
+const BLOCK_ELEMENTS: usize = 98_304;
+/// Rows of a block: multiples of the 32 keys of a step of tiles, so that the keys of a causal block
+/// end with a step.
+const BLOCK_ROWS: [usize; 3] = [32, 64, 96];
+/// Queries of a sequence from which its keys and values are packed: fewer cost less than packing.
+const PACKED_FROM: usize = 12;
 
 /// Heads of one operand within the rows of a tensor.
 #[derive(Clone, Copy)]
@@ -145,8 +154,44 @@ impl<'a> Visible<'a> {
     }
 }
 
+/// Memory that a thread keeps until it ends.
+#[derive(Default)]
+struct Scratch {
+    /// Two blocks of scores, or of the result, whose values are any.
+    blocks: [Vec<f32>; 2],
+    /// Keys and values, packed as right factors, and whose they are: the call, the first row of the
+    /// sequence and the head.
+    packed: [Repacked; 3],
+    of: Option<(u64, usize, usize)>,
+    /// Queries of a block, and gradients of its result.
+    rows: [Repacked; 2],
+}
+
+impl Scratch {
+    /// Packs `matrices`, keys and values of `head`, where this thread does not have them and there
+    /// are queries enough.
+    fn pack(&mut self, call: &Call<'_>, head: Head, matrices: &[Matrix<'_>]) {
+        let of =
+            (head.sequence.queries.len >= PACKED_FROM).then_some((call.id, head.sequence.keys.start, head.kv_head()));
+        if self.of != of && of.is_some() {
+            for (packed, matrix) in self.packed.iter_mut().zip(matrices) {
+                packed.pack(*matrix, call.rounding());
+            }
+        }
+        self.of = of;
+    }
+}
+
+/// How many elements rows of scores are apart: an odd number of cache lines, so that they do not
+/// share the sets of a cache.
+fn row_stride(keys: usize) -> usize {
+    (keys.div_ceil(16) | 1) * 16
+}
+
 /// The part of a call that all heads share.
 struct Call<'a> {
+    /// A number that no other call of the process has.
+    id: u64,
     sizes: Sizes,
     sequences: Vec<Sequence>,
     settings: Settings,
@@ -205,55 +250,54 @@ impl<'a> Call<'a> {
         let sequences = sequences.collect();
         let keys = (settings.rows == Rows::Padded).then(|| flex::booleans(&inputs.keys));
         let keep = (settings.dropout > 0.0).then(|| Keep::new(&flex::integers(&inputs.seed), settings.dropout));
-        Self { sizes, sequences, settings, query, key, value, keys, keep }
+        static CALLS: AtomicU64 = AtomicU64::new(0);
+        let id = CALLS.fetch_add(1, Ordering::Relaxed);
+        Self { id, sizes, sequences, settings, query, key, value, keys, keep }
     }
 
-    /// Runs `f` for every head, with memory for two blocks of scores.
-    fn for_each_head(&self, f: impl Fn(Head, Visible<'_>, [&mut [f32]; 2]) + Sync) {
+    /// Runs `f` for every head.
+    fn for_each_head(&self, f: impl Fn(Head, Visible<'_>, &mut Scratch) + Sync) {
         let heads = self.sizes.heads;
         (0..self.sequences.len() * heads).into_par_iter().for_each(|index| {
-            let sequence = self.sequences[index / heads];
-            self.with_memory(sequence, |visible, memory| {
-                f(Head { sequence, head: index % heads, sizes: self.sizes }, visible, memory);
-            });
+            let head = Head { sequence: self.sequences[index / heads], head: index % heads, sizes: self.sizes };
+            self.with_scratch(head.sequence, |visible, scratch| f(head, visible, scratch));
         });
     }
 
     /// Runs `f` for every block of queries of every head, with its first query and the one behind
-    /// its last, and memory for two blocks of scores.
-    fn for_each_block(&self, f: impl Fn(Head, Visible<'_>, (usize, usize), [&mut [f32]; 2]) + Sync) {
-        let heads = self.sizes.heads;
+    /// its last.
+    fn for_each_block(&self, f: impl Fn(Head, Visible<'_>, (usize, usize), &mut Scratch) + Sync) {
         let blocks = self.sequences.iter().flat_map(|&sequence| {
-            let len = sequence.queries.len;
-            (0..len).step_by(block(sequence).max(1)).map(move |from| (sequence, from))
+            let starts = (0..sequence.queries.len).step_by(block(sequence).max(1));
+            (0..self.sizes.heads).flat_map(move |head| starts.clone().map(move |from| (sequence, head, from)))
         });
         let blocks = blocks.collect::<Vec<_>>();
-        (0..blocks.len() * heads).into_par_iter().for_each(|index| {
-            let (sequence, from) = blocks[index / heads];
+        blocks.par_iter().for_each(|&(sequence, head, from)| {
             let to = (from + block(sequence)).min(sequence.queries.len);
-            self.with_memory(sequence, |visible, memory| {
-                f(Head { sequence, head: index % heads, sizes: self.sizes }, visible, (from, to), memory);
+            self.with_scratch(sequence, |visible, scratch| {
+                f(Head { sequence, head, sizes: self.sizes }, visible, (from, to), scratch);
             });
         });
     }
 
-    /// Calls `f` with what the rows of `sequence` see and with memory for two blocks of scores, or
-    /// of the result, whose values are any.
-    fn with_memory(&self, sequence: Sequence, f: impl FnOnce(Visible<'_>, [&mut [f32]; 2])) {
+    /// Calls `f` with what the rows of `sequence` see and with this thread's memory, in which there
+    /// is place for two blocks.
+    fn with_scratch(&self, sequence: Sequence, f: impl FnOnce(Visible<'_>, &mut Scratch)) {
         thread_local! {
-            static MEMORY: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+            static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
         }
         let Span { start, len } = sequence.keys;
         let keys = self.keys.as_ref().map(|keys| &keys[start..][..len]);
-        let elements = block(sequence) * len.max(self.sizes.head_dim);
+        let elements = block(sequence).next_multiple_of(4) * row_stride(len).max(self.sizes.head_dim);
         // Taken, not borrowed: a task may wait for another one on this thread.
-        let mut memory = MEMORY.take();
-        if memory.len() < 2 * elements {
-            memory.resize(2 * elements, 0.0);
+        let mut scratch = SCRATCH.take();
+        for block in &mut scratch.blocks {
+            if block.len() < elements {
+                block.resize(elements, 0.0);
+            }
         }
-        let (first, second) = memory.split_at_mut(elements);
-        f(Visible::new(self.settings.causal, keys, len), [first, second]);
-        MEMORY.set(memory);
+        f(Visible::new(self.settings.causal, keys, len), &mut scratch);
+        SCRATCH.set(scratch);
     }
 
     /// The type to which the operands of products are rounded: f16 stays f32.
@@ -272,38 +316,44 @@ impl<'a> Call<'a> {
 
 /// Query rows in a block of a sequence.
 fn block(Sequence { queries, keys }: Sequence) -> usize {
-    (BLOCK_ELEMENTS / keys.len.max(1)).clamp(16, 128).min(queries.len)
+    let fits = |rows: &&usize| **rows * keys.len <= BLOCK_ELEMENTS;
+    BLOCK_ROWS.iter().rev().find(fits).unwrap_or(&BLOCK_ROWS[0]).min(&queries.len).to_owned()
 }
 
 /// Multiplies weights and values of a block of queries: it has memory for the product, and where
 /// its first element belongs in the result.
-type Multiply<'a> = dyn Fn(Matrix<'_>, Matrix<'_>, &mut [f32], usize) + Sync + 'a;
+type Multiply<'a> = dyn Fn(Matrix<'_>, Factor<'_>, &mut [f32], usize) + Sync + 'a;
 
 impl AttentionKernel for Flex {
     fn forward(inputs: &Inputs<Self>) -> (FlexTensor, FlexTensor) {
         let (qkv, dtype) = (inputs.qkv.clone().map(flex::widened), inputs.settings.dtype);
         let call = Call::new(inputs, &qkv);
         let (Sizes { queries, heads, head_dim, .. }, rounding) = (call.sizes, call.rounding());
-        let width = heads * head_dim;
+        let out_width = heads * head_dim;
         let mut lse = vec![0.0f32; heads * queries];
         let lse_at = Shared(lse.as_mut_ptr());
         // Calls `multiply` for each block of queries of each head.
         let each_block = |multiply: &Multiply<'_>| {
-            call.for_each_block(|head, visible, (from, to), [scores, product]| {
-                let keys = visible.width(from, to);
-                let scores = &mut scores[..(to - from) * keys];
-                let (query, key) = (head.queries(call.query, from, to), head.keys(call.key, keys));
-                // SAFETY: the scores are exclusively borrowed and as large as the product; every
-                // block has its own part of `lse`.
+            call.for_each_block(|head, visible, (from, to), scratch| {
+                let all = head.sequence.keys.len;
+                scratch.pack(&call, head, &[head.keys(call.key, all).t(), head.keys(call.value, all)]);
+                let Scratch { blocks: [scores, product], packed: [keys, values, _], of, .. } = scratch;
+                let (width, stride) = (visible.width(from, to), row_stride(all));
+                let [key, value] = [head.keys(call.key, width).t(), head.keys(call.value, width)];
+                let [key, value] = [keys.first(key, of.is_some()), values.first(value, of.is_some())];
+                let query = head.queries(call.query, from, to);
+                // SAFETY: the scores are exclusively borrowed and large enough for the product;
+                // every block has its own part of `lse`.
                 let lse = unsafe {
-                    multiply_rows(scores.as_mut_ptr(), keys, query, key.t(), Output::Overwrite, rounding);
+                    multiply_rows(scores.as_mut_ptr(), stride, query, key, Output::Overwrite, rounding);
                     std::slice::from_raw_parts_mut(lse_at.at(head.first_query() + from), to - from)
                 };
-                softmax_rows(scores, keys, lse, from, visible, call.settings.scale, call.keep(head));
-                let weights = Matrix::new(scores, to - from, keys);
+                let rows = Block { values: &mut scores[..(to - from) * stride], stride, width, from, rounding };
+                softmax_rows(rows, lse, visible, call.settings.scale, call.keep(head));
+                let weights = Matrix::strided(scores, to - from, width, stride);
                 let product = &mut product[..(to - from) * head_dim];
-                let first = head.element(0, width, head.sequence.queries.start + from);
-                multiply(weights, head.keys(call.value, keys), product, first);
+                let first = head.element(0, out_width, head.sequence.queries.start + from);
+                multiply(weights, value, product, first);
             });
         };
         // SAFETY (both): every block of a head writes the rows of its queries in the columns of the
@@ -311,28 +361,30 @@ impl AttentionKernel for Flex {
         // multiplied in memory of its own, which is as large as it, and rounded from there.
         let out = match dtype {
             FloatDType::BF16 => unsafe {
-                let values = flex::written(queries * width, |out| {
+                let values = flex::written(queries * out_width, |out| {
                     let out = Shared(out.as_mut_ptr());
                     each_block(&|weights, values, product, first| {
-                        multiply_rows(product.as_mut_ptr(), head_dim, weights, values, Output::Overwrite, rounding);
+                        let at = product.as_mut_ptr();
+                        multiply_rounded_rows(at, head_dim, weights, values, Output::Overwrite, rounding);
                         for (row, product) in product.chunks_exact(head_dim).enumerate() {
                             flex::narrow(
-                                std::slice::from_raw_parts_mut(out.at(first + row * width), head_dim),
+                                std::slice::from_raw_parts_mut(out.at(first + row * out_width), head_dim),
                                 product,
                             );
                         }
                     });
                 });
-                FlexTensor::from_data(TensorData::new(values, [queries, width]))
+                FlexTensor::from_data(TensorData::new(values, [queries, out_width]))
             },
             dtype => unsafe {
-                let values = flex::written(queries * width, |out| {
+                let values = flex::written(queries * out_width, |out| {
                     let out = Shared(out.as_mut_ptr().cast());
                     each_block(&|weights, values, _, first| {
-                        multiply_rows(out.at(first), width, weights, values, Output::Overwrite, rounding);
+                        let at = out.at(first);
+                        multiply_rounded_rows(at, out_width, weights, values, Output::Overwrite, rounding);
                     });
                 });
-                flex::cast(flex::tensor(values, [queries, width]), dtype)
+                flex::cast(flex::tensor(values, [queries, out_width]), dtype)
             },
         };
         (out, flex::tensor(lse, [heads * queries]))
@@ -349,12 +401,12 @@ impl AttentionKernel for Flex {
         let dout = Operand { values: flex::values(&dout), offset: 0, row_stride: width };
         let lse = flex::values(&saved.lse);
         let run = |targets: [Target; 3]| {
-            call.for_each_head(|head, visible, [weights, dscores]| {
+            call.for_each_head(|head, visible, scratch| {
                 let lse = &lse[head.first_query()..][..head.sequence.queries.len];
                 // SAFETY: every head writes its own columns of the three targets in all rows of its
                 // sequence: a sequence with keys has a query, and the first block of queries writes
                 // the gradients of all keys.
-                unsafe { backward_head(&call, head, visible, dout, lse, weights, dscores, targets) }
+                unsafe { backward_head(&call, head, visible, dout, lse, scratch, targets) }
             });
         };
         let target = |values: &mut [std::mem::MaybeUninit<f32>], offset: usize, row_stride: usize| Target {
@@ -425,47 +477,92 @@ struct Target {
 /// # Safety
 /// This head's columns of the three targets must be valid for writing, and nobody else may access
 /// them meanwhile.
-#[allow(clippy::too_many_arguments)]
 unsafe fn backward_head(
     call: &Call<'_>,
     head: Head,
     visible: Visible<'_>,
     dout: Operand<'_>,
     lse: &[f32],
-    weights: &mut [f32],
-    dscores: &mut [f32],
+    scratch: &mut Scratch,
     [dq, dk, dv]: [Target; 3],
 ) {
     let (Sequence { queries, keys: all }, rounding) = (head.sequence, call.rounding());
-    let block = block(head.sequence);
+    if queries.len == 0 {
+        return;
+    }
+    let (block, stride) = (block(head.sequence), row_stride(all.len));
     let at = |target: Target, row: usize| {
         // SAFETY: the element is one of this head's, which the caller vouches for.
         unsafe { target.at.at(head.element(target.offset, target.row_stride, row)) }
     };
+    let [key, value] = [call.key, call.value].map(|of| head.keys(of, all.len));
+    scratch.pack(call, head, &[key.t(), value.t(), key]);
+    let Scratch { blocks: [weights, dscores], packed: [keys_t, values_t, keys], of, rows: [query_rows, dout_rows] } =
+        scratch;
+    let is_packed = of.is_some();
     // The last block first: it needs all keys, so it overwrites dK and dV whole, and the others add
     // to them.
-    let starts = (0..queries.len).step_by(block.max(1)).rev();
+    let starts = (0..queries.len).step_by(block).rev();
     for (i, from) in starts.enumerate() {
         let to = (from + block).min(queries.len);
-        let keys = if i == 0 { all.len } else { visible.width(from, to) };
+        let width = if i == 0 { all.len } else { visible.width(from, to) };
         let into = if i == 0 { Output::Overwrite } else { Output::Add };
-        let (query, key) = (head.queries(call.query, from, to), head.keys(call.key, keys));
-        let (value, dout_rows) = (head.keys(call.value, keys), head.queries(dout, from, to));
-        let (weights, dscores) = (&mut weights[..(to - from) * keys], &mut dscores[..(to - from) * keys]);
-        // SAFETY: both destinations are exclusively borrowed and as large as the products.
+        let [key, value] = [call.key, call.value].map(|of| head.keys(of, width));
+        let [query, dout] = [call.query, dout].map(|of| head.queries(of, from, to));
+        // SAFETY: both destinations are exclusively borrowed and large enough for the products.
         unsafe {
-            multiply_rows(weights.as_mut_ptr(), keys, query, key.t(), Output::Overwrite, rounding);
-            multiply_rows(dscores.as_mut_ptr(), keys, dout_rows, value.t(), Output::Overwrite, rounding);
+            let (key, value) = (keys_t.first(key.t(), is_packed), values_t.first(value.t(), is_packed));
+            multiply_rows(weights.as_mut_ptr(), stride, query, key, Output::Overwrite, rounding);
+            multiply_rows(dscores.as_mut_ptr(), stride, dout, value, Output::Overwrite, rounding);
         }
-        backward_rows(weights, dscores, keys, lse, from, visible, call.settings.scale, call.keep(head));
-        let (weights, dscores) = (Matrix::new(weights, to - from, keys), Matrix::new(dscores, to - from, keys));
+        let of_block = |values| Block { values, stride, width, from, rounding };
+        let elements = (to - from) * stride;
+        let [rows, drows] = [&mut weights[..elements], &mut dscores[..elements]].map(of_block);
+        backward_rows(rows, drows, lse, visible, call.settings.scale, call.keep(head));
+        let [weights, dscores] = [&*weights, &*dscores].map(|values| Matrix::strided(values, to - from, width, stride));
+        if is_packed {
+            query_rows.pack(query, rounding);
+            dout_rows.pack(dout, rounding);
+        }
+        let (query, dout) = (query_rows.first(query, is_packed), dout_rows.first(dout, is_packed));
+        let key = keys.first(key, is_packed);
         // SAFETY: the rows are this head's; those of dK and dV that are added to were written with
         // the first block.
         unsafe {
-            multiply_rows(at(dv, all.start), dv.row_stride, weights.t(), dout_rows, into, rounding);
-            multiply_rows(at(dk, all.start), dk.row_stride, dscores.t(), query, into, rounding);
-            multiply_rows(at(dq, queries.start + from), dq.row_stride, dscores, key, Output::Overwrite, rounding);
+            multiply_rounded_rows(at(dv, all.start), dv.row_stride, weights.t(), dout, into, rounding);
+            multiply_rounded_rows(at(dk, all.start), dk.row_stride, dscores.t(), query, into, rounding);
+            let at = at(dq, queries.start + from);
+            multiply_rounded_rows(at, dq.row_stride, dscores, key, Output::Overwrite, rounding);
         }
+    }
+}
+
+/// Rows of scores, or of what becomes of them, of a block of queries.
+struct Block<'a> {
+    /// Rows of `width` elements, `stride` elements apart.
+    values: &'a mut [f32],
+    stride: usize,
+    width: usize,
+    /// The first row, among the queries of its head.
+    from: usize,
+    /// The type of the products of which they become factors.
+    rounding: Rounding,
+}
+
+impl Block<'_> {
+    /// The rows, each with its number.
+    #[inline(always)]
+    fn rows(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
+        let width = self.width;
+        (self.from..).zip(self.values.chunks_exact_mut(self.stride).map(move |row| &mut row[..width]))
+    }
+}
+
+/// Rounds `row` as the operands of a product are.
+#[inline(always)]
+fn round(row: &mut [f32], rounding: Rounding) {
+    if rounding == Rounding::Bf16 {
+        row.iter_mut().for_each(|x| *x = flex::rounded_to_bf16(*x));
     }
 }
 
@@ -490,19 +587,11 @@ fn drop_row(weights: &mut [f32], keep: KeepRow) {
 }
 
 vectorised! {
-    /// Turns rows of products of queries and keys, the first being row `from` of its head, into
-    /// weights after dropout; writes the log-sum-exp of `scale` times them.
-    fn softmax_rows(
-        scores: &mut [f32],
-        keys: usize,
-        lse: &mut [f32],
-        from: usize,
-        visible: Visible<'_>,
-        scale: f32,
-        keep: Option<(Keep, usize)>,
-    ) {
-        for (i, (scores, lse)) in scores.chunks_exact_mut(keys).zip(lse).enumerate() {
-            let row = from + i;
+    /// Turns rows of products of queries and keys into weights after dropout, factors of a product;
+    /// writes the log-sum-exp of `scale` times them.
+    fn softmax_rows(block: Block<'_>, lse: &mut [f32], visible: Visible<'_>, scale: f32, keep: Option<(Keep, usize)>) {
+        let (rounding, mut block) = (block.rounding, block);
+        for ((row, scores), lse) in block.rows().zip(lse) {
             if visible.nothing(row) {
                 scores.fill(1.0 / visible.seq as f32);
                 *lse = 0.0;
@@ -521,31 +610,32 @@ vectorised! {
             if let Some((keep, first)) = keep {
                 drop_row(scores, keep.row(first + row));
             }
+            round(scores, rounding);
         }
     }
 }
 
 vectorised! {
     /// Turns products of queries and keys into weights after dropout, and the gradients of these
-    /// weights into `scale` times those of the scores, which are the gradients of the products.
+    /// weights into `scale` times those of the scores, which are the gradients of the products;
+    /// both become factors of products.
     fn backward_rows(
-        weights: &mut [f32],
-        dscores: &mut [f32],
-        keys: usize,
+        weights: Block<'_>,
+        dscores: Block<'_>,
         lse: &[f32],
-        from: usize,
         visible: Visible<'_>,
         scale: f32,
         keep: Option<(Keep, usize)>,
     ) {
-        for (i, (weights, dscores)) in weights.chunks_exact_mut(keys).zip(dscores.chunks_exact_mut(keys)).enumerate() {
-            let row = from + i;
+        let (rounding, mut weights, mut dscores) = (weights.rounding, weights, dscores);
+        for ((row, weights), (_, dscores)) in weights.rows().zip(dscores.rows()) {
             let keep = keep.map(|(keep, first)| keep.row(first + row));
             if visible.nothing(row) {
                 weights.fill(1.0 / visible.seq as f32);
                 if let Some(keep) = keep {
                     drop_row(weights, keep);
                 }
+                round(weights, rounding);
                 dscores.fill(0.0);
                 continue;
             }
@@ -569,6 +659,8 @@ vectorised! {
             if let Some(keep) = keep {
                 drop_row(weights, keep);
             }
+            round(weights, rounding);
+            round(dscores, rounding);
         }
     }
 }

@@ -44,8 +44,8 @@ pub(super) fn has_few_rows(a: Factor<'_>, b: Factor<'_>) -> bool {
     a.size().0 <= ROWS[usize::from(!inner_is_contiguous(b, Side::Right))]
 }
 
-/// `x b` to `out`, over all threads where `b` is large, of `b` rounded to `rounding` and of `x` as
-/// it is, row after row without gaps.
+/// `x b` to `out`, over all threads where `b` is large and `threads` is set, of `b` rounded to
+/// `rounding` and of `x` as it is, row after row without gaps.
 ///
 /// # Panics
 /// For no rows, more of them than [`has_few_rows`] allows, factors or a bias of other sizes, gaps
@@ -54,7 +54,14 @@ pub(super) fn has_few_rows(a: Factor<'_>, b: Factor<'_>) -> bool {
 /// # Safety
 /// The rows of the product at `out` must be valid for writing and accessed by nobody else
 /// meanwhile; for [`Output::Add`] they must be initialised. The CPU must have AVX-512 (F and BW).
-pub(super) unsafe fn multiply(out: Destination, x: Matrix<'_>, b: Factor<'_>, into: Output<'_>, rounding: Rounding) {
+pub(super) unsafe fn multiply(
+    out: Destination,
+    x: Matrix<'_>,
+    b: Factor<'_>,
+    into: Output<'_>,
+    rounding: Rounding,
+    threads: bool,
+) {
     let (rows, inner, (others, cols)) = (x.rows, x.cols, b.size());
     assert!(x.data.len() == rows * inner && x.col_stride == 1, "the left factor has gaps");
     assert!(rows > 0 && has_few_rows(x.into(), b), "a product of no rows, or of more than the kernels hold");
@@ -62,7 +69,7 @@ pub(super) unsafe fn multiply(out: Destination, x: Matrix<'_>, b: Factor<'_>, in
     if let Output::Bias(bias) = into {
         assert_eq!(bias.len(), cols, "a bias of a product has a number for each column");
     }
-    let parallel = inner * cols >= PARALLEL_FROM;
+    let parallel = threads && inner * cols >= PARALLEL_FROM;
     let registers = cols.div_ceil(LANES);
     let threads = if parallel { rayon::current_num_threads() } else { 1 };
     let tasks = cols.div_ceil(TASK).next_multiple_of(threads).min(registers);

@@ -2,12 +2,14 @@
 //!
 //! A panel of 32 columns of the right factor, up to 384 of the inner dimension deep, stays in the
 //! caches while panels of 12 rows of the left one stream by. The inner loop is assembly: of a tile
-//! of 24 registers a compiler spills some as soon as it cannot unroll everything.
+//! of 24 registers a compiler spills some as soon as it cannot unroll everything. Another kernel
+//! reads a left factor as it lies, for one that lies in a cache: packing it would take as long as
+//! multiplying it by few columns.
 
 use std::arch::asm;
 
 use super::blocks::{Beside, Panels, Start, Target};
-use super::pack::{F32_STEP, has_avx512};
+use super::pack::{F32_STEP, View, has_avx512};
 use super::timing::Count;
 
 /// Rows of a block of the result.
@@ -40,16 +42,22 @@ macro_rules! store {
         concat!("vmovups [{c}], zmm", $lo, "\nvmovups [{c} + 64], zmm", $hi, "\nadd {c}, {cs}")
     };
 }
-/// Two registers of sums get one element of the left factor times 32 of the right one.
+/// Two registers of sums get one element of a panel of the left factor times 32 of the right one.
 macro_rules! row {
     ($x:literal, $lo:literal, $hi:literal, $k:literal, $at:literal) => {
+        product!($x, $lo, $hi, "{a}", concat!(" + ", $k, " + ", $at))
+    };
+}
+/// Two registers of sums get the element of the left factor at `base` and `further` times 32 of the
+/// right one.
+macro_rules! product {
+    ($x:literal, $lo:literal, $hi:literal, $base:literal, $further:expr) => {
         concat!(
             "vbroadcastss zmm",
             $x,
-            ", dword ptr [{a} + ",
-            $k,
-            " + ",
-            $at,
+            ", dword ptr [",
+            $base,
+            $further,
             "]\n",
             "vfmadd231ps zmm",
             $lo,
@@ -176,6 +184,103 @@ kernel! {
     four, 0
 }
 
+/// Four rows of the left factor where they lie: at the first of them, and 1, 2 and 3 rows further.
+macro_rules! four_lying_rows {
+    (0) => {
+        four_lying_rows!("{a}", 0, 1, 2, 3, 4, 5, 6, 7)
+    };
+    (4) => {
+        four_lying_rows!("{i}", 8, 9, 10, 11, 12, 13, 14, 15)
+    };
+    (8) => {
+        four_lying_rows!("{is}", 16, 17, 18, 19, 20, 21, 22, 23)
+    };
+    ($at:literal, $c0:literal, $c1:literal, $c2:literal, $c3:literal, $c4:literal, $c5:literal, $c6:literal, $c7:literal) => {
+        concat!(
+            product!(28, $c0, $c1, $at, ""),
+            "\n",
+            product!(29, $c2, $c3, $at, " + {rs}"),
+            "\n",
+            product!(30, $c4, $c5, $at, " + 2 * {rs}"),
+            "\n",
+            product!(31, $c6, $c7, $at, " + {t}"),
+            "\n",
+            "add ",
+            $at,
+            ", {ks}"
+        )
+    };
+}
+
+/// Defines the kernel for blocks of 4, 8 or 12 rows, given as their first rows in fours, of a left
+/// factor that lies as it does.
+macro_rules! kernel_as_it_lies {
+    ($(#[$attr:meta])* $name:ident, $($rows:tt),+) => {
+        $(#[$attr])*
+        ///
+        /// # Safety
+        /// All of the 4, 8 or 12 rows at `a`, which are `strides[0]` elements apart, must have
+        /// `inner` readable elements, at least one, `strides[1]` apart, and the panel so many rows;
+        /// what `start` names must be readable, and the block at `c`, whose rows are `c_stride`
+        /// elements apart, writable; and the CPU must have AVX-512 F.
+        #[target_feature(enable = "avx512f")]
+        unsafe fn $name(
+            (a, strides): (*const f32, [usize; 2]),
+            b: *const u8,
+            inner: usize,
+            start: Start,
+            c: *mut f32,
+            c_stride: usize,
+        ) {
+            // SAFETY: the caller's promise; all registers that are written are named.
+            unsafe {
+                asm!(
+                    "test {i}, {i}",
+                    "jz 3f",
+                    $(each_four!(begin, $rows),)+
+                    "jmp 2f",
+                    "3:",
+                    $(each_four!(clear, $rows),)+
+                    "2:",
+                    "lea {i}, [{a} + 4 * {rs}]",
+                    "lea {is}, [{i} + 4 * {rs}]",
+                    "lea {t}, [{rs} + 2 * {rs}]",
+                    ".p2align 5",
+                    "4:",
+                    columns!(0),
+                    $(four_lying_rows!($rows),)+
+                    "add {b}, 128",
+                    "dec {n}",
+                    "jnz 4b",
+                    $(each_four!(store, $rows),)+
+                    a = inout(reg) a => _, b = inout(reg) b => _, n = inout(reg) inner => _,
+                    rs = in(reg) strides[0] * 4, ks = in(reg) strides[1] * 4, t = out(reg) _,
+                    i = inout(reg) start.at => _, is = inout(reg) start.stride * 4 => _,
+                    c = inout(reg) c => _, cs = in(reg) c_stride * 4,
+                    out("zmm0") _, out("zmm1") _, out("zmm2") _, out("zmm3") _, out("zmm4") _, out("zmm5") _,
+                    out("zmm6") _, out("zmm7") _, out("zmm8") _, out("zmm9") _, out("zmm10") _, out("zmm11") _,
+                    out("zmm12") _, out("zmm13") _, out("zmm14") _, out("zmm15") _, out("zmm16") _, out("zmm17") _,
+                    out("zmm18") _, out("zmm19") _, out("zmm20") _, out("zmm21") _, out("zmm22") _, out("zmm23") _,
+                    out("zmm24") _, out("zmm25") _, out("zmm28") _, out("zmm29") _, out("zmm30") _, out("zmm31") _,
+                    options(nostack)
+                );
+            }
+        }
+    };
+}
+kernel_as_it_lies! {
+    /// 12 x 32 of the result.
+    twelve_as_they_lie, 0, 4, 8
+}
+kernel_as_it_lies! {
+    /// 8 x 32 of the result.
+    eight_as_they_lie, 0, 4
+}
+kernel_as_it_lies! {
+    /// 4 x 32 of the result.
+    four_as_they_lie, 0
+}
+
 /// A block of at most 12 x 32.
 ///
 /// # Safety
@@ -230,6 +335,41 @@ pub(super) unsafe fn run(target: &Target, a: Panels, b: Panels, steps: usize, is
                     let block_a = left.at.wrapping_add((a.first + i) * left.stride);
                     let block_b = right.at.wrapping_add((b.first + j) * right.stride);
                     add((i, j), [block_a, block_b], steps, false);
+                }
+            }
+        }
+    }
+}
+
+/// `x` as it lies by `b`.
+///
+/// # Safety
+/// `x` must have the rows of the target, at least one, and `inner` columns, at least one; its rows,
+/// counted up to a multiple of 4, must be readable. The panels, all of the target's columns, must
+/// have `inner` rows. The target must be this call's alone, and the CPU must have AVX-512 F.
+pub(super) unsafe fn run_as_it_lies(target: &Target, x: View<f32>, inner: usize, b: Panels) {
+    let View { at, outer: rows, outer_step, inner_step } = x;
+    let mut edge = Block([0.0; ROWS * COLS]);
+    for k in (0..inner).step_by(INNER * F32_STEP) {
+        let n = (INNER * F32_STEP).min(inner - k);
+        for j in 0..b.count {
+            let panel = b.at.wrapping_add(j * b.stride + k * COLS * 4);
+            let col = j * COLS;
+            let cols = (target.cols - col).min(COLS);
+            for row in (0..rows).step_by(ROWS) {
+                let rows = (rows - row).min(ROWS);
+                let whole = cols == COLS && rows % 4 == 0;
+                let a = (at.wrapping_add(row * outer_step + k * inner_step), [outer_step, inner_step]);
+                // SAFETY: the caller's promise; blocks at the edges go through a buffer of their
+                // own.
+                unsafe {
+                    target.block((row, col), (rows, cols), whole, k == 0, &mut edge.0, COLS, |start, (c, stride)| {
+                        match rows {
+                            9.. => twelve_as_they_lie(a, panel, n, start, c, stride),
+                            5.. => eight_as_they_lie(a, panel, n, start, c, stride),
+                            _ => four_as_they_lie(a, panel, n, start, c, stride),
+                        }
+                    });
                 }
             }
         }

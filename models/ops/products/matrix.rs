@@ -43,6 +43,16 @@ impl<'a, T> Matrix<'a, T> {
         }
     }
 
+    /// # Panics
+    /// Where there are no rows, or the slice ends before the last of them, counted up to a multiple
+    /// of 4: kernels read rows in fours, whatever those behind the last one are.
+    pub(super) fn assert_rows_in_fours(self) {
+        let Self { data, rows, cols, row_stride, col_stride } = self;
+        assert!(rows > 0 && cols > 0, "a product of no rows or of no terms");
+        let last = (rows.next_multiple_of(4) - 1) * row_stride + (cols - 1) * col_stride;
+        assert!(last < data.len(), "rows of a factor that are read in fours");
+    }
+
     /// The transpose, without moving anything.
     pub fn t(self) -> Self {
         let Self { data, rows, cols, row_stride, col_stride } = self;
@@ -57,16 +67,17 @@ pub(in crate::ops) enum Factor<'a> {
     Bf16(Matrix<'a, bf16>),
     F16(Matrix<'a, f16>),
     /// A factor of which all panels are there: a right one that is kept
-    /// ([`Packed`](super::Packed)), or a left one of several products
+    /// ([`Packed`](super::Packed)), or packed for several products of a thread
+    /// ([`Repacked`](super::Repacked)), or a left one of several products
     /// ([`with_left`](super::with_left)).
     #[cfg(target_arch = "x86_64")]
-    Packed(&'a Whole),
+    Packed(Whole<'a>),
 }
 
 impl<'a> Factor<'a> {
     /// All its panels, where they are there.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn whole(self) -> Option<&'a Whole> {
+    pub(super) fn whole(self) -> Option<Whole<'a>> {
         match self {
             Self::Packed(whole) => Some(whole),
             _ => None,

@@ -5,10 +5,11 @@
 //! made in f32 on rounded operands: by kernels of AVX-512 or, on a CPU without it, by the `gemm`
 //! crate, with which Burn Flex multiplies too. That crate makes products of f32 as well, but for
 //! gradients of tall weights, in which the kernel is 1.2 to 1.3 times as fast, those with the
-//! transpose of a weight (1.0 to 2 times with 128 rows and more), and those of few rows, for which
-//! AVX-512 has a kernel that reads the right factor as it lies and packs nothing. Packed factors
-//! live in memory that every thread keeps and that starts at a page: fresh pages and results that
-//! straddle cache lines cost AMX most of its speed.
+//! transpose of a weight (1.0 to 2 times with 128 rows and more), those with a factor that is
+//! packed for several products, and those of few rows, for which AVX-512 has a kernel that reads
+//! the right factor as it lies and packs nothing. Packed factors live in memory that every thread
+//! keeps and that starts at a page: fresh pages and results that straddle cache lines cost AMX most
+//! of its speed.
 //!
 //! A sum is taken in the order of the inner dimension, whatever blocks and threads there are:
 //! blocks say when it is stored and loaded again, in f32. So results do not depend on the number of
@@ -46,6 +47,7 @@ use rayon::prelude::*;
 use destination::Destination;
 pub(super) use destination::{BLOCK_ROWS, Finish, Output, Shared, Sums};
 pub(super) use matrix::{Factor, Matrix, Rounding};
+pub(super) use packed::Repacked;
 pub use packed::{Operands, Packed};
 pub use units::{Unit, VARIABLE, peak_gflops, slower_unit, unit};
 
@@ -84,6 +86,37 @@ pub(super) unsafe fn multiply_rows<'a>(
 ) {
     // SAFETY: the caller's promise.
     unsafe { multiply_into(Destination::new(out, row_stride), [a.into(), b.into()], into, None, rounding, false) }
+}
+
+/// `out = x b`, `x b + bias` or `out + x b` on this thread alone, of `x` that has been rounded to
+/// `rounding`; otherwise as [`multiply_rows`]. Where `b` has panels of f32, `x` is read as it lies.
+///
+/// # Panics
+/// Where `x` has no rows, and where its slice ends before the last of its rows, counted up to a
+/// multiple of 4.
+///
+/// # Safety
+/// The rows of the product at `out` must be valid for writing and accessed by nobody else
+/// meanwhile; for [`Output::Add`] they must be initialised.
+pub(super) unsafe fn multiply_rounded_rows(
+    out: *mut f32,
+    row_stride: usize,
+    x: Matrix<'_>,
+    b: Factor<'_>,
+    into: Output<'_>,
+    rounding: Rounding,
+) {
+    let destination = Destination::new(out, row_stride);
+    x.assert_rows_in_fours();
+    // SAFETY (both): the caller's promise.
+    #[cfg(target_arch = "x86_64")]
+    if !matches!(into, Output::Bias(_)) {
+        let add = matches!(into, Output::Add);
+        if unsafe { panels::multiply_as_it_lies(destination, x, b, add) } {
+            return;
+        }
+    }
+    unsafe { multiply_into(destination, [x.into(), b], into, None, rounding, false) }
 }
 
 /// `a b`, or `a b + bias`, a new row-major matrix; otherwise as [`multiply`].
@@ -204,9 +237,9 @@ unsafe fn multiply_into(
     // SAFETY (all): the caller's promise; the method has been asked of the CPU.
     #[cfg(target_arch = "x86_64")]
     let beside = match panels::Method::of(a, b, rounding, parallel) {
-        _ if threads && few::takes(a, b, rounding) => {
+        _ if few::takes(a, b, rounding) => {
             let x = row_major(a, rounding);
-            unsafe { few::multiply(out, Matrix::new(&x, rows, inner), b, into, rounding) };
+            unsafe { few::multiply(out, Matrix::new(&x, rows, inner), b, into, rounding, threads) };
             beside
         }
         Some(method) => {

@@ -9,7 +9,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::FloatDType;
 
-use super::matrix::{Factor, Rounding};
+use super::matrix::{Factor, Matrix, Rounding};
 
 /// How products take their operands, and in which types they give results.
 #[derive(Debug, Clone)]
@@ -52,7 +52,7 @@ impl Operands {
 pub struct Packed(Arc<Panels>);
 
 #[cfg(target_arch = "x86_64")]
-type Panels = OnceLock<super::whole::Whole>;
+type Panels = OnceLock<super::whole::Kept>;
 #[cfg(not(target_arch = "x86_64"))]
 type Panels = ();
 
@@ -67,7 +67,7 @@ impl Packed {
     /// no packed form.
     pub fn bytes(&self) -> usize {
         #[cfg(target_arch = "x86_64")]
-        return self.0.get().map_or(0, super::whole::Whole::bytes);
+        return self.0.get().map_or(0, super::whole::Kept::bytes);
         #[cfg(not(target_arch = "x86_64"))]
         return 0;
     }
@@ -85,5 +85,42 @@ impl Packed {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = rounding;
         matrix
+    }
+}
+
+/// A matrix that one thread packs as the right factor of several of its products, in memory that it
+/// uses again for the next one.
+#[derive(Default)]
+pub(in crate::ops) struct Repacked {
+    #[cfg(target_arch = "x86_64")]
+    kept: Option<super::whole::Kept>,
+}
+
+impl Repacked {
+    /// Packs `matrix` for products with operands rounded to `rounding`, where they have panels.
+    pub(in crate::ops) fn pack(&mut self, matrix: Matrix<'_>, rounding: Rounding) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            self.kept = super::panels::repacked(self.kept.take(), matrix.into(), rounding);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (matrix, rounding);
+    }
+
+    /// `matrix`, which has the first rows and columns of the one that was packed last: in its
+    /// panels if `packed` is set and it has some, or as it is. Its rows are a multiple of 32 or all
+    /// of them where a product by tiles must not see later ones
+    /// ([`Whole::first`](super::whole::Whole::first)).
+    ///
+    /// # Panics
+    /// For a matrix with more rows or columns than the one that was packed.
+    pub(in crate::ops) fn first<'a>(&'a self, matrix: Matrix<'a>, packed: bool) -> Factor<'a> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(kept) = self.kept.as_ref().filter(|_| packed) {
+            return Factor::Packed(kept.whole().first(matrix.cols, matrix.rows));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = packed;
+        matrix.into()
     }
 }

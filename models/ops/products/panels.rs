@@ -12,7 +12,7 @@ use super::destination::{Destination, Finish, Output, Shared};
 use super::matrix::{Factor, Matrix, Rounding};
 use super::pack::{self, Buffer, Exact, F32_STEP, Part, Side, ToBf16, ToF16, View, Wide, has_avx512};
 use super::units::{self, Unit};
-use super::whole::Whole;
+use super::whole::{Kept, Whole};
 use super::{amx, fma, tiles};
 
 /// The kernel, and with it the form of the panels.
@@ -41,9 +41,9 @@ impl Method {
         }
         let unit = unit_of(a, b, rounding);
         let ((rows, inner), (_, cols)) = (a.size(), b.size());
-        // In f32 the crate is faster, but for the gradient of a weight with more rows than columns,
-        // such as a vocabulary's, and for a right factor that lies transposed, whose packing takes
-        // it milliseconds however few rows there are.
+        // In f32 the crate is faster where neither factor is packed, but for the gradient of a
+        // weight with more rows than columns, such as a vocabulary's, and for a right factor that
+        // lies transposed, whose packing takes it milliseconds however few rows there are.
         let is_tall_gradient = rows > cols && !inner_is_contiguous(a, Side::Left);
         let is_faster = threads && (is_tall_gradient || inner_is_contiguous(b, Side::Right));
         Self::on(unit).filter(|_| (rounding != Rounding::F32 || is_faster) && inner > 0)
@@ -248,7 +248,10 @@ pub(super) unsafe fn multiply(
         let left = unsafe { whole(method, c, rounding, Side::Left, left, parallel) };
         [left, unsafe { whole(method, d, rounding, Side::Right, right, parallel) }]
     });
-    let beside = packed.as_ref().map(|[a, b]| Beside { a: a.panels(), b: b.panels(), steps: a.steps() });
+    let beside = packed.as_ref().map(|[a, b]| {
+        let [a, b] = [a.whole(), b.whole()];
+        Beside { a: a.panels(), b: b.panels(), steps: a.steps() }
+    });
     let ((rows, inner), (_, cols)) = (a.size(), b.size());
     let block = method.block();
     let mut bias = Vec::new();
@@ -273,7 +276,7 @@ pub(super) unsafe fn multiply(
         });
     }
     if let Some(packed) = packed {
-        BESIDE.set(packed.map(|whole| whole.memory));
+        BESIDE.set(packed.map(Kept::into_memory));
     }
 }
 
@@ -339,7 +342,7 @@ impl<'a> Cut<'a> {
     }
 
     /// The panels of a factor, where all of them are there.
-    fn whole(&self, factor: usize) -> Option<&'a Whole> {
+    fn whole(&self, factor: usize) -> Option<Whole<'a>> {
         self.factors[factor].0.whole()
     }
 
@@ -363,7 +366,7 @@ impl<'a> Cut<'a> {
         // product.
         let mut buffer = SHARED.replace(Buffer::new());
         let (packed, stride) = match self.whole(shared) {
-            Some(whole) => (whole.at(), whole.stride()),
+            Some(whole) => (whole.at, whole.stride),
             None => {
                 let stride = piece * bytes[shared];
                 (Shared(buffer.at_least(panels[shared] * stride)), stride)
@@ -388,7 +391,7 @@ impl<'a> Cut<'a> {
                     let (at_own, stride_own) = unsafe {
                         match self.whole(own) {
                             Some(whole) => {
-                                (whole.at().at(p0 * whole.stride() + t0 * bytes[own]).cast_const(), whole.stride())
+                                (whole.at.at(p0 * whole.stride + t0 * bytes[own]).cast_const(), whole.stride)
                             }
                             None => {
                                 let stride_own = (t1 - t0) * bytes[own];
@@ -458,25 +461,24 @@ unsafe fn pack_all(
 ///
 /// # Safety
 /// `method` must have been asked of the CPU.
-unsafe fn whole(
+pub(super) unsafe fn whole(
     method: Method,
     matrix: Factor<'_>,
     rounding: Rounding,
     side: Side,
     memory: Buffer,
     parallel: bool,
-) -> Whole {
+) -> Kept {
     let (outer, inner) = match (side, matrix.size()) {
         (Side::Left, (rows, inner)) => (rows, inner),
         (Side::Right, (inner, cols)) => (cols, inner),
     };
-    let mut whole = Whole { method, at: Shared(std::ptr::null_mut()), memory, side, outer, inner };
-    whole.at = Shared(whole.memory.at_least(whole.bytes()));
+    let kept = Kept::new(method, side, (outer, inner), memory);
     let parallel = parallel && inner * outer >= PACK_PARALLEL_FROM;
-    let (steps, stride) = ((0, whole.steps()), whole.stride());
+    let Whole { at, stride, .. } = kept.whole();
     // SAFETY: the memory holds all panels; the caller's promise.
-    unsafe { pack_all(method, matrix, rounding, side, steps, whole.at, stride, parallel) };
-    whole
+    unsafe { pack_all(method, matrix, rounding, side, (0, kept.whole().steps()), at, stride, parallel) };
+    kept
 }
 
 /// Calls `f` with `x`, the left factor of the products with each of `others`, as
@@ -497,9 +499,9 @@ pub(super) fn with_left<R>(
         return f(x);
     }
     // SAFETY: the methods of products have been asked of the CPU.
-    let whole = unsafe { whole(method, x, rounding, Side::Left, LEFT.replace(Buffer::new()), true) };
-    let result = f(Factor::Packed(&whole));
-    LEFT.set(whole.memory);
+    let kept = unsafe { whole(method, x, rounding, Side::Left, LEFT.replace(Buffer::new()), true) };
+    let result = f(Factor::Packed(kept.whole()));
+    LEFT.set(kept.into_memory());
     result
 }
 
@@ -511,14 +513,14 @@ const PACK_PARALLEL_FROM: usize = 1 << 16;
 ///
 /// # Panics
 /// For a matrix of another size than the one whose panels are there.
-pub(super) fn packed<'a>(kept: &'a OnceLock<Whole>, matrix: Factor<'_>, rounding: Rounding) -> Option<&'a Whole> {
+pub(super) fn packed<'a>(kept: &'a OnceLock<Kept>, matrix: Factor<'_>, rounding: Rounding) -> Option<Whole<'a>> {
     let ((inner, cols), is_narrow) = (matrix.size(), matches!(matrix, Factor::F32(_) | Factor::Bf16(_)));
     if rounding != Rounding::Bf16 || !is_narrow || inner == 0 || cols == 0 {
         return None;
     }
     let method = Method::on(units::unit().ok()?).filter(|method| method.is_of_tiles())?;
-    let whole = match kept.get() {
-        Some(whole) => whole,
+    let kept = match kept.get() {
+        Some(kept) => kept,
         None => {
             // Not within `get_or_init`: a thread that waits for others may run a task that asks for
             // the same panels. SAFETY: the unit of the process is permitted.
@@ -526,6 +528,43 @@ pub(super) fn packed<'a>(kept: &'a OnceLock<Whole>, matrix: Factor<'_>, rounding
             kept.get_or_init(|| made)
         }
     };
-    assert_eq!(whole.size(), matrix.size(), "packed panels of another matrix");
-    Some(whole)
+    assert_eq!(kept.whole().size(), matrix.size(), "packed panels of another matrix");
+    Some(kept.whole())
+}
+
+/// All panels of `matrix`, the right factor of products on this thread with operands rounded to
+/// `rounding`, in the memory of `kept`; none where such products have no panels.
+///
+/// # Panics
+/// Where the environment asks for a unit that is not permitted, which
+/// [`Ops::fused`](crate::Ops::fused) refuses.
+pub(super) fn repacked(kept: Option<Kept>, matrix: Factor<'_>, rounding: Rounding) -> Option<Kept> {
+    let (inner, cols) = matrix.size();
+    let method = Method::on(unit_of(matrix, matrix, rounding)).filter(|_| inner > 0 && cols > 0)?;
+    let memory = kept.map_or(Buffer::new(), Kept::into_memory);
+    // SAFETY: the unit of the process is permitted, or the CPU has AVX-512.
+    Some(unsafe { whole(method, matrix, rounding, Side::Right, memory, false) })
+}
+
+/// `x b` to `out` on this thread, of `x` as it is, where `b` has panels of f32, which a kernel
+/// multiplies by factors as they lie in memory; whether it has. The sums are those of [`multiply`].
+///
+/// # Panics
+/// For factors that do not fit, and as [`Matrix::assert_rows_in_fours`] does.
+///
+/// # Safety
+/// The rows of the product at `out` must be valid for writing and accessed by nobody else
+/// meanwhile; with `add` they must be initialised.
+pub(super) unsafe fn multiply_as_it_lies(out: Destination, x: Matrix<'_>, b: Factor<'_>, add: bool) -> bool {
+    let Some(panels) = b.whole().filter(|b| matches!(b.method, Method::F32) && b.side == Side::Right) else {
+        return false;
+    };
+    let (inner, cols) = panels.size();
+    assert_eq!(x.cols, inner, "inner dimensions of a product");
+    let target = Target { out, rows: x.rows, cols, add, bias: std::ptr::null() };
+    x.assert_rows_in_fours();
+    // SAFETY: the caller's promise; the sizes have been checked, the rows of `x` among them, and
+    // the panels of f32 say that the CPU has AVX-512.
+    unsafe { fma::run_as_it_lies(&target, view(x, Side::Left), inner, panels.panels()) };
+    true
 }

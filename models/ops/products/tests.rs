@@ -124,7 +124,7 @@ fn methods(rounding: Rounding) -> Vec<(&'static str, Multiply)> {
                     unsafe {
                         let out = Destination::new(out.as_mut_ptr(), b.size().1);
                         let (x, (rows, inner)) = (row_major(a, rounding), a.size());
-                        few::multiply(out, Matrix::new(&x, rows, inner), b, into, rounding);
+                        few::multiply(out, Matrix::new(&x, rows, inner), b, into, rounding, true);
                     }
                 });
                 few = Some(of_few);
@@ -306,6 +306,115 @@ fn rows_of_a_destination_with_gaps() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// The first rows and columns of a matrix that was packed once, in every form that this CPU has and
+/// in the emulated one, as right factors on one thread. What is behind them is no number; of the
+/// left factor, which lies in memory in either direction, neither is what surrounds it.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn parts_of_a_packed_factor() {
+    use panels::Method;
+    const GAP: usize = 5;
+    let (inner, width) = (450, 77);
+    let mut b = noise(inner * width, 15);
+    b[416 * width..].fill(f32::NAN);
+    let bt = transposed(&b, inner, width);
+    for rounding in [Rounding::F32, Rounding::Bf16] {
+        let of_unit = (rounding == Rounding::Bf16).then(|| Method::on(unit().unwrap())).flatten();
+        let emulated = (rounding == Rounding::Bf16 && pack::has_avx512())
+            .then_some(Method::Tiles { kernel: emulated, is_amx: false });
+        let in_f32 = pack::has_avx512().then_some(Method::F32);
+        for right in [Matrix::new(&b, inner, width), Matrix::new(&bt, width, inner).t()] {
+            let pack = |method: Method| {
+                // SAFETY: the CPU has been asked.
+                unsafe { panels::whole(method, right.into(), rounding, pack::Side::Right, pack::Buffer::new(), false) }
+            };
+            let kept = [in_f32, of_unit, emulated.filter(|_| is_x86_feature_detected!("avx512bf16"))];
+            let kept = kept.into_iter().flatten().map(pack).collect::<Vec<_>>();
+            for (m, n, k) in
+                [(1, 1, 1), (3, 32, 96), (12, 33, 31), (26, 64, 32), (41, 77, 384), (96, 64, 385), (7, 31, 416)]
+            {
+                let x: Vec<f32> = noise(m * k, 16).into_iter().map(|x| rounded(x, rounding) as f32).collect();
+                let xt = transposed(&x, m, k);
+                let (row, column) = (k + GAP, m.next_multiple_of(4) + GAP);
+                let (mut rows, mut columns) = (vec![f32::NAN; m.next_multiple_of(4) * row], vec![f32::NAN; k * column]);
+                rows.chunks_exact_mut(row).zip(x.chunks_exact(k)).for_each(|(to, x)| to[..k].copy_from_slice(x));
+                columns.chunks_exact_mut(column).zip(xt.chunks_exact(m)).for_each(|(to, x)| to[..m].copy_from_slice(x));
+                let lefts = [Matrix::strided(&rows, m, k, row), Matrix::strided(&columns, k, m, column).t()];
+                let values: Vec<f32> = (0..k * n).map(|i| b[i / n * width + i % n]).collect();
+                let before = noise(m * (n + GAP), 19);
+                for (into, start) in [(Output::Overwrite, 0.0), (Output::Add, 1.0)] {
+                    let expected =
+                        reference([&x, &values], (m, n, k), &|i, j| start * before[i * (n + GAP) + j], rounding);
+                    let plain = Factor::F32(Matrix { rows: k, cols: n, ..right });
+                    let parts = kept.iter().map(|kept| Factor::Packed(kept.whole().first(n, k)));
+                    let found = parts.chain([plain]).flat_map(|part| lefts.map(|left| (part, left)));
+                    let found = found.map(|(part, left)| {
+                        let mut c = before.clone();
+                        // SAFETY: the destination is exclusively borrowed and has the rows of the
+                        // product.
+                        unsafe { multiply_rounded_rows(c.as_mut_ptr(), n + GAP, left, part, into, rounding) };
+                        c
+                    });
+                    let found = found.collect::<Vec<_>>();
+                    for c in &found {
+                        for (i, (c, before)) in c.chunks_exact(n + GAP).zip(before.chunks_exact(n + GAP)).enumerate() {
+                            assert_eq!(c[n..], before[n..], "{rounding:?} {m} x {n} x {k}, row {i}");
+                            for (c, (value, size)) in c.iter().zip(&expected[i * n..][..n]) {
+                                // As in `check`.
+                                let error = (f64::from(*c) - value).abs();
+                                assert!(error <= (2e-7 + 3e-8 * (k as f64).sqrt()) * size, "{m} x {n} x {k}");
+                            }
+                        }
+                    }
+                    if let Some(method) = in_f32 {
+                        let (mut c, out) = (before.clone(), found[0].clone());
+                        let (to, part) =
+                            (Destination::new(c.as_mut_ptr(), n + GAP), Factor::Packed(kept[0].whole().first(n, k)));
+                        // SAFETY: as above, and the CPU has been asked.
+                        unsafe {
+                            panels::multiply(
+                                method,
+                                to,
+                                [Matrix::new(&x, m, k).into(), part],
+                                into,
+                                None,
+                                rounding,
+                                false,
+                            )
+                        };
+                        assert!(c == out && c == found[1], "{rounding:?} {m} x {n} x {k}: packed on the left too");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A left factor that could not be read in fours is refused, whatever the right one is.
+#[test]
+fn a_factor_that_ends_with_its_rows_is_refused() {
+    let (x, b) = (noise(3 * 8, 20), noise(8 * 32, 21));
+    let multiply = |x: Matrix<'_>, packed: bool| {
+        let (b, mut repacked, mut out) = (Matrix::new(&b, 8, 32), Repacked::default(), vec![0.0; 3 * 32]);
+        repacked.pack(b, Rounding::F32);
+        let b = repacked.first(b, packed);
+        // SAFETY: the destination is exclusively borrowed and has the rows of the product.
+        unsafe { multiply_rounded_rows(out.as_mut_ptr(), 32, x, b, Output::Overwrite, Rounding::F32) };
+        out
+    };
+    let behind = [x.as_slice(), &[0.0; 8]].concat();
+    let right = multiply(Matrix::strided(&behind, 3, 8, 8), false);
+    for packed in [true, false] {
+        for (out, right) in multiply(Matrix::strided(&behind, 3, 8, 8), packed).iter().zip(&right) {
+            assert!((out - right).abs() < 1e-5); // 8 terms below 1, summed in another order
+        }
+        for x in [Matrix::new(&x, 3, 8), Matrix::new(&x, 8, 3).t()] {
+            let refused = std::panic::catch_unwind(|| multiply(x, packed)).unwrap_err();
+            assert_eq!(refused.downcast_ref(), Some(&"rows of a factor that are read in fours"));
         }
     }
 }
@@ -533,7 +642,7 @@ fn few_rows_are_multiplied_as_they_lie_where_products_are_made_in_f32() {
             // SAFETY: `c` has so many rows, and the CPU has been asked.
             unsafe {
                 let x = Matrix::new(&a[..count * 40], count, 40);
-                few::multiply(out, x, right, Output::Overwrite, Rounding::F32);
+                few::multiply(out, x, right, Output::Overwrite, Rounding::F32, true);
             }
             for (row, expected) in c.chunks_exact(303).zip(expected.chunks_exact(300)) {
                 assert!(row[..300] == *expected && row[300..] == [7.0; 3]);

@@ -226,7 +226,7 @@ fn heads_that_share_keys() {
 /// Heads that share keys compute what they do with a copy of the keys for each of them.
 #[test]
 fn shared_keys_are_those_of_a_copy_for_each_head() {
-    for case in grouped([2, 3, 2], 7, 5) {
+    for case in [grouped([2, 3, 2], 7, 5), grouped([2, 3, 2], 101, 5)].concat() {
         let (d, width) = (case.head_dim, case.width());
         let repeated = move |inputs: Vec<Tensor<2>>, ops: Ops| {
             let each = |x: &Tensor<2>| {
@@ -247,10 +247,13 @@ fn shared_keys_are_those_of_a_copy_for_each_head() {
 
 #[test]
 fn several_blocks_of_rows() {
-    // A block has 128 rows: 131 is two, of which the second has 3; 300 is three. Rows of padding on
-    // the left that see nothing lie in the first block.
-    for (batch, heads, seq, head_dim) in [(2, 2, 131, 8), (1, 1, 300, 17)] {
-        for mut case in cases(batch, heads, seq, head_dim) {
+    // A block has 96 rows, or 64 where there are more than 1,024 keys: 131 rows are two blocks, of
+    // which the second has 35, 300 are four and 1,030 are 17. Rows of padding on the left that see
+    // nothing lie in the first block. More than 1,536 keys have blocks of 32 rows.
+    let long = [(1, 1, 1030, 3), (1, 1, 1541, 2)].into_iter().filter(|_| crate::on_cpu());
+    for (batch, heads, seq, head_dim) in [(2, 2, 131, 8), (1, 1, 300, 17)].into_iter().chain(long) {
+        let of = if seq < 1000 { cases } else { few };
+        for mut case in of(batch, heads, seq, head_dim) {
             case.padding = case.padding.map(|padding| padding * 20);
             agrees_with_plain(&name(&case), &case.inputs(), &case.op(0.0), 1e-5);
         }
@@ -289,7 +292,7 @@ fn operands_of_products_are_rounded_to_bf16() {
 
 #[test]
 fn large_scores_do_not_overflow() {
-    for case in few(2, 2, 7, 5) {
+    for case in [few(2, 2, 7, 5), few(1, 2, 101, 5)].concat() {
         let mut inputs = case.inputs();
         inputs.iter_mut().flat_map(|input| &mut input.values).for_each(|x| *x *= 30.0);
         // Scores of order 2000 are rounded to 1e-4, which their exponential carries over.
@@ -349,14 +352,14 @@ fn a_batch_of_more_scores_than_exist_at_a_time() {
 #[test]
 fn dropout_has_one_mask_forward_and_backward() {
     let _alone = generator();
-    for (queries, group) in [(5, 1), (1, 1), (5, 3)] {
-        dropout_of(queries, group);
+    for (seq, queries, group) in [(5, 5, 1), (5, 1, 1), (5, 5, 3), (13, 13, 3)] {
+        dropout_of(seq, queries, group);
     }
 }
 
 /// With all scores equal and values that are the unit matrix, the result is the mask itself.
-fn dropout_of(queries: usize, group: usize) {
-    let (batch, heads, seq, p, seed) = (2, 3, 5, 0.4, 23);
+fn dropout_of(seq: usize, queries: usize, group: usize) {
+    let (batch, heads, p, seed) = (2, 3, 0.4, 23);
     let (causal, padding, packed) = (false, None, false);
     let case = Case { batch, heads, group, seq, queries, head_dim: seq, causal, padding, packed };
     let rows = batch * seq;
@@ -404,7 +407,7 @@ fn narrow_operands_round_the_results_alone() {
             continue; // WGSL has no bf16
         }
         let cases = if crate::on_cpu() { [cases(2, 3, 7, 4), cases(1, 2, 5, 5)].concat() } else { few(2, 3, 7, 5) };
-        let cases = [cases, grouped([1, 2, 2], 5, 4)].concat();
+        let cases = [cases, grouped([1, 2, 2], 5, 4), grouped([1, 1, 2], 13, 3)].concat();
         for case in cases {
             let mut inputs = case.inputs();
             // Numbers of 6 bits are themselves in both types.
@@ -430,18 +433,35 @@ fn narrow_operands_round_the_results_alone() {
 
 #[test]
 fn a_mask_is_not_seen_where_it_does_not_belong() {
-    // The last key of the last sequence must not reach any other sequence's rows.
-    let (causal, padding, packed) = (true, None, true);
-    let case = Case { batch: 3, heads: 2, group: 1, seq: 7, queries: 7, head_dim: 4, causal, padding, packed };
-    let inputs = case.inputs();
-    let (before, _) = run(&inputs, &case.op(0.0), Ops::Fused);
-    let mut changed = inputs.clone();
-    let last = changed[0].values.len() - 3 * case.width();
-    changed[0].values[last..].copy_from_slice(&noise(3 * case.width(), 77));
-    let (after, _) = run(&changed, &case.op(0.0), Ops::Fused);
-    let same = before.len() - case.width();
-    close("earlier rows", &after[..same], &wide(&before[..same]), 0.0);
-    assert_ne!(before[same..], after[same..]);
+    // The last key of the last sequence must not reach any other sequence's rows, nor a number that
+    // is none an earlier block.
+    let no_number = crate::on_cpu().then(|| (101, vec![f32::NAN; 24]));
+    for (seq, replaced) in [(7, noise(24, 77)), (101, noise(24, 77))].into_iter().chain(no_number) {
+        let (causal, padding, packed) = (true, None, true);
+        let case = Case { batch: 3, heads: 2, group: 1, seq, queries: seq, head_dim: 4, causal, padding, packed };
+        let inputs = case.inputs();
+        let (before, _) = run(&inputs, &case.op(0.0), Ops::Fused);
+        let mut changed = inputs.clone();
+        let last = changed[0].values.len() - 3 * case.width();
+        changed[0].values[last..].copy_from_slice(&replaced);
+        let (after, _) = run(&changed, &case.op(0.0), Ops::Fused);
+        let rows = if replaced[0].is_nan() { seq - 96 } else { 1 };
+        let same = before.len() - rows * case.width();
+        close("earlier rows", &after[..same], &wide(&before[..same]), 0.0);
+        assert_ne!(before[same..], after[same..]);
+    }
+}
+
+/// A thread that has packed the keys of one call does not take them for those of another one of the
+/// same sizes, in either direction.
+#[test]
+fn calls_of_one_size_have_their_own_keys() {
+    let case = grouped([2, 1, 2], 31, 4)[0];
+    let other = case.inputs().into_iter().map(|input| Input { values: noise(input.values.len(), 91), ..input });
+    let calls = [case.inputs(), other.collect()];
+    for inputs in calls.iter().cycle().take(4) {
+        agrees_with_plain(&name(&case), inputs, &case.op(0.0), 1e-5);
+    }
 }
 
 /// The gradients of the reference are the derivatives of its values.
