@@ -31,7 +31,8 @@ const BLOCK_ELEMENTS: usize = 98_304;
 /// Rows of a block: multiples of the 32 keys of a step of tiles, so that the keys of a causal block
 /// end with a step.
 const BLOCK_ROWS: [usize; 3] = [32, 64, 96];
-/// Queries of a sequence from which its keys and values are packed: fewer cost less than packing.
+/// Queries of a sequence from which its keys and values are packed: those of one panel. The bound
+/// was not measured.
 const PACKED_FROM: usize = 12;
 
 /// Heads of one operand within the rows of a tensor.

@@ -3,8 +3,7 @@
 //! A panel of 32 columns of the right factor, up to 384 of the inner dimension deep, stays in the
 //! caches while panels of 12 rows of the left one stream by. The inner loop is assembly: of a tile
 //! of 24 registers a compiler spills some as soon as it cannot unroll everything. Another kernel
-//! reads a left factor as it lies, for one that lies in a cache: packing it would take as long as
-//! multiplying it by few columns.
+//! reads a left factor as it lies, for one that lies in a cache and is multiplied by few columns.
 
 use std::arch::asm;
 
